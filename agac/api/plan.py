@@ -13,12 +13,12 @@ from agac.api.project import CheckedWorkflow, RunOptions, open_project, ready_wo
 from agac.api.status import blocking, database_path
 from agac.core.errors import Problem, UsageError
 from agac.core.types import Report, Usd, dollars, texts_of
-from agac.engine.budget import Amount, RunBudgets
-from agac.engine.budget import facts as budget_facts
 from agac.engine.dry_run import DryRun, Rows
 from agac.engine.estimate import LOCAL, CostEstimate, Cuts, cuts, estimate, history
 from agac.engine.forecast import BaselineRun, Forecast, Reason, StageForecast
 from agac.engine.invocation import Retry, Scope
+from agac.engine.limits import Amount, RunBudgets
+from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables
 from agac.plan.diff import OTHER_TEXT
 from agac.plan.plan import Plan, Selection, make_plan

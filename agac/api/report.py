@@ -17,13 +17,12 @@ from agac.api.project import CheckedWorkflow, count_rows
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
 from agac.core.types import Report, RowId, iso, json_form
 from agac.engine.batch.coordinator import Stale, batch_counts
-from agac.engine.budget import Amount, BudgetBalance
-from agac.engine.budget import facts as budget_facts
 from agac.engine.export import Exported, export_run, files_of, is_shown
 from agac.engine.invocation import Retry
+from agac.engine.limits import Amount, BudgetBalance, StopReason
+from agac.engine.limits import facts as budget_facts
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
-from agac.engine.stop_rules import StopReason
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
 from agac.providers.provider import Provider

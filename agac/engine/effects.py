@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue
-from agac.engine.budget import BudgetBalance
+from agac.engine.limits import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage

@@ -9,11 +9,10 @@ from math import ceil
 from typing import Any, Literal, NamedTuple
 
 from agac.core.types import JSONValue, Report, Usage, Usd
-from agac.engine.budget import Amount
+from agac.engine.limits import Amount
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits
-from agac.providers.prices import BATCH, cost, price_of
-from agac.providers.provider import Price
+from agac.providers.provider import BATCH, Price, cost, price_of
 from agac.spec.workflow import BatchRules
 from agac.store.runs import Count
 

@@ -15,8 +15,8 @@ from agac.engine.caller import Answer
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, is_leave
 from agac.engine.invocation import InvocationContext
+from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import RowDeadline
-from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.engine.tasks import LocalCall, Parked, Tasks, value_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan

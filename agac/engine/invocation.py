@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.redact import Redactor
 from agac.core.types import Row, RowId
-from agac.engine.budget import BudgetLimiter
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
+from agac.engine.limits import BudgetLimiter, StopRules, StopSignal
 from agac.engine.replay import RowViews
 from agac.engine.settle import Settler, Totals
-from agac.engine.stop_rules import StopRules, StopSignal
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage

@@ -14,20 +14,18 @@ from agac.core.errors import ExitCode
 from agac.core.keys import canonical
 from agac.core.types import Outcome
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
-from agac.engine.budget import BudgetLimiter, RunBudgets
-from agac.engine.caller import Caller, fields
+from agac.engine.caller import Caller, fields, open_connections
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows, scan_ids
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work
+from agac.engine.limits import BudgetLimiter, RunBudgets, RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
-from agac.engine.routes import open_connections
 from agac.engine.settle import Settler, StageTotals, Totals
-from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.stored_rows import ChildFeeds, LevelPass, open_rows, retried_rows, walk_levels
 from agac.engine.tasks import AnswerSource, Tasks, open_functions
 from agac.engine.telemetry import cost_of

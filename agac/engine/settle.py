@@ -11,8 +11,8 @@ from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import Outcome, RowId
 from agac.engine.effects import ActiveRow, is_leave
+from agac.engine.limits import StopRules
 from agac.engine.retry_policy import FURTHER_RUNS
-from agac.engine.stop_rules import StopRules
 from agac.engine.telemetry import bucket_of
 from agac.engine.votes import VoteResult
 from agac.plan.stage import AnyStage, LocalStage

@@ -16,8 +16,8 @@ from agac.core.types import JSONValue, Outcome, Request
 from agac.engine.caller import Answer
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, Work
+from agac.engine.limits import RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.stop_rules import RunStopped
 from agac.engine.votes import outcome_of_vote
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage

@@ -16,8 +16,7 @@ from agac.core.types import Params
 from agac.plan.plan import ResolvedModel
 from agac.providers.batch import BatchTraits
 from agac.providers.model_string import ModelRef, parse_model
-from agac.providers.prices import lacks_tier, price_of
-from agac.providers.provider import Provider
+from agac.providers.provider import Provider, lacks_tier, price_of
 from agac.providers.table import of_budget, of_tier, unsendable
 from agac.spec.stages import said
 from agac.spec.validation import duration

@@ -1,12 +1,18 @@
-"""What agac knows about an endpoint: the columns of the provider table."""
+"""What agac knows about an endpoint: the columns of the provider table; and what a call costs in US dollars.
+
+A price that nobody knows is None: it is said, not guessed, and never 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 from agac.core.keys import account_mark
+from agac.core.types import Usage
 from agac.providers.batch import BatchTraits
 
 Structured = Literal["json_schema", "json_object", "none"]
@@ -135,3 +141,115 @@ class Provider:
             return "none"
         knows_none = switch is None or (switch.efforts and (self.efforts is None or "none" in self.efforts))
         return "off" if value == "none" and not knows_none else value
+
+
+ANY_MODEL = "*"
+"""In a provider's `prices`: the price of every model that is not named."""
+
+
+BATCH = "batch"
+"""In the place of a service tier: what requests cost in batches."""
+
+
+def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
+    """A model's price: agac.yml's, else the price library's of today, else None.
+
+    `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
+    factor for the tier where it has one. `BATCH` is the ordinary price times the factor that agac.yml names, else the
+    provider's own, unless the library has a price for it. The first look-up in the library imports it, which takes a
+    third of a second.
+    """
+    if service_tier == BATCH:
+        return _in_batches(provider, model)
+    return _by_tier(provider, model, service_tier)
+
+
+def _in_batches(provider: Provider, model: str) -> Price | None:
+    ordinary, known = _by_tier(provider, model, None), _own(provider, model)
+    if known is None and (listed := _by_tier(provider, model, BATCH)) != ordinary:
+        return listed
+    factor = known.batch if known else None
+    if factor is None:
+        factor = provider.batch.price_factor if provider.batch else 1.0
+    return None if ordinary is None else _times(ordinary, factor)
+
+
+def _by_tier(provider: Provider, model: str, service_tier: str | None) -> Price | None:
+    known = _own(provider, model)
+    if known is not None:
+        factor = {"flex": known.flex, "priority": known.priority}.get(service_tier or "")
+        return known if factor is None else _times(known, factor)
+    if provider.price_id is None:
+        return None
+    name, _, route = model.partition(":") if provider.routed else (model, "", "")
+    if provider.routed and not route:  # who runs the model, and at what price, is decided call by call
+        return None
+    return _library_price(f"{provider.price_id}_{route}" if route else provider.price_id, name, service_tier)
+
+
+def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
+    """Whether the price library knows the model and knows no price of its own for the tier: it is not offered there."""
+    if provider.price_id is None or not provider.tiers_priced or _own(provider, model) is not None:
+        return False
+    ordinary = _library_price(provider.price_id, model, None)
+    return ordinary is not None and ordinary == _library_price(provider.price_id, model, service_tier)
+
+
+def _own(provider: Provider, model: str) -> Price | None:
+    """The price that agac.yml gives, or the row."""
+    return provider.prices.get(model) or provider.prices.get(ANY_MODEL)
+
+
+def cost(usage: Usage, price: Price | None) -> float | None:
+    """Dollars for a call's tokens; None when the price or one of the two counts is not known."""
+    if price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return None
+    for start, above in price.above:
+        if usage.input_tokens >= start:
+            price = above
+    cached = min(usage.cached_tokens or 0, usage.input_tokens)
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    fresh = (usage.input_tokens - cached) * price.input
+    return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1_000_000
+
+
+def _times(price: Price, factor: float) -> Price:
+    cached = None if price.cached_input is None else price.cached_input * factor
+    above = tuple((start, _times(step, factor)) for start, step in price.above)
+    return Price(input=price.input * factor, output=price.output * factor, cached_input=cached, above=above)
+
+
+@lru_cache(maxsize=256)
+def _library_price(price_id: str, model: str, service_tier: str | None) -> Price | None:
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        _, found = get_snapshot().find_provider_model(model, None, price_id, None)
+    except LookupError:
+        return None
+    context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
+    prices = found.get_prices(datetime.now(tz=UTC), context)
+    columns = (prices.input_mtok, prices.output_mtok, prices.cache_read_mtok)
+    base = _flat(columns, 0)
+    starts = sorted({tier.start for column in columns for tier in getattr(column, "tiers", ())})
+    if base is None:
+        return None
+    # the library's tiers start above their number, ours at it
+    above = tuple((start + 1, step) for start in starts if (step := _flat(columns, start + 1)) is not None)
+    return Price(base.input, base.output, base.cached_input, above=above)
+
+
+def _flat(columns: tuple[Any, Any, Any], input_tokens: int) -> Price | None:
+    """The library's columns for a call of this size; None when it lacks the input's or the output's price."""
+    given, made, cached = (_at(column, input_tokens) for column in columns)
+    return None if given is None or made is None else Price(given, made, cached)
+
+
+def _at(column: Any, input_tokens: int) -> float | None:
+    if column is None:
+        return None
+    value = getattr(column, "base", column)
+    for tier in getattr(column, "tiers", ()):
+        if input_tokens > tier.start:
+            value = tier.price
+    return float(value)

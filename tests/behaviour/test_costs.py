@@ -59,7 +59,7 @@ def test_cached_input_has_its_own_price_in_every_tier(project: ProjectFolder) ->
 
 
 def test_the_price_library_knows_cached_input_and_flex(project: ProjectFolder) -> None:
-    from agac.providers.prices import price_of
+    from agac.providers.provider import price_of
     from agac.providers.table import OPENAI
 
     steps = [served(cached=800), served(cached=800, service_tier="flex")]

@@ -11,9 +11,9 @@ from agac.cli import progress
 from agac.cli.progress import LineStyle, LogSchedule, Rate, WaitClock, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
+from agac.engine.limits import StopReason
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals
-from agac.engine.stop_rules import StopReason
 
 MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")
 

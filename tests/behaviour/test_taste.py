@@ -22,7 +22,7 @@ OTHER_DATABASES = {
 }  # fmt: skip
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {
-    "anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "progress", "project", "report", "run",
+    "anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "project", "run",
     "status",
 }  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.core.types import Params
-from agac.engine.routes import seeded
+from agac.engine.caller import seeded
 from agac.engine.votes import outcome_of_vote, share
 from agac.providers.table import SHIPPED
 

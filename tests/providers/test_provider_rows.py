@@ -244,6 +244,8 @@ def test_agac_yml_may_name_every_dialect_and_no_other() -> None:
 
 
 def test_the_table_is_there_without_a_network_library() -> None:
-    loaded = "import sys, agac.providers.table, agac.providers.model_string, agac.providers.prices; print(*sys.modules)"
+    loaded = (
+        "import sys, agac.providers.table, agac.providers.model_string, agac.providers.provider; print(*sys.modules)"
+    )
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiohttp", "openai", "pydantic", "genai_prices", "jsonschema", "jsonschema_rs", "yaml"} & set(modules)

@@ -16,10 +16,9 @@ from agac.core.keys import custom_id
 from agac.core.types import Reply, Request
 from agac.data.files import sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.budget import NOTHING, Amount, BlockedByBatches
-from agac.engine.caller import Answer, Caller
+from agac.engine.caller import CHARACTERS_A_TOKEN, Answer, Caller, request_for_model
 from agac.engine.effects import ActiveRow
-from agac.engine.routes import CHARACTERS_A_TOKEN, request_for_model
+from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage

@@ -18,10 +18,10 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.budget import NOTHING, Amount
+from agac.engine.limits import NOTHING, Amount
 from agac.engine.settle import how_answered, record_call
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine
-from agac.providers.prices import BATCH, cost
+from agac.providers.provider import BATCH, cost
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.db import sql

@@ -14,21 +14,19 @@ from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Params, Reply
-from agac.engine.budget import BudgetLimiter
+from agac.engine.caller import Route, price_by_tier
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
+from agac.engine.limits import BudgetLimiter, RunStopped, StopSignal
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S, FailTask, RetryAfter, decide
-from agac.engine.routes import Route, price_by_tier
 from agac.engine.settle import Totals
-from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits, ProviderBatch, ResultLine
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.control_plane import BatchApi
-from agac.providers.prices import BATCH
-from agac.providers.provider import Provider
+from agac.providers.provider import BATCH, Provider
 from agac.providers.table import DIALECTS
 from agac.store.batches import (
     BatchRecord,
