@@ -1,5 +1,6 @@
 """What is the same, and what is asked again."""
 
+import json
 from typing import Any
 
 import pytest
@@ -36,16 +37,6 @@ def asked(project: ProjectFolder, server: Server, **options: Any) -> int:
     return requests
 
 
-def test_the_same_workflow_goes_on_with_its_run(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2, 3))
-    echo(project)
-    assert not project.run().invocation["continued"]
-    again = project.run()
-    assert again.invocation["continued"]
-    assert again.summary["run"] == 1
-    assert server.account()["requests"] == 3
-
-
 def test_an_edited_prompt_makes_a_new_run_that_keeps_the_answers_of_the_stages_before_it(
     project: ProjectFolder, server: Server
 ) -> None:
@@ -77,14 +68,21 @@ def test_a_workflow_that_is_edited_back_goes_on_with_its_first_run_for_nothing(
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == first
 
 
-def test_edited_rows_go_on_with_the_same_run(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2, 3))
+def test_the_same_workflow_goes_on_with_its_run_whatever_its_rows_are(project: ProjectFolder, server: Server) -> None:
+    project.rows(rows(1, 2, 3, 4))
     echo(project)
-    project.run()
-    project.rows([*rows(1, 2), {"id": "r-3", "text": "another"}])
-    assert asked(project, server) == 1
-    assert project.run().summary["run"] == 1
-    assert project.output() == ["Draft: text 1", "Draft: text 2", "Draft: another"]
+    assert not project.run().invocation["continued"]
+    again = project.run()
+    assert (again.invocation["continued"], again.summary["run"], server.account()["requests"]) == (True, 1, 4)
+    for some, calls in ((rows(1, 3, 4), 0), (rows(1, 2, 3, 4), 0), ([*rows(1, 2), {"id": "r-3", "text": "new"}], 1)):
+        project.rows(some)
+        assert asked(project, server) == calls
+        assert project.run().summary["run"] == 1
+        assert ids(project) == [row["id"] for row in some]
+        assert project.output() == [f"Draft: {row['text']}" for row in some]
+    project.write("data/rows.csv", "id,text\n")
+    assert asked(project, server) == 0
+    assert project.envelopes() == project.output() == []
 
 
 @pytest.mark.parametrize("place", [0, 3, 20])
@@ -137,18 +135,6 @@ def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == whole
 
 
-def test_a_row_removed_from_the_middle_leaves_alone(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2, 3, 4))
-    echo(project)
-    project.run()
-    project.rows(rows(1, 3, 4))
-    assert asked(project, server) == 0
-    assert ids(project) == ["r-1", "r-3", "r-4"]
-    project.rows(rows(1, 2, 3, 4))
-    assert asked(project, server) == 0
-    assert ids(project) == ["r-1", "r-2", "r-3", "r-4"]
-
-
 def test_a_change_that_is_taken_back_costs_nothing(project: ProjectFolder, server: Server) -> None:
     project.rows(rows(1, 2, 3))
     echo(project, stages=[DRAFT, POLISH])
@@ -170,16 +156,6 @@ def test_a_cell_that_no_prompt_shows_costs_nothing_and_reaches_the_outputs(
     project.rows(rows(1, 2, note="new"))
     assert asked(project, server) == 0
     assert [e["input"]["note"] for e in project.envelopes()] == ["new", "new"]
-
-
-def test_an_emptied_input_empties_the_outputs(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2))
-    echo(project)
-    project.run()
-    project.write("data/rows.csv", "id,text\n")
-    assert asked(project, server) == 0
-    assert project.envelopes() == []
-    assert project.output() == []
 
 
 def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
@@ -220,8 +196,7 @@ def test_fresh_asks_the_same_prompt_once(project: ProjectFolder, server: Server)
 
 
 def test_an_interrupted_fresh_run_is_continued_by_a_plain_run(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "unauthorized", "at": [15]}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "unauthorized", "at": [15]}]))
     project.rows(rows(*range(1, 11)))
     echo(project)
     project.run()
@@ -263,8 +238,7 @@ def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, serv
 
 
 def test_equal_prompts_share_the_failure_of_the_first(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     project.rows([{"id": f"r-{n}", "text": "bad" if n % 2 else f"good {n}"} for n in range(400)])
     echo(project)
     report = project.run()
@@ -293,8 +267,7 @@ ANSWER_FAULTS = [
 def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
     project: ProjectFolder, faulty: Faulty, kind: str, error: str, calls: int
 ) -> None:
-    server = faulty([{"kind": kind, "match": "number 2"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": kind, "match": "number 2"}]))
     project.numbered(3)
     project.workflow()
     made, left = [], []
@@ -310,21 +283,22 @@ def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
     assert left == [0, 0, 1, 1, 1]
 
 
-def test_the_command_says_what_it_left(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "number 2"}]).base_url)
-    project.numbered(3)
+def test_what_is_left_is_told_and_fresh_asks_for_it(project: ProjectFolder, faulty: Faulty) -> None:
+    server = project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
+    project.numbered(2)
     project.workflow()
     for _ in range(3):
         project.run()
-    said = project.agac("run", "-a", "reviews")
-    assert said.code == 3
+    said = project.agac("run", "-a", "reviews", code=3)
     assert "1 row failed too often and is not retried automatically" in said.out
     assert "agac retry 1" in said.out
+    server.reset()
+    project.run(fresh=True)
+    assert server.account()["requests"] == 2
 
 
 def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     project.rows([{"id": "1", "text": "bad", "note": "a"}])
     echo(project)
     for _ in range(4):
@@ -343,8 +317,7 @@ def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFol
 
 
 def test_what_is_left_is_not_asked_again_because_its_row_was_away(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "text 2"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "refusal", "match": "text 2"}]))
     project.rows(rows(1, 2, 3))
     echo(project)
     for _ in range(3):
@@ -361,21 +334,8 @@ def test_what_is_left_is_not_asked_again_because_its_row_was_away(project: Proje
     project.assert_sound()
 
 
-def test_fresh_asks_for_what_was_left(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
-    project.rows([{"id": "1", "text": "bad"}])
-    echo(project)
-    for _ in range(4):
-        project.run()
-    server.reset()
-    project.run(fresh=True)
-    assert server.account()["requests"] == 1
-
-
 def test_a_failure_that_is_not_the_answers_is_tried_by_every_run(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "bad_request", "match": "number 2"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "bad_request", "match": "number 2"}]))
     project.numbered(3)
     project.workflow()
     for calls in (3, 1, 1, 1, 1):
@@ -388,8 +348,7 @@ def test_a_failure_that_is_not_the_answers_is_tried_by_every_run(project: Projec
 
 
 def test_a_failed_row_that_passes_at_last_is_done(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2", "first": 2}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 2}]))
     project.numbered(3)
     project.workflow()
     assert [project.run().exit_code for _ in range(4)] == [3, 3, 0, 0]
@@ -402,53 +361,31 @@ def test_a_failed_row_that_passes_at_last_is_done(project: ProjectFolder, faulty
 def test_vars_and_models_make_another_run(project: ProjectFolder, server: Server) -> None:
     project.rows(rows(1, 2))
     echo(project, vars={"tone": "warm"}, stages=[{"name": "draft", "prompt": "${text}, ${vars.tone}"}])
-    numbers = [
-        project.run(**options).summary["run"]
-        for options in (
-            {},
-            {"vars": {"tone": "cold"}},
-            {"model": "local/small"},
-            {"vars": {"tone": "warm"}},
-            {"model": "local/echo"},
-            {"vars": {"tone": "cold"}},
-        )
-    ]
-    assert numbers == [1, 2, 3, 1, 1, 2]
+    warm, cold, small, large = {"vars": {"tone": "warm"}}, {"vars": {"tone": "cold"}}, "local/small", "local/echo"
+    choices: list[dict[str, Any]] = [{}, cold, {"model": small}, warm, {"model": large}, cold]
+    assert [project.run(**options).summary["run"] for options in choices] == [1, 2, 3, 1, 1, 2]
     assert server.account()["requests"] == 6
     assert project.output() == ["text 1, cold", "text 2, cold"]
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 1}, {"output": "output/elsewhere"}])
-def test_what_cannot_change_a_result_makes_no_other_run(
-    project: ProjectFolder, server: Server, options: dict[str, Any]
-) -> None:
+def test_what_cannot_change_a_result_makes_no_other_run(project: ProjectFolder, server: Server) -> None:
     project.rows(rows(1, 2))
     echo(project)
     project.run()
-    assert asked(project, server, **options) == 0
-    assert project.run(**options).summary["run"] == 1
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
+    for options in ({"concurrency": 1}, {"output": "output/elsewhere"}):
+        assert asked(project, server, **options) == 0
+        assert project.run(**options).summary["run"] == 1
+    keys: list[dict[str, Any]] = [
         {"description": "Something else."},
         {"output": {"dir": "output/other"}},
         {"output": {"include_input": True}},
         {"stages": [{**DRAFT, "timeout": 30}]},
         {"stages": [{**DRAFT, "concurrency": 2}]},
         {"stages": [{**DRAFT, "run_mode": "sync"}]},
-    ],
-)
-def test_keys_that_cannot_change_a_result_make_no_other_run(
-    project: ProjectFolder, server: Server, keys: dict[str, Any]
-) -> None:
-    project.rows(rows(1, 2))
-    echo(project)
-    project.run()
-    echo(project, **keys)
-    assert asked(project, server) == 0
-    assert project.run().summary["run"] == 1
+    ]
+    for some in keys:
+        echo(project, **some)
+        assert (asked(project, server), project.run().summary["run"]) == (0, 1), some
 
 
 def test_results_move_with_the_output_folder(project: ProjectFolder, server: Server) -> None:
@@ -489,15 +426,12 @@ IN_THE_FINGERPRINT = {
 }
 
 
-@pytest.mark.parametrize("change", IN_THE_FINGERPRINT)
-def test_what_decides_an_answer_asks_again(project: ProjectFolder, server: Server, change: str) -> None:
-    address = server.base_url
-    project.write("agac.yml", two_providers(address))
+def test_what_decides_an_answer_asks_again(project: ProjectFolder, server: Server) -> None:
+    project.write("agac.yml", two_providers(server.base_url))
     project.rows(rows(1, 2))
-    project.workflow(stages=[FULL])
-    assert asked(project, server) == 2
-    project.workflow(stages=[IN_THE_FINGERPRINT[change]])
-    assert asked(project, server) == 2
+    for change, stage in {"": FULL, **IN_THE_FINGERPRINT}.items():
+        project.workflow(stages=[stage])
+        assert (change, asked(project, server)) == (change, 2)
 
 
 NOT_IN_THE_FINGERPRINT = {
@@ -512,50 +446,37 @@ NOT_IN_THE_FINGERPRINT = {
 }
 
 
-@pytest.mark.parametrize("change", NOT_IN_THE_FINGERPRINT)
-def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, server: Server, change: str) -> None:
+def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, server: Server) -> None:
     project.write("agac.yml", two_providers(server.base_url))
     project.rows(rows(1, 2))
     project.write("prompts/ask.md", "Review: ${text}")
     project.write("prompts/strict.md", "Be strict.")
     project.workflow(stages=[FULL])
     assert asked(project, server) == 2
-    body = project.query("SELECT body FROM definition")[0][0]
-    project.write("schemas/sentiment.json", schema_text(body))
-    project.workflow(stages=[NOT_IN_THE_FINGERPRINT[change]])
-    assert asked(project, server) == 0
+    body = json.loads(project.query("SELECT body FROM definition")[0][0])["stages"][0]["schema"]["body"]
+    project.write("schemas/sentiment.json", json.dumps(body, indent=4, sort_keys=True))
+    for change, stage in NOT_IN_THE_FINGERPRINT.items():
+        project.workflow(stages=[stage])
+        assert (change, asked(project, server)) == (change, 0)
 
 
-@pytest.mark.parametrize(
-    "provider",
-    [
+def test_what_is_said_of_a_provider_asks_nothing_again(project: ProjectFolder, server: Server) -> None:
+    project.write(".env", "NO_KEY=a-key-of-nobody\n")
+    project.rows(rows(1, 2))
+    project.workflow(stages=[FULL])
+    assert asked(project, server) == 2
+    providers: list[dict[str, Any]] = [
         {"prices": {"small": {"input": 1.0, "output": 2.0}}},
         {"limits": {"concurrency": 3, "rpm": 100_000}},
         {"structured": "json_object"},
         {"headers": {"x-team": "data"}},
         {"api_key": "${NO_KEY}"},
-    ],
-    ids=["prices", "limits", "structured", "headers", "key"],
-)
-def test_what_is_said_of_a_provider_asks_nothing_again(
-    project: ProjectFolder, server: Server, provider: dict[str, Any]
-) -> None:
-    project.write(".env", "NO_KEY=a-key-of-nobody\n")
-    project.rows(rows(1, 2))
-    project.workflow(stages=[FULL])
-    assert asked(project, server) == 2
-    project.configure(server.base_url.replace("127.0.0.1", "localhost"), **provider)
-    assert asked(project, server) == 0
-    assert project.run().summary["run"] == 1
+    ]
+    for provider in providers:
+        project.configure(server.base_url.replace("127.0.0.1", "localhost"), **provider)
+        assert (asked(project, server), project.run().summary["run"]) == (0, 1), provider
 
 
 def two_providers(address: str) -> str:
     row = f"{{dialect: openai-chat, base_url: '{address}', structured: json_schema}}"
     return f"providers:\n  local: {row}\n  other: {row}\ndefaults: {{model: local/small}}\n"
-
-
-def schema_text(definition: str) -> str:
-    """The schema as the definition holds it, written in another way."""
-    import json
-
-    return json.dumps(json.loads(definition)["stages"][0]["schema"]["body"], indent=4, sort_keys=True)

@@ -41,13 +41,6 @@ def test_every_step_that_is_printed_works_as_it_is_printed(tmp_path: Path, shell
     assert "needs the variable OPENAI_API_KEY" in refused.stderr
 
 
-def test_the_new_project_keeps_state_results_and_keys_out_of_git(tmp_path: Path) -> None:
-    agac.init(tmp_path / "shop")
-    ignored = (tmp_path / "shop/.gitignore").read_text("utf-8").split("\n")
-    assert {".agac/", "output/", ".env"} <= set(ignored)
-    assert "OPENAI_API_KEY=\n" in (tmp_path / "shop/.env.example").read_text("utf-8")
-
-
 def test_nothing_is_overwritten_and_nothing_is_written_beside(tmp_path: Path) -> None:
     folder = ProjectFolder(tmp_path / "shop")
     own = folder.write("data/reviews.csv", "id\nmine\n")
@@ -60,13 +53,16 @@ def test_nothing_is_overwritten_and_nothing_is_written_beside(tmp_path: Path) ->
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_second_init_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_the_new_project_keeps_secrets_out_of_git_and_a_second_one_in_its_folder_is_refused(tmp_path: Path) -> None:
     made = agac.init(tmp_path / "shop")
-    with pytest.raises(agac.UsageError, match=r"agac\.yml"):
-        agac.init(tmp_path / "shop")
     assert {path.relative_to(tmp_path / "shop").as_posix() for path in made} == {
         "agac.yml", ".env.example", ".gitignore", "data/reviews.csv", "prompts/classify.md", "workflows/reviews.yml",
     }  # fmt: skip
+    ignored = (tmp_path / "shop/.gitignore").read_text("utf-8").split("\n")
+    assert {".agac/", "output/", ".env"} <= set(ignored)
+    assert "OPENAI_API_KEY=\n" in (tmp_path / "shop/.env.example").read_text("utf-8")
+    with pytest.raises(agac.UsageError, match=r"agac\.yml"):
+        agac.init(tmp_path / "shop")
 
 
 def test_a_project_within_a_project_is_its_own(tmp_path: Path) -> None:

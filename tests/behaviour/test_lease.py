@@ -1,15 +1,14 @@
 """One process at a time works on a workflow, and a dead or sleeping one is no obstacle."""
 
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.batched import store
 from support.processes import (
-    PATIENCE,
     Process,
     ended,
     interrupt,
@@ -56,10 +55,8 @@ def content(project: ProjectFolder) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def edit(project: ProjectFolder, sql: str, *values: Any) -> None:
-    connection = sqlite3.connect(project.root / ".agac/agac.db", timeout=PATIENCE)
-    with connection:
-        connection.execute(sql, values)
-    connection.close()
+    with store(project) as database:
+        database.execute(sql, values)
 
 
 def takes_over(project: ProjectFolder, server: Server) -> None:
@@ -76,24 +73,15 @@ def test_a_second_process_is_refused_and_changes_nothing(
     project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     before = content(project)
-    ran = project.agac("run", "-a", "reviews", code=1)
-    assert f"workflow 'reviews' is being run by another process (process {holder.pid}" in ran.err
-    assert "wait for it to end, or stop it" in ran.err
-    assert "Traceback" not in ran.err
+    for options in ([], ["--fresh"], ["--limit", "3"], ["--model", "local/other"], ["--output", "output/elsewhere"]):
+        ran = project.agac("run", "-a", "reviews", *options, code=1)
+        assert f"workflow 'reviews' is being run by another process (process {holder.pid}" in ran.err
+        assert "wait for it to end, or stop it" in ran.err
+        assert "Traceback" not in ran.err
     assert content(project) == before
     assert server.account()["requests"] == FIRST + WIDE
     assert not (project.root / "output").exists()
     assert holder.poll() is None
-
-
-def test_a_second_process_with_other_options_is_refused_too(project: ProjectFolder, holder: Process) -> None:
-    before = content(project)
-    for options in (["--fresh"], ["--limit", "3"], ["--model", "local/other"], ["--output", "output/elsewhere"]):
-        assert project.agac("run", "-a", "reviews", *options).code == 1
-    assert content(project) == before
-
-
-def test_reading_commands_do_not_mind_a_running_process(project: ProjectFolder, holder: Process) -> None:
     status = project.agac("status", "--json", code=0)
     assert status.json["runs"][0]["last_invocation"]["state"] == "running"
     assert project.agac("export", "-a", "reviews", "--partial").code == 0
@@ -116,8 +104,7 @@ def test_another_workflow_of_the_project_runs_meanwhile(
 def test_two_workflows_that_start_at_the_same_time_both_finish(
     already: bool, project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty([])
-    project.configure(server.base_url)
+    server = project.asks(faulty([]))
     project.numbered(300)
     names = ["one", "two", "three"]
     for name in names:
@@ -137,8 +124,7 @@ def test_two_workflows_that_start_at_the_same_time_both_finish(
 
 
 def test_of_two_that_start_at_the_same_time_one_works(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.3")
-    project.configure(server.base_url)
+    server = project.asks(faulty([], "--latency", "0.3"))
     project.numbered(40)
     project.workflow()
     processes = [project.start("run", "-a", "reviews", "--concurrency", str(WIDE)) for _ in range(3)]
@@ -165,24 +151,14 @@ def test_a_killed_holder_is_taken_over_at_once(
     takes_over(project, server)
 
 
-def test_a_holder_from_before_the_last_boot_is_taken_over_at_once(
-    project: ProjectFolder, server: Server, holder: Process
-) -> None:
-    """Its process number may long belong to somebody else."""
-    killed(holder)
-    ((name,),) = project.query("SELECT holder FROM lease")
-    host, _, _, started = name.split(" ")
-    edit(project, "UPDATE lease SET holder = ?", f"{host} another-boot 1 {started}")
-    takes_over(project, server)
-
-
-def test_a_process_number_that_was_given_to_another_is_no_holder(
-    project: ProjectFolder, server: Server, holder: Process
+@pytest.mark.parametrize("boot", ["another-boot", ""], ids=["before the last boot", "started at another time"])
+def test_a_process_number_that_belongs_to_another_now_is_no_holder(
+    boot: str, project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     killed(holder)
     ((name,),) = project.query("SELECT holder FROM lease")
-    host, boot, _, started = name.split(" ")
-    edit(project, "UPDATE lease SET holder = ?", f"{host} {boot} 1 {started}")  # alive, but started at another time
+    host, this_boot, _, started = name.split(" ")
+    edit(project, "UPDATE lease SET holder = ?", f"{host} {boot or this_boot} 1 {started}")
     takes_over(project, server)
 
 
@@ -197,41 +173,28 @@ def test_a_holder_on_another_machine_is_believed_until_it_falls_silent(
     takes_over(project, server)
 
 
+@pytest.mark.parametrize("signals", [(), (signal.SIGINT, signal.SIGTERM)], ids=["left alone", "interrupted"])
 def test_a_sleeping_holder_is_taken_over_and_writes_nothing_when_it_wakes(
-    project: ProjectFolder, server: Server, holder: Process
-) -> None:
-    stopped(holder)
-    edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
-    takes_over(project, server)
-    before = content(project)
-    files = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
-    holder.send_signal(signal.SIGCONT)
-    ran = ended(holder)
-    assert ran.code == 1
-    assert "another process took over workflow 'reviews' while this one was asleep" in ran.err
-    assert "nothing was overwritten" in ran.err
-    assert "Traceback" not in ran.err
-    assert content(project) == before
-    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == files
-    project.assert_sound()
-    assert project.agac("run", "-a", "reviews", "--json").json["invocation"]["calls"] == 0
-
-
-def test_a_sleeping_holder_that_is_interrupted_when_it_wakes_writes_nothing_either(
-    project: ProjectFolder, server: Server, holder: Process
+    signals: tuple[signal.Signals, ...], project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     """Its last words, how the invocation ended, are fenced off like everything else."""
     stopped(holder)
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
     takes_over(project, server)
     before = content(project)
-    holder.send_signal(signal.SIGINT)
-    holder.send_signal(signal.SIGTERM)
-    holder.send_signal(signal.SIGCONT)
+    files = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    for number in (*signals, signal.SIGCONT):
+        holder.send_signal(number)
     ran = ended(holder)
     assert ran.code == 1
     assert "another process took over workflow 'reviews'" in ran.err
+    assert signals or "while this one was asleep" in ran.err
+    assert signals or "nothing was overwritten" in ran.err
+    assert "Traceback" not in ran.err
     assert content(project) == before
+    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == files
+    project.assert_sound()
+    assert project.agac("run", "-a", "reviews", "--json").json["invocation"]["calls"] == 0
 
 
 def test_a_clock_that_was_set_back_is_no_licence_to_steal(

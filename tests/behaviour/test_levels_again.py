@@ -1,17 +1,16 @@
 """Rows that stages made, taken up again: scopes, retries, ages, selections, interruptions."""
 
 import json
-import sqlite3
-from contextlib import closing
 from typing import Any
 
 import pytest
 from scripted_server import Step, answering
+from support.batched import store
 from support.made import asked, assert_all_sound, made, outcomes, parts, ran, settled, values
 from support.processes import interrupt, listening, wait_until
 from support.project import ProjectFolder
 from support.recount import contents
-from support.server import Faulty
+from support.server import Faulty, Server
 
 import agac
 from agac.core.errors import UsageError
@@ -28,8 +27,21 @@ ROWS = {"a": ["x", "y"], "b": ["y"], "c": ["x", "z"]}
 CALLS = {"plan": 3, "each": 5, "check": 5, "sum": 3, "title": 3}
 
 
+@pytest.fixture
+def project(project: ProjectFolder) -> ProjectFolder:
+    """A project whose stages make rows of the lists of three."""
+    lists(project, ROWS)
+    workflow(project)
+    return project
+
+
 def lists(project: ProjectFolder, rows: dict[str, Any]) -> None:
     project.rows([{"id": id_, "items": items} for id_, items in rows.items()], PATH)
+
+
+def refusing(project: ProjectFolder, faulty: Faulty, **fault: Any) -> None:
+    """One child's second stage is refused."""
+    project.asks(faulty([{"kind": "refusal", "match": "check each a y\n!", **fault}]))
 
 
 def workflow(project: ProjectFolder, stages: list[dict[str, Any]] = ALL, **keys: Any) -> None:
@@ -49,22 +61,17 @@ def retry(project: ProjectFolder, **choice: Any) -> agac.RunReport:
 
 
 def test_until_leaves_later_stages_open_and_a_plain_run_finishes_them(project: ProjectFolder) -> None:
-    lists(project, ROWS)
-    workflow(project)
     seen: dict[str, int] = {}
     for stage, count in CALLS.items():
         report = project.run(until=stage)
         seen[stage] = count
-        assert (report.exit_code, calls(project)) == (0, seen)
+        assert (report.exit_code, report.summary["complete"], calls(project)) == (0, stage == "title", seen)
         assert_all_sound(project)
-        assert report.summary["complete"] is (stage == "title")
         assert project.run(until=stage).invocation["calls"] == 0
     assert asked(project) == 0
 
 
 def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
-    lists(project, ROWS)
-    workflow(project)
     project.run(until="each")
     lists(project, {**ROWS, "d": ["x"]})
     for stage, count in (("check", 5), ("sum", 0)):
@@ -81,19 +88,13 @@ def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
 
 def test_a_group_waits_for_members_that_are_open(project: ProjectFolder) -> None:
     """A row that is not through yet may still come into a group: what is asked without it would be asked again."""
-    lists(project, ROWS)
-    workflow(project)
     project.run(until="each")
     report = project.run(from_stage="sum")
-    assert (report.exit_code, calls(project).get("sum", 0)) == (0, 0)
-    assert report.invocation["calls"] == 0
+    assert (report.exit_code, report.invocation["calls"]) == (0, 0)
 
 
 def test_no_retry_failed_leaves_made_rows_as_they_are(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "check each a y\n!"}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
+    refusing(project, faulty)
     assert ran(project).exit_code == 3
     report = project.run(retry_failed=False)
     assert (report.exit_code, report.invocation["calls"], report.invocation["rows_left_failed"]) == (3, 0, 1)
@@ -102,10 +103,7 @@ def test_no_retry_failed_leaves_made_rows_as_they_are(project: ProjectFolder, fa
 
 
 def test_retry_forces_made_rows_that_a_run_leaves_alone(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "check each a y\n!", "first": 4}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
+    refusing(project, faulty, first=4)
     for count in (19, 1, 1, 0):
         report = ran(project)
         assert (report.exit_code, report.invocation["calls"]) == (3, count)
@@ -134,62 +132,41 @@ def test_retry_forces_made_rows_that_a_run_leaves_alone(project: ProjectFolder, 
     ],
 )
 def test_retry_chooses_made_rows(project: ProjectFolder, faulty: Faulty, choice: dict[str, Any], count: int) -> None:
-    server = faulty(
-        [{"kind": "refusal", "match": "check each a y\n!"}, {"kind": "length", "match": "each c x"}],
-    )
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
+    project.asks(faulty([{"kind": "refusal", "match": "check each a y\n!"}, {"kind": "length", "match": "each c x"}]))
     assert ran(project).exit_code == 3
-    found = agac.retry_choice("last", agac.Retry(**choice), project=project.root)
-    assert found.rows == count
+    assert agac.retry_choice("last", agac.Retry(**choice), project=project.root).rows == count
     report = retry(project, **choice)
     assert (report.exit_code, report.invocation["calls"]) == (3, count)
 
 
-@pytest.mark.parametrize("rows", [("b/0",), ("a/7",), ("nobody",)])
-def test_retry_of_a_made_row_that_did_not_fail_is_refused(
-    project: ProjectFolder, faulty: Faulty, rows: tuple[str, ...]
-) -> None:
-    server = faulty([{"kind": "refusal", "match": "check each a y\n!"}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
+def test_retry_of_a_made_row_that_did_not_fail_is_refused(project: ProjectFolder, faulty: Faulty) -> None:
+    refusing(project, faulty)
     ran(project)
-    with pytest.raises(UsageError, match=f"{rows[0]}"):
-        retry(project, rows=rows)
+    for row in ("b/0", "a/7", "nobody"):
+        with pytest.raises(UsageError, match=row):
+            retry(project, rows=(row,))
 
 
-@pytest.mark.parametrize(("stage", "again"), [("title", 3), ("sum", 6), ("check", 11), ("each", 16), ("plan", 19)])
-def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder, stage: str, again: int) -> None:
-    lists(project, ROWS)
-    workflow(project)
+@pytest.mark.parametrize(
+    ("stage", "rows", "again"),
+    [
+        ("title", (), 3), ("sum", (), 6), ("check", (), 11), ("each", (), 16), ("plan", (), 19),
+        ("each", ("b",), 4), ("check", ("a/0",), 3),
+    ],
+)  # fmt: skip
+def test_retry_from_a_stage_asks_it_and_what_follows_of_these_rows_anew(
+    project: ProjectFolder, stage: str, rows: tuple[str, ...], again: int
+) -> None:
     assert asked(project) == 19
-    report = retry(project, from_stage=stage)
+    report = retry(project, from_stage=stage, rows=rows)
     assert (report.exit_code, report.invocation["calls"]) == (0, again)
     assert report.summary["complete"]
     assert asked(project) == 0
 
 
-def test_retry_from_a_stage_of_one_row_asks_its_children_and_their_groups(project: ProjectFolder) -> None:
-    lists(project, ROWS)
-    workflow(project)
-    assert asked(project) == 19
-    report = retry(project, from_stage="each", rows=("b",))
-    assert report.exit_code == 0
-    assert calls(project)["each"] == 6
-    assert calls(project)["check"] == 6
-    report = retry(project, from_stage="check", rows=("a/0",))
-    assert report.exit_code == 0
-    assert (calls(project)["each"], calls(project)["check"]) == (6, 7)
-    assert asked(project) == 0
-
-
 def test_retry_from_a_stage_that_reduces(project: ProjectFolder) -> None:
-    rows = {f"r{n}": [n % 3] for n in range(40)}
-    lists(project, rows)
-    stages: list[dict[str, Any]] = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}]
-    workflow(project, stages)
+    lists(project, {f"r{n}": [n % 3] for n in range(40)})
+    workflow(project, [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}])
     first = asked(project)
     assert first > 40 + 10
     report = retry(project, from_stage="sum")
@@ -205,8 +182,7 @@ def test_a_failed_part_is_retried(project: ProjectFolder) -> None:
             return Step(text, finish="length")
         return Step(f"S{len(text)}" if text.startswith("sum") else text)
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(answer)):
         lists(project, {f"r{n}": [1] for n in range(20)})
         stages: list[dict[str, Any]] = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}, TITLE]
         workflow(project, stages, defaults={})
@@ -224,8 +200,6 @@ def test_a_failed_part_is_retried(project: ProjectFolder) -> None:
 
 
 def test_a_selection_makes_rows_of_its_own_and_the_whole_run_reuses_them(project: ProjectFolder) -> None:
-    lists(project, ROWS)
-    workflow(project)
     report = settled(project, limit=1)
     assert report.invocation["calls"] == 1 + 2 + 2 + 2 + 2
     assert sorted(made(project, "sum")) == ["x", "y"]
@@ -235,36 +209,27 @@ def test_a_selection_makes_rows_of_its_own_and_the_whole_run_reuses_them(project
     assert asked(project, limit=1) == 0
 
 
-def test_fresh_asks_everything_anew(project: ProjectFolder) -> None:
-    lists(project, ROWS)
-    workflow(project)
+def test_fresh_asks_everything_anew_and_is_continued_when_it_was_stopped(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = project.asks(faulty([{"kind": "unauthorized", "at": [30]}]))
     assert asked(project) == 19
-    assert asked(project, fresh=True) == 19
-    assert asked(project) == 0
-    assert project.run().summary["run"] == 2
-
-
-def test_an_interrupted_fresh_run_is_continued(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "unauthorized", "at": [30]}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
-    assert asked(project) == 19
-    stopped = project.run(fresh=True, concurrency=1)
-    assert stopped.exit_code == 1
+    assert project.run(fresh=True, concurrency=1).exit_code == 1
     assert_all_sound(project)
     report = settled(project)
     assert (report.exit_code, report.summary["run"]) == (0, 2)
     assert server.account()["requests"] == 19 + 19 + 1
+    assert asked(project, fresh=True) == 19
+    assert project.run().summary["run"] == 3
 
 
-@pytest.mark.parametrize("stage", ["plan", "each", "check", "sum", "title"])
+@pytest.mark.parametrize("stage", CALLS)
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stage: str) -> None:
     lists(project, ROWS)
     workflow(project, [one | ({"max_age": "7d"} if one["name"] == stage else {}) for one in ALL])
     assert asked(project) == 19
     position = [one["name"] for one in ALL].index(stage)
-    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+    with store(project) as database:
         database.execute(
             "UPDATE result SET created_at = created_at - 8 * 86400 "
             "WHERE id IN (SELECT result_id FROM task WHERE stage = ?)", (position,),
@@ -287,49 +252,40 @@ def test_running_again_writes_nothing(project: ProjectFolder) -> None:
     assert contents(project.query) == before
 
 
-@pytest.mark.parametrize("stage", ["plan", "each", "check", "sum", "title"])
-def test_an_interrupted_run_is_gone_on_with(project: ProjectFolder, faulty: Faulty, stage: str) -> None:
-    """Ctrl-C while a stage of any level is asked."""
-    server = faulty([{"kind": "hang", "match": f"{stage} ", "first": 1}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
-    process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
+def stopped_amid_a_call(project: ProjectFolder, server: Server, *command: str) -> None:
+    """Ctrl-C twice while a call hangs; the provider answers everything afterwards."""
+    process = listening(project.start(*command, "--concurrency", "4"))
     wait_until(lambda: server.account()["faults"].get("hang", 0) >= 1, "a call that hangs", process)
     for _ in range(2):
         interrupt(process)
     assert process.wait(60) == 130
     process.communicate()
     assert_all_sound(project)
-    server_two = faulty([])
-    project.configure(server_two.base_url)
-    report = settled(project)
-    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("stage", CALLS)
+def test_a_run_that_is_interrupted_at_any_level_is_gone_on_with(
+    project: ProjectFolder, faulty: Faulty, stage: str
+) -> None:
+    server = project.asks(faulty([{"kind": "hang", "match": f"{stage} ", "first": 1}]))
+    stopped_amid_a_call(project, server, "run", "-a", "reviews")
+    project.asks(faulty([]))
+    assert settled(project).exit_code == 0
     assert calls(project) == CALLS
     assert outcomes(project, "title") == {"x": "done", "y": "done", "z": "done"}
 
 
 def test_an_interrupted_retry_of_made_rows_is_gone_on_with(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "match": "check ", "at": [24, 25, 26, 27, 28, 29, 30, 31, 32, 33]}])
-    project.configure(server.base_url)
-    lists(project, ROWS)
-    workflow(project)
+    server = project.asks(faulty([{"kind": "hang", "match": "check ", "at": list(range(24, 34))}]))
     assert asked(project) == 19
-    process = listening(project.start("retry", "last", "--from", "each", "--yes", "--concurrency", "4"))
-    wait_until(lambda: server.account()["faults"].get("hang", 0) >= 1, "a call that hangs", process)
-    for _ in range(2):
-        interrupt(process)
-    assert process.wait(60) == 130
-    process.communicate()
-    assert_all_sound(project)
-    project.configure(faulty([]).base_url)
+    stopped_amid_a_call(project, server, "retry", "last", "--from", "each", "--yes")
+    project.asks(faulty([]))
     assert settled(project).exit_code == 0
     assert calls(project) == CALLS | {stage: 2 * CALLS[stage] for stage in ("each", "check", "sum", "title")}
 
 
 def test_a_budget_of_errors_stops_amid_children(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "each "}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "each "}]))
     lists(project, {"a": [f"i{n}" for n in range(60)]})
     workflow(project)
     report = project.run(max_errors=5, concurrency=1)
@@ -341,8 +297,7 @@ def test_a_budget_of_errors_stops_amid_children(project: ProjectFolder, faulty: 
 
 def test_children_of_a_parent_that_is_open_wait(project: ProjectFolder, faulty: Faulty) -> None:
     """Its list may be another one once it has been asked: what was made of it before is not asked, and not written."""
-    server = faulty([{"kind": "refusal", "match": "each a x"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "each a x"}]))
     stages = [{"name": "plan", "prompt": "plan ${word}"}, EACH]
     rows = [{"id": "a", "word": "1", "items": ["x", "y"]}, {"id": "b", "word": "1", "items": ["z"]}]
     project.rows(rows, PATH)

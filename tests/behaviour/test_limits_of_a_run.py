@@ -1,10 +1,12 @@
 """Budgets, stop-loss and max_errors: a run stops by itself, keeps everything, and says what finishing needs."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+from support.soak import few
 
 from agac.core.errors import ExitCode, SpecError
 from agac.spec.workflow import Budget
@@ -24,8 +26,12 @@ def spent(project: ProjectFolder) -> tuple[float, int, int]:
     return found  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("budget", [{"usd": 0.006}, {"tokens": 3_000}, {"calls": 17}])
-@pytest.mark.parametrize("place", ["workflow", "project", "stage", "command"])
+BUDGETS: list[tuple[str, dict[str, Any]]] = list(
+    product(["workflow", "project", "stage", "command"], [{"usd": 0.006}, {"tokens": 3_000}, {"calls": 17}])
+)
+
+
+@pytest.mark.parametrize(("place", "budget"), few(BUDGETS, 2))
 def test_a_budget_is_never_exceeded_and_the_run_can_be_finished(
     budget: dict[str, Any], place: str, project: ProjectFolder, server: Server
 ) -> None:
@@ -80,8 +86,7 @@ def test_retries_and_cut_connections_count_within_the_budget(
 
 
 def test_a_row_budget_fails_the_row_alone(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "wrong_schema", "match": "number 3"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "wrong_schema", "match": "number 3"}]))
     project.numbered(5)
     project.workflow(stages=[STAGE | {"repair": 5}], row_budget={"calls": 2})
     report = project.run()
@@ -103,8 +108,7 @@ def test_a_dollar_budget_wants_a_bound_and_a_price_and_says_which_lines_to_add(p
 
 
 def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 1"}])  # 1, 10 to 19
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 1"}]))
     project.numbered(60)
     project.workflow(max_errors=3, stop_loss=False)
     report = project.run(concurrency=1)
@@ -113,20 +117,13 @@ def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty:
     assert len(project.envelopes()) == report.summary["rows"]["done"] + 4
     unbounded = project.run(max_errors=100)
     assert (unbounded.exit_code, unbounded.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 11)
-
-
-def test_max_errors_zero_stops_at_the_first(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 5"}])
-    project.configure(server.base_url)
-    project.numbered(30)
-    project.workflow()
-    ran = project.agac("run", "-a", "reviews", "--concurrency", "1", "--max-errors", "0", "--json")
-    assert (ran.code, ran.json["rows"]["failed"], ran.json["calls"]["count"]) == (4, 1, 5)
+    project.workflow("none", stages=[{"name": "say", "prompt": "Say ${text}"}])
+    ran = project.agac("run", "-a", "none", "--concurrency", "1", "--max-errors", "0", "--json", code=4)
+    assert (ran.json["rows"]["failed"], ran.json["calls"]["count"]) == (1, 1)
 
 
 def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "always": True}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "always": True}]))
     project.numbered(500)
     project.workflow()
     report = project.run(concurrency=8)
@@ -139,8 +136,7 @@ def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFo
 
 
 def test_stop_loss_counts_a_question_once_however_many_rows_share_it(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     rows = [{"id": str(i), "text": "bad"} for i in range(30)]
     project.rows([*rows, *({"id": str(i), "text": "good" + str(i)} for i in range(30, 40))])
     project.workflow()
@@ -151,8 +147,7 @@ def test_stop_loss_counts_a_question_once_however_many_rows_share_it(project: Pr
 
 @pytest.mark.parametrize("alike", [16, 17])
 def test_stop_loss_wants_more_than_80_percent_of_20(alike: int, project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     texts = [*("good" for _ in range(20 - alike)), *("bad" for _ in range(alike)), *("good" for _ in range(10))]
     project.rows({"id": str(i), "text": f"{text} {i}"} for i, text in enumerate(texts))
     project.workflow()
@@ -161,16 +156,14 @@ def test_stop_loss_wants_more_than_80_percent_of_20(alike: int, project: Project
 
 
 def test_stop_loss_never_ends_a_run_of_few_rows(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "always": True}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "always": True}]))
     project.numbered(16)
     project.workflow()
     assert project.run().exit_code == ExitCode.ROWS_FAILED
 
 
 def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([])
-    project.configure(server.base_url)
+    project.asks(faulty([]))
     project.numbered(40)
     project.workflow()
     assert project.agac("run", "-a", "reviews").code == 0
@@ -189,8 +182,7 @@ def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
     rules: dict[str, Any], project: ProjectFolder, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agac.engine.run.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
-    server = faulty([{"kind": "refusal", "match": "number 1"}, {"kind": "slow_first_byte", "seconds": 0.4}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 1"}, {"kind": "slow_first_byte", "seconds": 0.4}]))
     project.numbered(9)
     project.workflow(**rules)
     report = project.run(concurrency=4)
@@ -200,8 +192,7 @@ def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
 
 
 def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "bad"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     rows = [{"id": str(i), "text": "good" + str(i)} for i in range(30)]
     project.rows([*rows, *({"id": str(i), "text": "bad" + str(i)} for i in range(30, 60))])
     project.workflow()
@@ -211,9 +202,8 @@ def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: Pr
     assert (second.exit_code, second.invocation["calls"]) == (ExitCode.ROWS_FAILED, 30)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "calls=1.5", "usd=1,usd=2", "euro=3"])
-def test_a_budget_that_cannot_be_read_is_refused(text: str, project: ProjectFolder) -> None:
+def test_a_budget_that_cannot_be_read_is_refused(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow()
-    ran = project.agac("run", "-a", "reviews", "--budget", text, code=2)
-    assert "--budget" in ran.err
+    for text in ("", "0", "-1", "x", "calls=1.5", "usd=1,usd=2", "euro=3"):
+        assert "--budget" in project.agac("run", "-a", "reviews", "--budget", text, code=2).err

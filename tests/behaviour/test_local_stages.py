@@ -40,17 +40,19 @@ def shop(project: ProjectFolder) -> ProjectFolder:
     return project
 
 
+def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.workflow(defaults=ECHO, stages=list(stages), **keys)
+
+
 def stage(name: str, prompt: str, **keys: Any) -> dict[str, Any]:
     return {"name": name, "prompt": prompt, **keys}
 
 
 def test_a_function_changes_the_row_for_the_stages_after_it(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "tidy", "python": "tools/clean.py:tidy"},
-            stage("say", "${name}|${price}|${long.tags.3}|${tidy.price}"),
-        ],
+    workflow(
+        shop,
+        {"name": "tidy", "python": "tools/clean.py:tidy"},
+        stage("say", "${name}|${price}|${long.tags.3}|${tidy.price}"),
         output={"format": "csv"},
     )
     report = shop.run()
@@ -70,10 +72,7 @@ def test_a_function_changes_the_row_for_the_stages_after_it(shop: ProjectFolder)
 
 
 def test_an_edited_function_runs_again_and_only_what_it_changed_is_asked(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}")],
-    )
+    workflow(shop, {"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}"))
     assert shop.run().invocation["calls"] == 4
     shop.write("tools/clean.py", CLEAN.replace('"long"', '"wide"'))
     planned = {one["name"]: one for one in shop.agac("plan", "-a", "reviews", "--json").json["stages"]}
@@ -85,7 +84,7 @@ def test_an_edited_function_runs_again_and_only_what_it_changed_is_asked(shop: P
 
 
 def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: ProjectFolder) -> None:
-    shop.workflow(defaults=ECHO, stages=[{"name": "risky", "python": "tools/clean.py:boom"}, stage("say", "${name}")])
+    workflow(shop, {"name": "risky", "python": "tools/clean.py:boom"}, stage("say", "${name}"))
     report = shop.run()
     assert report.exit_code == 3
     (error,) = shop.envelopes(file="errors.jsonl")
@@ -98,14 +97,12 @@ def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: Proje
 
 
 def test_filter_select_and_rename_shape_the_row(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "cheap", "filter": "double(price) < 45.0"},
-            {"name": "few", "select": ["price", "id", "name"]},
-            {"name": "other", "rename": {"price": "cost"}},
-            stage("say", "${row_json}"),
-        ],
+    workflow(
+        shop,
+        {"name": "cheap", "filter": "double(price) < 45.0"},
+        {"name": "few", "select": ["price", "id", "name"]},
+        {"name": "other", "rename": {"price": "cost"}},
+        stage("say", "${row_json}"),
         output={"format": "csv"},
     )
     report = shop.run()
@@ -127,23 +124,17 @@ def test_filter_select_and_rename_shape_the_row(shop: ProjectFolder) -> None:
 
 
 def test_a_workflow_may_end_in_such_a_stage(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[stage("say", "hello ${id}"), {"name": "end", "python": "tools/clean.py:after"}],
-    )
-    shop.run()
-    assert shop.output()[0] == {"seen": ["id", "name", "price", "say", "secret"], "said": "hello r-1"}
-    shop.workflow(
-        defaults=ECHO,
-        stages=[stage("say", "hello ${id}"), {"name": "end", "select": ["id"]}],
-    )
-    report = shop.run()
-    assert shop.output() == [{"id": f"r-{n}"} for n in range(1, 6)]
-    assert report.invocation["calls"] == 0
-    shop.workflow(defaults=ECHO, stages=[stage("say", "hello ${id}"), {"name": "end", "filter": 'id != "r-1"'}])
-    report = shop.run()
-    assert shop.output() == [f"hello r-{n}" for n in range(2, 6)]
-    assert report.invocation["calls"] == 0
+    def ends_in(**end: Any) -> list[Any]:
+        workflow(shop, stage("say", "hello ${id}"), {"name": "end", **end})
+        assert shop.run().exit_code == 0
+        found: list[Any] = shop.output()
+        return found
+
+    seen = {"seen": ["id", "name", "price", "say", "secret"], "said": "hello r-1"}
+    assert ends_in(python="tools/clean.py:after")[0] == seen
+    assert ends_in(select=["id"]) == [{"id": f"r-{n}"} for n in range(1, 6)]
+    assert ends_in(filter='id != "r-1"') == [f"hello r-{n}" for n in range(2, 6)]
+    assert shop.query("SELECT count(*) FROM attempt") == [(5,)], "asked by the first run alone"
 
 
 def test_no_model_is_needed_where_none_is_asked(shop: ProjectFolder) -> None:
@@ -157,33 +148,26 @@ def test_no_model_is_needed_where_none_is_asked(shop: ProjectFolder) -> None:
 
 
 def test_a_guard_may_pass_over_such_a_stage(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
-            stage("say", "${row_json}"),
-        ],
-    )
+    workflow(shop, {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'}, stage("say", "${row_json}"))
     shop.run()
     assert ["title" in text for text in shop.output()] == [True, False, False, False, False]
     shop.assert_sound()
 
 
 def test_what_was_passed_over_did_not_change_the_row_that_is_written(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
-            stage("say", "${id}"),
-            {"name": "few", "select": ["id"], "when": 'id == "r-2"', "needs": "other"},
-        ],
+    workflow(
+        shop,
+        {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
+        stage("say", "${id}"),
+        {"name": "few", "select": ["id"], "when": 'id == "r-2"', "needs": "other"},
         output={"stages": ["say", "few"], "format": "csv"},
     )
     shop.run()
     assert [one["few"] for one in shop.output()] == [None, {"id": "r-2"}, None, None, None]
-    shop.workflow(
-        defaults=ECHO,
-        stages=[{"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'}, stage("say", "${id}")],
+    workflow(
+        shop,
+        {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
+        stage("say", "${id}"),
         output={"format": "csv"},
     )
     shop.run()
@@ -194,10 +178,7 @@ def test_what_was_passed_over_did_not_change_the_row_that_is_written(shop: Proje
 
 
 def test_a_function_after_a_skipped_answer_is_shown_with_what_it_was_given(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[stage("say", "hello ${id}", when='id == "r-1"'), {"name": "end", "python": "tools/clean.py:after"}],
-    )
+    workflow(shop, stage("say", "hello ${id}", when='id == "r-1"'), {"name": "end", "python": "tools/clean.py:after"})
     shop.run()
     assert shop.output()[1] == {"seen": ["id", "name", "price", "say", "secret"], "said": None}
     for row_id in ("r-1", "r-2"):
@@ -205,9 +186,8 @@ def test_a_function_after_a_skipped_answer_is_shown_with_what_it_was_given(shop:
         assert not row["stages"][1]["stale"]
 
 
-@pytest.mark.parametrize(
-    ("broken", "expected"),
-    [
+def test_what_cannot_work_is_said_when_the_workflow_is_loaded(shop: ProjectFolder) -> None:
+    broken_stages: list[tuple[dict[str, Any], str]] = [
         ({"python": "tools/clean.py:tidi"}, "tidy"),
         ({"python": "tools/gone.py:tidy"}, "tools/gone.py"),
         ({"python": "tools/clean.py:tidy", "prompt": "x"}, "a stage with python asks no model; remove prompt"),
@@ -216,30 +196,21 @@ def test_a_function_after_a_skipped_answer_is_shown_with_what_it_was_given(shop:
         ({"select": ["id"], "filter": "true"}, "a stage does one thing; this one has filter and select"),
         ({"filter": "pric > 1"}, "did you mean 'price'?"),
         ({"select": ["id"], "processes": 2}, "processes says where a function runs"),
-    ],
-)
-def test_what_cannot_work_is_said_when_the_workflow_is_loaded(
-    shop: ProjectFolder, broken: dict[str, Any], expected: str
-) -> None:
-    shop.workflow(defaults=ECHO, stages=[{"name": "a", **broken}, stage("say", "${id}")])
-    ran = shop.agac("validate", "-a", "reviews", code=2)
-    assert expected in ran.out, ran.out
+    ]
+    for broken, expected in broken_stages:
+        workflow(shop, {"name": "a", **broken}, stage("say", "${id}"))
+        assert expected in shop.agac("validate", "-a", "reviews", code=2).out
 
 
 def test_names_after_a_change_are_checked_by_it(shop: ProjectFolder) -> None:
-    shop.workflow(
-        defaults=ECHO,
-        stages=[{"name": "few", "select": ["id"]}, stage("say", "${name}")],
-    )
+    workflow(shop, {"name": "few", "select": ["id"]}, stage("say", "${name}"))
     ran = shop.agac("validate", "-a", "reviews", code=2)
     assert "${name}: no such field" in ran.out
-    shop.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "few", "select": ["id"], "needs": []},
-            {"name": "other", "rename": {"name": "title"}, "needs": []},
-            stage("say", "${id}", needs=["few", "other"]),
-        ],
+    workflow(
+        shop,
+        {"name": "few", "select": ["id"], "needs": []},
+        {"name": "other", "rename": {"name": "title"}, "needs": []},
+        stage("say", "${id}", needs=["few", "other"]),
     )
     ran = shop.agac("validate", "-a", "reviews", code=2)
     assert "which both change the row, each in its own way" in ran.out
@@ -247,7 +218,7 @@ def test_names_after_a_change_are_checked_by_it(shop: ProjectFolder) -> None:
 
 def test_validating_imports_nothing_of_the_users(shop: ProjectFolder) -> None:
     shop.write("tools/clean.py", CLEAN + '\nopen("imported", "w")\n')
-    shop.workflow(defaults=ECHO, stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}")])
+    workflow(shop, {"name": "tidy", "python": "tools/clean.py:tidy"}, stage("say", "${name}"))
     assert shop.agac("validate").code == 0
     assert shop.agac("plan", "-a", "reviews").code == 0
     assert shop.agac("status").code == 0

@@ -39,8 +39,7 @@ def asked(project: ProjectFolder) -> ProjectFolder:
 
 
 def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
-    with scripted(Step(BAD), Step(GOOD)) as server:
-        asked.configure(server.base_url)
+    with asked.asking(scripted(Step(BAD), Step(GOOD))):
         ran, text = logged(asked, "--log-level", "debug", "--log-format", "json")
     assert ran.code == 0
     assert ran.err == ""
@@ -49,18 +48,16 @@ def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
         assert datetime.fromisoformat(line["time"]).utcoffset() is not None
         assert line["logger"].startswith("agac.")
     first, second = calls(text)
-    assert (first["run"], first["row"], first["stage"], first["attempt"], first["purpose"]) == (
-        1, "r-1", "one", 1, "ask",
-    )  # fmt: skip
-    assert (first["model"], first["answered_by"], first["status"], first["error"]) == (
-        "local/small", "small-2", 200, "SchemaMismatch",
-    )  # fmt: skip
-    assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (10, 5, None)
+    told = {
+        "run": 1, "row": "r-1", "stage": "one", "attempt": 1, "purpose": "ask", "model": "local/small",
+        "answered_by": "small-2", "status": 200, "error": "SchemaMismatch", "input_tokens": 10, "output_tokens": 5,
+        "cost_usd": None, "reply": BAD,
+    }  # fmt: skip
+    assert first.items() >= told.items()
     assert first["duration_ms"] > 0
     assert first["request"][-1] == {"role": "user", "text": "größer\nals"}
     assert first["request"][0]["role"] == "system"
     assert first["request"][0]["text"].startswith("Be brief.")
-    assert first["reply"] == BAD
     assert (second["attempt"], second["purpose"], second["error"], second["reply"]) == (2, "repair", None, GOOD)
     assert any(message["text"] == BAD for message in second["request"])  # a re-ask quotes what it is about
     began, *_, ended = objects(text)
@@ -69,8 +66,7 @@ def test_json_tells_each_call_whole(asked: ProjectFolder) -> None:
 
 
 def test_text_tells_the_same_for_people(asked: ProjectFolder) -> None:
-    with scripted(Step(GOOD)) as server:
-        asked.configure(server.base_url)
+    with asked.asking(scripted(Step(GOOD))):
         _, text = logged(asked, "--log-level", "debug")
     lines = text.splitlines()
     at = next(number for number, line in enumerate(lines) if "attempt 1 (ask) to local/small: status 200" in line)
@@ -84,25 +80,21 @@ def test_text_tells_the_same_for_people(asked: ProjectFolder) -> None:
 def test_what_is_waited_for_is_told_at_info(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow()
-    with scripted(Step(status=500, headers={"retry-after-ms": "1"}, body="{}"), Step(GOOD)) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step(status=500, headers={"retry-after-ms": "1"}, body="{}"), Step(GOOD))):
         _, text = logged(project, "--log-level", "info", "--log-format", "json")
     assert calls(text) == []
     (waited,) = [line for line in objects(text) if "wait_s" in line]
-    assert (waited["row"], waited["stage"], waited["attempt"], waited["status"], waited["error"]) == (
-        "r-1", "classify", 1, 500, "ProviderError",
-    )  # fmt: skip
+    told = {"row": "r-1", "stage": "classify", "attempt": 1, "status": 500, "error": "ProviderError"}
+    assert waited.items() >= told.items()
 
 
 def test_warning_is_the_default_and_says_nothing_of_a_good_run(asked: ProjectFolder) -> None:
-    with scripted(Step(GOOD)) as server:
-        asked.configure(server.base_url)
+    with asked.asking(scripted(Step(GOOD))):
         assert logged(asked)[1] == ""
 
 
 def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolder) -> None:
-    with scripted(Step(GOOD)) as server:
-        asked.configure(server.base_url)
+    with asked.asking(scripted(Step(GOOD))):
         ran = asked.agac("run", "-a", "reviews", "-q", "--log-level", "debug", "--log-format=json")
     assert calls(ran.err)
     refused = asked.agac("run", "-a", "reviews", "--log-format", "yaml", code=2)
@@ -114,8 +106,7 @@ def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFold
     length = caller.MOST_CHARACTERS
     project.rows([{"id": "r-1", "text": "a" * (length + 1234)}])
     project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
-    with scripted(Step("b" * length)) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step("b" * length))):
         _, text = logged(project, "--log-level", "debug", "--log-format", form)
     assert "a" * length + "… (1,234 more characters)" in text
     assert "a" * (length + 1) not in text
@@ -128,8 +119,7 @@ def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "x \ud800 y\x00\u2028"}, "finish_reason": "stop"}
     project.numbered(1)
     project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
-    with scripted(Step(body=json.dumps({"model": "m", "choices": [choice]}))) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step(body=json.dumps({"model": "m", "choices": [choice]})))):
         ran, text = logged(project, "--log-level", "debug", "--log-format", "json")
     assert "Logging error" not in ran.err
     lines = [json.loads(line) for line in text.split("\n") if line]
@@ -139,8 +129,7 @@ def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
 def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(caller, "log_call", lambda *args, **kwargs: made.append(args))
-    with scripted(Step(BAD), Step(GOOD)) as server:
-        asked.configure(server.base_url)
+    with asked.asking(scripted(Step(BAD), Step(GOOD))):
         assert asked.run().exit_code == 0
     assert made == []
 

@@ -2,15 +2,13 @@
 
 import json
 import shlex
-import sqlite3
 import unicodedata
-from contextlib import closing
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import Step, scripted
+from support.batched import store
 from support.processes import killed, listening, row_count, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty
@@ -37,11 +35,12 @@ def changes(project: ProjectFolder) -> list[tuple[int, list[str]]]:
     return [(run["run"], run["changes"]) for run in agac.runs(project=project.root).runs]
 
 
-def typed(project: ProjectFolder, line: str) -> Ran:
-    """Runs a command that was printed."""
-    words = shlex.split(line)
-    assert words[0] == "agac"
-    return project.agac(*words[1:])
+def followed(project: ProjectFolder, out: str, before: str) -> Ran:
+    """Runs the one command that was printed after these words."""
+    (line,) = [line for line in out.split("\n") if before in line]
+    name, *words = shlex.split(line.partition(before)[2])
+    assert name == "agac"
+    return project.agac(*words)
 
 
 class TestRuns:
@@ -81,11 +80,8 @@ class TestRuns:
         project.run(limit=2, offset=1)
         project.run(project.workflow("others"))
         report = project.agac("runs", "--json").json
-        assert [(run["run"], run["workflow"], run["state"]) for run in report["runs"]] == [
-            (3, "others", "finished"),
-            (2, "reviews", "finished"),
-            (1, "reviews", "finished"),
-        ]
+        listed = [(run["run"], run["workflow"], run["state"]) for run in report["runs"]]
+        assert listed == [(3, "others", "finished"), (2, "reviews", "finished"), (1, "reviews", "finished")]
         assert report["runs"][1]["selection"] == {"limit": 2, "offset": 1}
         assert report["runs"][2]["rows"] == {"total": 5, "done": 4, "skipped": 0, "failed": 1, "dropped": 0, "open": 0}
         assert report["runs"][2]["calls"]["count"] == 5
@@ -132,10 +128,8 @@ class TestStatusOfARun:
         project.configure(faulty(faults).base_url)
         assert project.run(project.workflow(stages=TWO)).exit_code == 3
         run = project.agac("status", "1", "--json").json["runs"][0]
-        assert [(s["done"], s["failed"], s["errors"]) for s in run["stages"]] == [
-            (5, 1, {"Refused": 1}),
-            (4, 1, {"Truncated": 1}),
-        ]
+        counted = [(s["done"], s["failed"], s["errors"]) for s in run["stages"]]
+        assert counted == [(5, 1, {"Refused": 1}), (4, 1, {"Truncated": 1})]
         assert sum(s["calls"]["count"] for s in run["stages"]) == run["calls"]["count"] == 11
         assert {run["calls"]["cost_usd"], *(s["calls"]["cost_usd"] for s in run["stages"])} == {None}
         assert sum(s["calls"]["calls_without_price"] for s in run["stages"]) == 11
@@ -143,21 +137,19 @@ class TestStatusOfARun:
         assert [(i["state"], i["exit_code"]) for i in run["invocations"]] == [("ended", 0)]
         out = project.agac("status", "last").out
         assert "Failed in classify: 1 Refused\nFailed in reply: 1 Truncated\n" in out
-        (advice,) = [line for line in out.split("\n") if line.startswith("Look at failed rows with: ")]
-        assert typed(project, advice.partition(": ")[2]).code == 0
+        assert followed(project, out, "Look at failed rows with: ").code == 0
 
     def test_what_calls_without_an_answer_may_have_cost_is_said(self, project: ProjectFolder) -> None:
         project.numbered(2)
         project.run(project.workflow())
-        with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)) as store:
-            store.execute("UPDATE counter SET held_cost = 0.25, held_tokens = 900 WHERE outcome = 'call'")
+        with store(project) as database:
+            database.execute("UPDATE counter SET held_cost = 0.25, held_tokens = 900 WHERE outcome = 'call'")
         assert agac.status(run=1, project=project.root).runs[0]["held"] == {"cost_usd": 0.25, "tokens": 900}
         out = project.agac("status", "1").out
         assert "Calls without an answer may have cost up to $0.2500 (900 tokens) more\n" in out
 
     def test_a_killed_run_is_gone_on_with_as_it_says(self, project: ProjectFolder, faulty: Faulty) -> None:
-        server = faulty([{"kind": "hang", "at": list(range(21, 25))}])
-        project.configure(server.base_url)
+        server = project.asks(faulty([{"kind": "hang", "at": list(range(21, 25))}]))
         project.numbered(40)
         project.workflow()
         process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
@@ -167,8 +159,7 @@ class TestStatusOfARun:
         killed(process)
         ran = project.agac("status", "1")
         assert ran.out.startswith("reviews, run 1: killed\n")
-        (advice,) = [line for line in ran.out.split("\n") if "Resume with: " in line]
-        assert typed(project, advice.partition("with: ")[2]).code == 0
+        assert followed(project, ran.out, "Resume with: ").code == 0
         run = agac.status(run=1, project=project.root).runs[0]
         assert run["state"] == "finished"
         assert [i["state"] for i in run["invocations"]] == ["ended", "killed"]
@@ -198,41 +189,28 @@ class TestStatusOfARun:
         assert found == {1: 3, 2: None, 3: None}
         assert "Replaced by run 3. See it with: agac status 3\n" in project.agac("status", "1").out
 
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["status", "9"], "error: no run 9\n  Runs: 1. `agac runs` lists them.\n"),
-            (["status", "newest"], "error: 'newest' is not a run\n  Give its number, or `last`."),
-            (["status", "1", "-a", "others"], "error: no run 1 of workflow 'others'\n"),
-            (["inspect", "99999999999999999999"], "error: no run 99999999999999999999\n"),
-            (["inspect", "1", "r-9"], "error: run 1 has no row 'r-9'\n  Rows are named by their ids: 'r-1', 'r-2', "),
-            (["inspect", "1", "2"], "row 2 of the input has the id 'r-2'."),
-            (["inspect", "1", "--stage", "clasify"], "there is no such stage\n  Did you mean 'classify'?"),
-            (["inspect", "1", "r-1", "--stage", "x"], "--stage x: there is no such stage\n  The stages are: classify."),
-        ],
-    )
-    def test_what_does_not_exist_is_told(self, project: ProjectFolder, arguments: list[str], said: str) -> None:
+    def test_what_does_not_exist_is_told_alike_by_every_command(self, project: ProjectFolder) -> None:
         project.numbered(3)
         project.run(project.workflow())
-        ran = project.agac(*arguments)
-        assert (ran.code, ran.out) == (2, "")
-        assert said in ran.err
-
-    def test_rows_that_do_not_exist_are_told_alike_by_every_command(self, project: ProjectFolder) -> None:
-        project.numbered(3)
-        project.run(project.workflow())
-        huge = "9" * 30
-        for name, hint in (
-            ("r-9", "Rows are named by their ids: 'r-1', 'r-2', 'r-3', …"),
-            ("2", "Rows are named by their ids: row 2 of the input has the id 'r-2'."),
-            (huge, "Rows are named by their ids: 'r-1', 'r-2', 'r-3', …"),
-        ):
-            said = f"error: run 1 has no row {name!r}\n  {hint}\n"
-            for words in (["inspect", "1", name], ["why", "1", name, "classify"], ["retry", "1", "--row", name]):
-                ran = project.agac(*words)
-                assert (ran.code, ran.out, ran.err) == (2, "", said)
-        several = project.agac("retry", "1", "--row", "r-8", "--row", "r-1", "--row", "r-9", "--from", "classify")
-        assert several.err.startswith("error: run 1 has no rows 'r-8', 'r-9'\n")
+        ids = "Rows are named by their ids: 'r-1', 'r-2', 'r-3', …\n"
+        second = "Rows are named by their ids: row 2 of the input has the id 'r-2'.\n"
+        told = {
+            ("status", "9"): "no run 9\n  Runs: 1. `agac runs` lists them.\n",
+            ("status", "newest"): "'newest' is not a run\n  Give its number, or `last`.",
+            ("status", "1", "-a", "others"): "no run 1 of workflow 'others'\n",
+            ("inspect", "99999999999999999999"): "no run 99999999999999999999\n",
+            ("inspect", "1", "--stage", "clasify"):
+                "--stage clasify: there is no such stage\n  Did you mean 'classify'?",
+            ("inspect", "1", "r-1", "--stage", "x"): "--stage x: there is no such stage\n  The stages are: classify.",
+            ("retry", "1", "--row", "r-8", "--row", "r-1", "--row", "r-9", "--from", "classify"):
+                "run 1 has no rows 'r-8', 'r-9'\n",
+        }  # fmt: skip
+        for name, hint in (("r-9", ids), ("2", second), ("9" * 30, ids)):
+            for words in (("inspect", "1", name), ("why", "1", name, "classify"), ("retry", "1", "--row", name)):
+                told[words] = f"run 1 has no row {name!r}\n  {hint}"
+        for words, said in told.items():
+            ran = project.agac(*words)
+            assert (ran.code, ran.out, ran.err[: len(said) + 7]) == (2, "", f"error: {said}")
 
     def test_without_a_database_no_run_is_found(self, project: ProjectFolder) -> None:
         for arguments in (["status", "1"], ["inspect", "last"], ["why", "1", "a", "b"], ["retry", "last"]):
@@ -254,9 +232,8 @@ class TestInspectingARun:
         assert "Stage classify: local/small, max_tokens=90, temperature=0.5\n" in out
         assert "  instructions: You read reviews.\n  prompt: Review: ${text}\n" in out
         assert "Stage reply: local/small, max_tokens=90, temperature=0.5, needs classify\n" in out
-        commands = [line.strip() for line in out.split("\n") if line.strip().startswith("agac inspect ")]
-        shown = [typed(project, command) for command in commands]
-        assert sorted(ran.out.split("\n")[0] for ran in shown) == [
+        commands = [shlex.split(line)[1:] for line in out.split("\n") if line.strip().startswith("agac inspect ")]
+        assert sorted(project.agac(*words).out.split("\n")[0] for words in commands) == [
             'reviews, run 1, "it\'s" (row 2 of the input): failed',
             "reviews, run 1, '-x' (row 1 of the input): failed",
         ]
@@ -265,8 +242,8 @@ class TestInspectingARun:
         project.numbered(2)
         project.run(project.workflow(stages=TWO))
         report = agac.inspect(1, stage="reply", project=project.root).as_json()
-        assert [stage["name"] for stage in report["definition"]["stages"]] == ["reply"]
-        assert [stage["name"] for stage in report["stages"]] == ["reply"]
+        for part in (report, report["definition"]):
+            assert [stage["name"] for stage in part["stages"]] == ["reply"]
         assert "Stage classify" not in project.agac("inspect", "1", "--stage", "reply").out
 
 
@@ -274,8 +251,7 @@ class TestInspectingARow:
     def test_prompts_and_replies_are_those_of_the_wire(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "It's “fine”\nreally ${text}"}])
         mood = Step(json.dumps({"sentiment": "neutral", "reason": "so"}), headers={"x-request-id": "a"})
-        with scripted(mood, "thank you") as server:
-            project.configure(server.base_url)
+        with project.asking(scripted(mood, "thank you")) as server:
             assert project.run(project.workflow(stages=TWO)).exit_code == 0
             asked = [request["messages"] for request in server.asked]
         row = one_row(project)
@@ -300,18 +276,15 @@ class TestInspectingARow:
         project.rows([{"id": "r-1", "text": "fine"}])
         busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after": "0"})
         bad, good = Step('{"sentiment": "odd"}'), Step('{"sentiment": "neutral", "reason": "so"}')
-        with scripted(busy, bad, good) as server:
-            project.configure(server.base_url)
+        with project.asking(scripted(busy, bad, good)):
             assert project.run(project.workflow()).exit_code == 0
-        row = one_row(project)
-        attempts = row["stages"][0]["attempts"]
-        assert [(a["number"], a["purpose"], a["http_status"]) for a in attempts] == [
-            (1, "ask", 500),
-            (2, "ask", 200),
-            (3, "repair", 200),
+        attempts = one_row(project)["stages"][0]["attempts"]
+        keys = ("number", "purpose", "http_status", "of_earlier_content")
+        assert [(*(a[key] for key in keys), a["error"] and a["error"]["type"]) for a in attempts] == [
+            (1, "ask", 500, False, "ProviderError"),
+            (2, "ask", 200, False, "SchemaMismatch"),
+            (3, "repair", 200, False, None),
         ]
-        assert [a["error"] and a["error"]["type"] for a in attempts] == ["ProviderError", "SchemaMismatch", None]
-        assert [a["of_earlier_content"] for a in attempts] == [False] * 3
         assert attempts[0]["reply"] == busy.body
         out = project.agac("inspect", "last", "r-1").out
         assert "  Attempt 1 of invocation 1: ask, local/small at http://127.0.0.1:" in out
@@ -329,13 +302,10 @@ class TestInspectingARow:
     def test_a_record_that_could_not_be_read_is_shown(self, project: ProjectFolder) -> None:
         project.write("data/rows.csv", "id,text\nr-1,one,two,three\nr-2,fine\n")
         project.run(project.workflow())
-        project.agac("inspect", "1", "r-2")
-        ids = project.query("SELECT id, state FROM row ORDER BY ordinal")
-        row = one_row(project, str(ids[0][0]))
-        assert row["state"] == "failed"
-        assert row["error"]["type"] == "InvalidRow"
-        assert row["stages"][0]["outcome"] == "open"
-        assert project.agac("inspect", "1", str(ids[0][0])).code == 0
+        ((found,), _) = project.query("SELECT id FROM row ORDER BY ordinal")
+        row = one_row(project, str(found))
+        assert (row["state"], row["error"]["type"], row["stages"][0]["outcome"]) == ("failed", "InvalidRow", "open")
+        assert project.agac("inspect", "1", str(found)).code == 0
 
     def test_a_row_that_changed_keeps_its_earlier_attempts_apart(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "first"}])
@@ -355,19 +325,15 @@ class TestInspectingARow:
     def test_a_changed_row_that_was_not_asked_again_yet_shows_no_wrong_prompt(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "first"}])
         answers = [Step('{"sentiment": "neutral", "reason": "so"}'), Step("thanks")]
-        with scripted(*answers, Step(status=401, body='{"error": {"message": "no key"}}')) as server:
-            project.configure(server.base_url)
+        with project.asking(scripted(*answers, Step(status=401, body='{"error": {"message": "no key"}}'))):
             project.run(project.workflow(stages=TWO))
             project.rows([{"id": "r-1", "text": "second"}])
             assert project.run().exit_code == 1, "stopped by the key"
         row = one_row(project)
         assert row["state"] == "open"
-        assert [stage["stale"] for stage in row["stages"]] == [True, True]
-        assert [stage["prompt"] for stage in row["stages"]] == [None, None]
-        assert [[a["of_earlier_content"] for a in stage["attempts"]] for stage in row["stages"]] == [
-            [True, False],
-            [True],
-        ]
+        earlier = [[a["of_earlier_content"] for a in stage["attempts"]] for stage in row["stages"]]
+        assert [(stage["stale"], stage["prompt"]) for stage in row["stages"]] == [(True, None)] * 2
+        assert earlier == [[True, False], [True]]
         out = project.agac("inspect", "last", "r-1").out
         assert "Stage classify: done (of earlier content)\n" in out
         assert "prompt: not shown: the row, or an answer before this one, changed since" in out
@@ -378,12 +344,10 @@ class TestInspectingARow:
         project.rows([{"id": "copy", "text": "same"}])
         project.run(project.workflow("others"))
         (stage,) = one_row(project, "copy")["stages"]
-        assert (stage["outcome"], stage["attempts"]) == ("reused", [])
-        assert stage["reused_from"]["run"] == 1
-        assert stage["reused_from"]["row"] == "r-1"
+        origin = stage["reused_from"]
+        assert (stage["outcome"], stage["attempts"], origin["run"], origin["row"]) == ("reused", [], 1, "r-1")
         out = project.agac("inspect", "last", "copy").out
-        (origin,) = [line for line in out.split("\n") if line.startswith("  reused: ")]
-        assert typed(project, origin.partition(" of run 1: ")[2]).code == 0
+        assert followed(project, out, " of run 1: ").code == 0
         project.rows([{"id": "r-1", "text": "other"}])
         project.run()
         (stage,) = one_row(project, "copy", run=2)["stages"]
@@ -395,26 +359,20 @@ class TestInspectingARow:
         project.run(project.workflow())
         rows = agac.inspect("last", "r-1", project=project.root).rows
         assert rows is not None
-        assert [(row["row_number"], row["occurrence"], row["state"]) for row in rows] == [
-            (1, 0, "done"),
-            (3, 1, "failed"),
-        ]
+        found = [(row["row_number"], row["occurrence"], row["state"]) for row in rows]
+        assert found == [(1, 0, "done"), (3, 1, "failed")]
         assert "DuplicateId" in project.agac("inspect", "1", "r-1").out
 
-    def test_row_numbers_are_found_by_their_digits(self, project: ProjectFolder) -> None:
-        project.numbered(3)
-        project.run(project.workflow(input={"id_field": None}))
-        assert one_row(project, "2")["id"] == 2
-        report = agac.inspect(1, 2, project=project.root)
-        assert report.rows is not None
-        assert report.rows[0]["fields"]["text"] == "I love number 2"
-        assert project.agac("inspect", "1", "9").code == 2
-
-    def test_ids_that_are_digits_in_the_input_are_found_too(self, project: ProjectFolder) -> None:
+    def test_digits_find_row_numbers_and_ids_of_the_input(self, project: ProjectFolder) -> None:
         project.rows([{"id": "2", "text": "two"}, {"id": "007", "text": "seven"}])
         project.run(project.workflow())
-        assert one_row(project, "2")["id"] == "2"
-        assert one_row(project, "007")["fields"]["text"] == "seven"
+        assert [one_row(project, name)["fields"]["text"] for name in ("2", "007")] == ["two", "seven"]
+        project.run(project.workflow("numbered", input={"id_field": None}))
+        assert one_row(project, "2")["id"] == 2
+        report = agac.inspect(2, 2, project=project.root)
+        assert report.rows is not None
+        assert report.rows[0]["fields"]["text"] == "seven"
+        assert project.agac("inspect", "2", "9").code == 2
 
     def test_a_row_that_left_the_input_is_still_there(self, project: ProjectFolder) -> None:
         project.numbered(3)
@@ -428,8 +386,7 @@ class TestInspectingARow:
 
     def test_a_long_reply_is_shown_whole(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "one"}])
-        with scripted("much " * 900) as server:
-            project.configure(server.base_url)
+        with project.asking(scripted("much " * 900)):
             project.run(project.workflow(stages=[{"name": "say", "prompt": "${text}"}]))
         assert project.query("SELECT typeof(reply) FROM attempt") == [("blob",)]
         (stage,) = one_row(project)["stages"]
@@ -443,26 +400,20 @@ class TestInspectingARow:
         assert (stage["attempts"][0]["reply"], stage["attempts"][0]["reply_kept"]) == (None, False)
         assert "reply: not stored" in project.agac("inspect", "1", "r-1").out
 
-    @pytest.mark.parametrize("reuse", ["content", "row", "never"])
-    def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, reuse: str, project: ProjectFolder) -> None:
+    def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, project: ProjectFolder) -> None:
         project.numbered(2)
-        project.run(project.workflow(stages=[{**TWO[0], "reuse": reuse}, TWO[1]]))
-        for stage in one_row(project)["stages"]:
-            assert not stage["stale"]
-            assert stage["attempts"][0]["of_earlier_content"] is False
-
-    def test_one_stage_of_it(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.run(project.workflow(stages=TWO))
-        row = one_row(project, stage="reply")
-        assert [stage["name"] for stage in row["stages"]] == ["reply"]
-        assert "positive" in row["stages"][0]["prompt"][-1]["text"]
+        kinds = ("content", "row", "never")
+        stages = [{"name": f"by_{kind}", "prompt": f"{kind}: ${{text}}", "reuse": kind} for kind in kinds]
+        project.run(project.workflow(stages=stages))
+        found = one_row(project)["stages"]
+        assert [(one["stale"], one["attempts"][0]["of_earlier_content"]) for one in found] == [(False, False)] * 3
+        (row,) = one_row(project, stage="by_row")["stages"]
+        assert (row["name"], row["prompt"][-1]["text"]) == ("by_row", "row: I love number 1")
 
     def test_no_text_of_others_takes_over_a_terminal(self, project: ProjectFolder) -> None:
         evil = "red \x1b[31m, bell \x07, back \r, csi \x9b, turned \u202e, \x00 null"
         project.rows([{"id": "r-1", "text": evil}], "data/rows.jsonl")
-        with scripted(Step(evil + " \ud800")) as server:
-            project.configure(server.base_url)
+        with project.asking(scripted(Step(evil + " \ud800"))):
             project.run(project.workflow(path="data/rows.jsonl", stages=[{"name": "say", "prompt": "${text}"}]))
         ran = project.agac("inspect", "1", "r-1", code=0)
         assert not set(ran.out) & set("\x1b\x07\r\x9b\u202e\x00")
@@ -476,11 +427,8 @@ def test_plain_text_holds_nothing_that_a_terminal_obeys(text: str) -> None:
     shown = plain(text)
     shown.encode("utf-8")
     assert not {c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} - {"\n", "\t"}
-    assert not {
-        c
-        for c in shown
-        if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-    }
+    turning = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    assert not {c for c in shown if unicodedata.bidirectional(c) in turning}
 
 
 def test_text_that_is_plain_stays_as_it_is() -> None:
@@ -488,17 +436,14 @@ def test_text_that_is_plain_stays_as_it_is() -> None:
         assert plain(text) == text
 
 
-@pytest.mark.parametrize(
-    ("selection", "words"),
-    [
+def test_a_selection_in_words() -> None:
+    for selection, words in (
         ({}, ""),
         ({"limit": 1, "offset": 0}, "1 row"),
         ({"limit": 5, "offset": 10}, "5 rows from row 11"),
         ({"limit": None, "offset": 1200}, "all rows from row 1,201"),
-    ],
-)
-def test_a_selection_in_words(selection: dict[str, Any], words: str) -> None:
-    assert selection_words(selection) == words
+    ):
+        assert selection_words(selection) == words
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -10,7 +10,6 @@ from support.server import Server
 
 import agac
 from agac.providers import model_string
-from agac.providers import model_string as shipped
 
 SAY: dict[str, Any] = {"name": "say", "prompt": "${text}"}
 MEANS = "local/small?temperature=0.5&max_tokens=50"
@@ -34,12 +33,11 @@ def named(project: ProjectFolder, server: Server) -> ProjectFolder:
     return project
 
 
-def test_plan_summary_and_inspect_tell_what_a_short_name_means(named: ProjectFolder) -> None:
+def test_plan_summary_inspect_and_card_show_tell_what_a_short_name_means(named: ProjectFolder) -> None:
     line = f"Model fast?temperature=0.5 = {MEANS}"
     assert line in named.agac("plan", "-a", "reviews").out
     assert planned(named)["aliases"] == [{"written": "fast?temperature=0.5", "means": MEANS, "meant": None}]
-    ran = named.agac("run", "-a", "reviews")
-    assert (ran.code, line in ran.out) == (0, True)
+    assert line in named.agac("run", "-a", "reviews", code=0).out
     alias = {"written": "fast?temperature=0.5", "means": MEANS}
     [stage] = named.output(file="summary.json")["stages"]
     assert (stage["model"], stage["alias"]) == ("local/small", alias)
@@ -47,6 +45,11 @@ def test_plan_summary_and_inspect_tell_what_a_short_name_means(named: ProjectFol
         assert f"  short name: fast?temperature=0.5 = {MEANS}" in named.agac("inspect", *words).out
     [row] = named.agac("inspect", "last", "r-1", "--json").json["rows"]
     assert row["stages"][0]["alias"] == alias
+    named.write("agentcards/a.md", "---\nmodel: fast\n---\nBe brief.\n")
+    assert "means: local/small?max_tokens=50" in named.agac("card", "show", "a").err
+    named.workflow(stages=[{**SAY, "model": MEANS}])
+    assert planned(named)["run"] == 0
+    assert named.run().invocation["calls"] == 0, "what is written out is not asked again"
 
 
 def test_a_name_that_moved_makes_a_changed_run_and_plan_says_so(named: ProjectFolder, server: Server) -> None:
@@ -65,24 +68,17 @@ def test_a_name_that_moved_makes_a_changed_run_and_plan_says_so(named: ProjectFo
 def test_a_name_of_agac_that_moves_does_the_same(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = dict(shipped.ALIASES)
+    table = dict(model_string.ALIASES)
     monkeypatch.setattr(model_string, "ALIASES", table)
     configure(project, server.base_url, {})
     project.numbered(2)
     project.workflow(stages=[{**SAY, "model": "sonnet"}])
-    table["sonnet"] = shipped.Alias("local/small")
+    table["sonnet"] = model_string.Alias("local/small")
     project.run()
-    table["sonnet"] = shipped.Alias("local/large", since=2)
+    table["sonnet"] = model_string.Alias("local/large", since=2)
     stage = planned(project)
     assert [(one["reason"], one["tasks"]) for one in stage["reasons"]] == [("model changed", 2)]
     assert stage["aliases"] == [{"written": "sonnet", "means": "local/large", "meant": "local/small"}]
-
-
-def test_writing_out_what_a_name_means_asks_nothing_again(named: ProjectFolder) -> None:
-    named.run()
-    named.workflow(stages=[{**SAY, "model": MEANS}])
-    assert planned(named)["run"] == 0
-    assert named.run().invocation["calls"] == 0
 
 
 @pytest.mark.parametrize("place", ["stage", "list", "defaults", "agac.yml", "card", "--model"])
@@ -114,11 +110,6 @@ def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
     assert [(asked["model"], asked.get("seed")) for asked in server.asked] == [("small", None), ("large", 7)]
 
 
-def test_card_show_tells_what_a_short_name_means(named: ProjectFolder) -> None:
-    named.write("agentcards/a.md", "---\nmodel: fast\n---\nBe brief.\n")
-    assert "means: local/small?max_tokens=50" in named.agac("card", "show", "a").err
-
-
 def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: ProjectFolder) -> None:
     aliases = {"a/b": "openai/m", "bad": "opneai/m", "fine": "openai/gpt-5.4-mini"}
     project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
@@ -138,15 +129,18 @@ def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectF
     assert project.run().exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("stage", "said"),
-    [
+def test_what_a_model_cannot_be_told_is_said_before_the_first_call(project: ProjectFolder) -> None:
+    project.write("agentcards/stopping.md", "---\nrequest_params: {stop_sequences: [END]}\n---\nBe brief.\n")
+    project.write("agentcards/waiting.md", "---\nrequest_params: {service_tier: flex}\n---\nBe brief.\n")
+    project.numbered(1)
+    flex = "openai/gpt-4.1-mini?service_tier=flex"
+    stages: list[tuple[dict[str, Any], str]] = [
         (
-            {"model": "openai/gpt-4.1-mini?service_tier=flex"},
+            {"model": flex},
             "stages[0].model: service_tier=flex: openai/gpt-4.1-mini is not offered in that tier, as far as the price ",
         ),
         (
-            {"model": ["local/small", "openai/gpt-4.1-mini?service_tier=flex"]},
+            {"model": ["local/small", flex]},
             "stages[0].fallback: service_tier=flex: openai/gpt-4.1-mini is not offered in that tier",
         ),
         (
@@ -157,51 +151,38 @@ def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectF
             {"model": "mistral/m", "agent": "waiting"},
             "stages[0].model: service_tier=flex: mistral has no such tier; it has no tiers; leave service_tier out",
         ),
-    ],
-)
-def test_what_a_model_cannot_be_told_is_said_before_the_first_call(
-    project: ProjectFolder, stage: dict[str, Any], said: str
-) -> None:
-    project.write("agentcards/stopping.md", "---\nrequest_params: {stop_sequences: [END]}\n---\nBe brief.\n")
-    project.write("agentcards/waiting.md", "---\nrequest_params: {service_tier: flex}\n---\nBe brief.\n")
+    ]
+    for stage, said in stages:
+        project.workflow(stages=[{**SAY, **stage}])
+        assert said in project.agac("validate", code=2).out
+
+
+def test_what_a_key_sends(project: ProjectFolder) -> None:
+    queries: dict[str, dict[str, Any]] = {
+        "top_k=40&min_p=0.1&repetition_penalty=1.1": {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1},
+        "reasoning=off": {"reasoning_effort": "none"},
+        "reasoning=auto": {},
+        "web_search=off&structured_tools=auto": {},
+        "structured=json": {},
+    }
     project.numbered(1)
-    project.workflow(stages=[{**SAY, **stage}])
-    ran = project.agac("validate", code=2)
-    assert said in ran.out
+    with project.asking(scripted("ok")) as server:
+        for query in queries:
+            project.workflow(stages=[{**SAY, "model": f"local/small?{query}"}])
+            assert project.run(fresh=True).exit_code == 0
+    sent = [{k: v for k, v in asked.items() if k not in ("model", "messages")} for asked in server.asked]
+    assert sent == list(queries.values())
 
 
-@pytest.mark.parametrize(
-    ("query", "sent"),
-    [
-        ("top_k=40&min_p=0.1&repetition_penalty=1.1", {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}),
-        ("reasoning=off", {"reasoning_effort": "none"}),
-        ("reasoning=auto", {}),
-        ("web_search=off&structured_tools=auto", {}),
-        ("structured=json", {}),
-    ],
-)
-def test_what_a_key_sends(project: ProjectFolder, query: str, sent: dict[str, Any]) -> None:
-    with scripted("ok") as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": f"local/small?{query}"}])
-        assert project.run().exit_code == 0
-    [asked] = server.asked
-    assert {key: value for key, value in asked.items() if key not in ("model", "messages")} == sent
-
-
-@pytest.mark.parametrize(
-    ("mode", "form"),
-    [("json_schema", "json_schema"), ("json", "json_schema"), ("json_object", "json_object"), ("none", None)],
-)
-def test_schema_mode_says_how_a_schema_is_enforced(project: ProjectFolder, mode: str, form: str | None) -> None:
-    with scripted('{"a":"x"}') as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        model = f"local/small?schema_mode={mode}"
-        project.workflow(stages=[{**SAY, "model": model, "output_schema": {"a": "string"}}])
-        assert project.run().exit_code == 0
-    assert (server.asked[0].get("response_format") or {}).get("type") == form
+def test_schema_mode_says_how_a_schema_is_enforced(project: ProjectFolder) -> None:
+    modes = {"json_schema": "json_schema", "json": "json_schema", "json_object": "json_object", "none": None}
+    project.numbered(1)
+    with project.asking(scripted('{"a":"x"}')) as server:
+        for mode in modes:
+            stage = {**SAY, "model": f"local/small?schema_mode={mode}", "output_schema": {"a": "string"}}
+            project.workflow(stages=[stage])
+            assert project.run(fresh=True).exit_code == 0
+    assert [(asked.get("response_format") or {}).get("type") for asked in server.asked] == list(modes.values())
 
 
 def test_how_a_model_is_asked_is_no_reason_to_ask_again(project: ProjectFolder) -> None:

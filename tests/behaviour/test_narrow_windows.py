@@ -103,8 +103,7 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
 
 
 def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 3"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 3"}]))
     project.numbered(6)
     project.workflow()
     project.run()

@@ -37,8 +37,7 @@ def test_an_odd_reply_is_stored_and_fails_at_most_its_row(project: ProjectFolder
     answer, error = CASES[case]
     project.numbered(1)
     project.workflow()
-    with scripted(answer) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(answer)) as server:
         report = project.run()
         assert report.exit_code == (3 if error else 0)
         assert [e["type"] for e in report.summary["errors"]] == ([error] if error else [])
@@ -50,8 +49,7 @@ def test_a_number_beyond_floats_is_judged_exactly(project: ProjectFolder) -> Non
     schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}, "required": ["n"]}
     project.numbered(1)
     project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
-    with scripted(reply('{"n": 1' + "0" * 400 + "}")) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(reply('{"n": 1' + "0" * 400 + "}"))):
         report = project.run()
     assert report.summary["errors"] == []
     assert project.query("SELECT count(*) FROM attempt") == [(1,)]
@@ -61,8 +59,9 @@ def test_a_number_beyond_floats_is_judged_exactly(project: ProjectFolder) -> Non
 def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow()
-    with scripted(reply('{"sentiment": "odd"}', without=["usage"])) as server:
-        project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
+    with project.asking(
+        scripted(reply('{"sentiment": "odd"}', without=["usage"])), prices={"small": {"input": 1.0, "output": 2.0}}
+    ):
         report = project.run()
     calls = report.summary["calls"]
     assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, None, 2)

@@ -44,22 +44,17 @@ def test_every_file_to_the_byte(project: ProjectFolder, faulty: Faulty) -> None:
     ]  # fmt: skip
 
 
-def test_the_input_stands_last_when_it_is_wanted(project: ProjectFolder, faulty: Faulty) -> None:
+def test_the_input_stands_last_when_it_is_wanted_and_taking_it_out_costs_nothing(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
     mixed(project, faulty, output={"include_input": True})
     for envelope, text in zip(project.envelopes(), ("one", "two", "thrée"), strict=True):
         assert list(envelope) == ["id", "row_number", "ok", "result", "error", "input"]
         assert envelope["input"] == {"id": envelope["id"], "text": text}
     assert [list(e)[-1] for e in project.envelopes(file="errors.jsonl")] == ["input"]
     assert project.output() == ["one", "thrée"]
-
-
-def test_taking_the_input_out_again_costs_nothing(project: ProjectFolder, server: Server) -> None:
-    project.numbered(2)
-    project.workflow(defaults=ECHO, stages=SAY, output={"include_input": True})
-    project.run()
     project.workflow(defaults=ECHO, stages=SAY)
-    project.run()
-    assert server.account()["requests"] == 2
+    assert project.run(retry_failed=False).invocation["calls"] == 0
     assert "input" not in project.envelopes()[0]
 
 
@@ -87,42 +82,32 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
     assert error["example"] == {"id": "b", "row_number": 2, "message": "the model refused: no"}
 
 
-def test_nothing_about_the_simulator_is_in_a_result(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow()
+def test_results_are_the_last_stage_only_and_tell_nothing_of_the_simulator(project: ProjectFolder) -> None:
+    project.numbered(2)
+    judge = {"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT}
+    project.workflow(stages=[judge, {**SAY[0], "model": "local/echo"}])
+    project.run()
+    assert project.output() == ["I love number 1", "I love number 2"]
+    project.workflow(stages=[judge])
     project.run()
     assert "simul" not in raw(project, "results.jsonl") + raw(project, "results.json")
     assert all(set(result) == {"sentiment", "reason"} for result in project.output())
 
 
-def test_results_are_the_last_stage_only(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(
-        stages=[{"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT}, {**SAY[0], "model": "local/echo"}]
-    )
-    project.run()
-    assert project.output() == ["I love number 1", "I love number 2"]
-
-
-def test_an_empty_input_gives_empty_files(project: ProjectFolder) -> None:
+def test_an_empty_input_and_rows_that_all_fail_give_empty_files(project: ProjectFolder, faulty: Faulty) -> None:
     project.write("data/rows.csv", "id,text\n")
     project.workflow(defaults=ECHO, stages=SAY)
     assert project.run().exit_code == 0
     assert [raw(project, name) for name in ("results.jsonl", "results.json", "errors.jsonl")] == ["", "[]\n", ""]
-
-
-def test_rows_that_all_fail_leave_results_empty(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal"}]).base_url)
+    project.asks(faulty([{"kind": "refusal"}]))
     project.numbered(3)
-    project.workflow()
     assert project.run().exit_code == 3
     assert project.output() == []
     assert len(project.envelopes(file="errors.jsonl")) == 3
 
 
 def test_a_stopped_run_leaves_the_outputs_of_the_one_before(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "unauthorized", "at": list(range(6, 100))}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "unauthorized", "at": list(range(6, 100))}]))
     project.numbered(5)
     project.workflow(defaults=ECHO, stages=SAY)
     project.run()
@@ -158,18 +143,15 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_odd_text_comes_through_unchanged(project: ProjectFolder, name: str, suffix: str) -> None:
-    text = ODD[name]
-    project.rows([{"id": text.strip() or "x", "text": text}], f"data/rows.{suffix}")
-    project.workflow(
-        defaults=ECHO, stages=SAY, path=f"data/rows.{suffix}", output={"include_input": True}, input={"id_field": None}
-    )
+def test_odd_text_comes_through_unchanged(project: ProjectFolder, suffix: str) -> None:
+    path, texts = f"data/rows.{suffix}", list(ODD.values())
+    project.rows([{"id": text.strip() or "x", "text": text} for text in texts], path)
+    output, source = {"include_input": True}, {"id_field": None}
+    project.workflow(defaults=ECHO, stages=SAY, path=path, output=output, input=source)
     assert project.run().exit_code == 0
-    assert project.output() == [text]
-    assert project.envelopes()[0]["input"]["text"] == text
-    assert project.run().invocation["rows_unchanged"] == 1
+    assert project.output() == [envelope["input"]["text"] for envelope in project.envelopes()] == texts
+    assert project.run().invocation["rows_unchanged"] == len(texts)
     project.assert_sound()
 
 
@@ -209,8 +191,7 @@ def test_numbers_keep_their_digits(project: ProjectFolder) -> None:
 def test_a_result_with_large_numbers_and_any_key_order_is_written_as_it_came(project: ProjectFolder) -> None:
     answer = '{"z":18446744073709551617,"a":[1.5,-0.0,1e-7],"m":{"y":null,"x":true}}'
     schema = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"]}
-    with scripted(answer) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(answer)):
         project.numbered(1)
         project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
         assert project.run().exit_code == 0

@@ -1,5 +1,6 @@
 """`agac plan` says what a run will ask, reuse and cost, and why; the run then does just that."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ STAGES: list[dict[str, Any]] = [
     {"name": "close", "prompt": "End ${text} ${reply}"},
 ]
 Counts = dict[str, tuple[int, int, int]]
+NOTHING: Counts = dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
 
 
 def planned(project: ProjectFolder, **options: Any) -> tuple[Counts, dict[str, dict[str, int]]]:
@@ -56,55 +58,44 @@ def ran(project: ProjectFolder) -> ProjectFolder:
     return project
 
 
-def test_the_first_run_asks_everything(project: ProjectFolder, server: Server) -> None:
-    project.numbered(10)
-    project.workflow(stages=STAGES)
-    counts, reasons = planned(project)
-    assert counts == dict.fromkeys(("classify", "reply", "close"), (10, 0, 0))
-    assert reasons == {name: {"new row": 10} for name in ("classify", "reply", "close")}
-    assert server.account()["requests"] == 0
-    assert not (project.root / ".agac").exists()
-    assert project.run().invocation["calls"] == 10 * 2 + len(
-        project.query("SELECT DISTINCT fingerprint FROM attempt WHERE stage = 2")
-    )
+def reworded(place: int, **keys: Any) -> Callable[[ProjectFolder], object]:
+    stages = [stage | (keys if place == i else {}) for i, stage in enumerate(STAGES)]
+    return lambda project: project.workflow(stages=stages)
 
 
-def test_a_finished_run_asks_nothing(ran: ProjectFolder) -> None:
-    assert planned(ran)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
-    the_run_does_it(ran)
-
-
-def test_the_prompt_of_the_third_stage_asks_that_stage_again(ran: ProjectFolder) -> None:
-    ran.workflow(stages=[*STAGES[:2], STAGES[2] | {"prompt": "The end ${text} ${reply}"}])
-    counts, reasons = planned(ran)
-    assert counts == {"classify": (0, 10, 0), "reply": (0, 10, 0), "close": (10, 0, 0)}
-    assert reasons["close"] == {"prompt changed": 10}
-    the_run_does_it(ran)
-
-
-def test_a_prompt_in_the_middle_reaches_what_follows(ran: ProjectFolder) -> None:
-    ran.workflow(stages=[STAGES[0], STAGES[1] | {"prompt": "Say ${text}: ${classify.sentiment}"}, STAGES[2]])
-    counts, reasons = planned(ran)
-    assert counts == {"classify": (0, 10, 0), "reply": (10, 0, 0), "close": (10, 0, 0)}
-    assert reasons["reply"] == {"prompt changed": 10}
-    assert reasons["close"] == {"upstream reply changed": 10}
-    the_run_does_it(ran)
-
-
-def test_ten_new_rows_cost_ten_rows(ran: ProjectFolder) -> None:
-    ran.numbered(20)
-    counts, reasons = planned(ran)
-    assert counts["classify"] == (10, 10, 0)
-    assert reasons["classify"] == {"new row": 10}
-    the_run_does_it(ran)
-
-
-def test_one_changed_cell_costs_one_row(ran: ProjectFolder) -> None:
-    path = ran.root / "data/rows.csv"
+def number_seven(project: ProjectFolder) -> None:
+    path = project.root / "data/rows.csv"
     path.write_text(path.read_text("utf-8").replace("number 7", "number seven"), encoding="utf-8")
-    counts, reasons = planned(ran)
-    assert counts["classify"] == (1, 9, 0)
-    assert (reasons["classify"], reasons["reply"]) == ({"row changed": 1}, {"upstream classify changed": 1})
+
+
+EDITS: dict[str, tuple[Callable[[ProjectFolder], object], Counts, dict[str, dict[str, int]]]] = {
+    "nothing": (lambda project: None, NOTHING, {}),
+    "the third prompt": (
+        reworded(2, prompt="The end ${text} ${reply}"), NOTHING | {"close": (10, 0, 0)},
+        {"close": {"prompt changed": 10}},
+    ),
+    "a prompt in the middle": (
+        reworded(1, prompt="Say ${text}: ${classify.sentiment}"),
+        NOTHING | {"reply": (10, 0, 0), "close": (10, 0, 0)},
+        {"reply": {"prompt changed": 10}, "close": {"upstream reply changed": 10}},
+    ),
+    "ten new rows": (
+        lambda project: project.numbered(20), {"classify": (10, 10, 0)}, {"classify": {"new row": 10}},
+    ),
+    "one cell": (
+        number_seven, {"classify": (1, 9, 0)},
+        {"classify": {"row changed": 1}, "reply": {"upstream classify changed": 1}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_costs_what_it_reaches(ran: ProjectFolder, edit: str) -> None:
+    change, counts, reasons = EDITS[edit]
+    change(ran)
+    found, why = planned(ran)
+    assert found.items() >= counts.items()
+    assert {stage: why[stage] for stage in reasons} == reasons
     the_run_does_it(ran)
 
 
@@ -127,21 +118,21 @@ def test_a_reordered_file_costs_nothing(ran: ProjectFolder) -> None:
 
 
 def test_a_reverted_change_costs_nothing(ran: ProjectFolder) -> None:
-    ran.workflow(stages=[STAGES[0] | {"prompt": "Other: ${text}"}, *STAGES[1:]])
+    reworded(0, prompt="Other: ${text}")(ran)
     ran.run()
     ran.workflow(stages=STAGES)
-    assert planned(ran)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
+    assert planned(ran)[0] == NOTHING
     the_run_does_it(ran)
 
 
-def test_models_schemas_variables_and_new_stages_are_named(ran: ProjectFolder) -> None:
-    schema = {**SENTIMENT, "topic": "string"}
-    ran.workflow(stages=[STAGES[0] | {"output_schema": schema}, *STAGES[1:]])
-    assert planned(ran)[1]["classify"] == {"schema changed": 10}
-    ran.workflow(stages=[STAGES[0] | {"temperature": 0.5}, *STAGES[1:]])
-    assert planned(ran)[1]["classify"] == {"model changed": 10}
-    ran.workflow(stages=[STAGES[0] | {"prompt": "X ${text}", "temperature": 0.5}, *STAGES[1:]])
-    assert planned(ran)[1]["classify"] == {"prompt changed, model changed": 10}
+def test_models_schemas_and_new_stages_are_named(ran: ProjectFolder) -> None:
+    for change, reason in (
+        ({"output_schema": {**SENTIMENT, "topic": "string"}}, "schema changed"),
+        ({"temperature": 0.5}, "model changed"),
+        ({"prompt": "X ${text}", "temperature": 0.5}, "prompt changed, model changed"),
+    ):
+        reworded(0, **change)(ran)
+        assert planned(ran)[1]["classify"] == {reason: 10}
     ran.workflow(stages=[*STAGES, {"name": "more", "prompt": "More ${text} ${close}"}])
     assert planned(ran)[1]["more"] == {"new stage": 10}
     ran.workflow(stages=STAGES)
@@ -156,8 +147,7 @@ def test_a_changed_variable_is_named(project: ProjectFolder) -> None:
 
 
 def test_failed_rows_are_asked_again_until_they_are_left(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
     project.numbered(4)
     project.workflow(stages=STAGES)
     for _ in range(3):
@@ -217,17 +207,29 @@ def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, serve
     assert again.usd == pytest.approx(cost, rel=0.25)
 
 
-def test_what_follows_an_answer_that_is_not_there_yet_has_a_size_too(project: ProjectFolder) -> None:
-    project.numbered(5)
+def test_the_first_run_asks_everything(project: ProjectFolder, server: Server) -> None:
+    project.numbered(10)
     project.workflow(stages=STAGES)
+    counts, reasons = planned(project)
+    assert counts == dict.fromkeys(NOTHING, (10, 0, 0))
+    assert reasons == {name: {"new row": 10} for name in NOTHING}
     stages = agac.plan_run("reviews", project=project.root).stages
-    assert [stage.estimate.input_tokens > 5 * 5 for stage in stages] == [True, True, True]
+    assert all(stage.estimate.input_tokens > 10 * 5 for stage in stages), "also of answers that are not there yet"
+    assert server.account()["requests"] == 0
+    assert not (project.root / ".agac").exists()
+    last = project.query("SELECT DISTINCT fingerprint FROM attempt WHERE stage = 2") if project.run() else []
+    assert server.account()["requests"] == 10 * 2 + len(last)
 
 
-def test_an_unknown_price_is_said_and_not_guessed(ran: ProjectFolder) -> None:
-    report = agac.plan_run("reviews", agac.RunOptions(fresh=True), project=ran.root).as_json()
-    assert report["usd"] is None
+def test_a_dry_run_is_the_plan_changes_nothing_and_guesses_no_price(ran: ProjectFolder, server: Server) -> None:
+    before = server.account()["requests"]
+    content = (ran.root / ".agac/agac.db").read_bytes()
+    dry = ran.agac("run", "-a", "reviews", "--fresh", "--dry-run", "--json", code=0)
+    assert dry.json == ran.agac("plan", "-a", "reviews", "--fresh", "--json").json
+    assert dry.json["usd"] is None
     assert "price not known" in ran.agac("plan", "-a", "reviews", "--fresh").out
+    assert server.account()["requests"] == before
+    assert (ran.root / ".agac/agac.db").read_bytes() == content
 
 
 def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None:
@@ -240,15 +242,6 @@ def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None
     assert as_json["prompts"][0]["messages"][1] == {"role": "user", "text": "Review: I love number 1"}
 
 
-def test_a_dry_run_is_the_plan_and_changes_nothing(ran: ProjectFolder, server: Server) -> None:
-    before = server.account()["requests"]
-    content = (ran.root / ".agac/agac.db").read_bytes()
-    dry = ran.agac("run", "-a", "reviews", "--fresh", "--dry-run", "--json")
-    assert (dry.code, dry.json) == (0, ran.agac("plan", "-a", "reviews", "--fresh", "--json").json)
-    assert server.account()["requests"] == before
-    assert (ran.root / ".agac/agac.db").read_bytes() == content
-
-
 def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
     project.numbered(2)
     project.workflow(stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
@@ -256,20 +249,15 @@ def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
     assert "OPENAI_API_KEY" in ran.err
 
 
-@pytest.mark.parametrize(("flags", "code"), [((), 2), (("--yes",), 0)])
-def test_a_run_above_confirm_above_wants_a_yes(
-    flags: tuple[str, ...], code: int, project: ProjectFolder, server: Server
-) -> None:
-    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: Server) -> None:
+    project.asks(server, prices={"small": {"input": 1000.0, "output": 2000.0}})
     project.numbered(20)
     project.workflow(confirm_above={"usd": 0.1})
-    ran = project.agac("run", "-a", "reviews", *flags)
-    assert ran.code == code
-    if code:
-        assert "confirm_above is $0.10" in ran.err
-        assert server.account()["requests"] == 0
-    again = project.agac("run", "-a", "reviews", *flags)  # a finished run costs nothing
-    assert again.code == code
+    refused = project.agac("run", "-a", "reviews", code=2)
+    assert "confirm_above is $0.10" in refused.err
+    assert server.account()["requests"] == 0
+    project.agac("run", "-a", "reviews", "--yes", code=0)
+    project.agac("run", "-a", "reviews", code=0)  # a finished run costs nothing
 
 
 def test_a_cheap_run_is_not_asked_about(project: ProjectFolder, server: Server) -> None:
@@ -305,25 +293,16 @@ def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
     assert "run 1" in same
 
 
-def test_why_says_when_what_was_asked_is_gone(ran: ProjectFolder) -> None:
-    stages = [*STAGES[:2], STAGES[2] | {"prompt": "The end ${text}"}]
-    ran.workflow(stages=stages)
-    ran.run(until="reply")
-    shown = ran.agac("why", "last", "r-1", "close")
-    assert (shown.code, "not run yet" in shown.out) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_why_names_what_there_is_and_says_what_was_not_asked(ran: ProjectFolder) -> None:
+    for words, said in (
         (("9", "r-1", "classify"), "no run 9"),
         (("x", "r-1", "classify"), "'x' is not a run\n  Give its number, or `last`."),
         (("last", "r-1", "clasify"), "Did you mean 'classify'"),
-    ],
-)
-def test_why_names_what_there_is(words: tuple[str, ...], said: str, ran: ProjectFolder) -> None:
-    ended = ran.agac("why", *words, code=2)
-    assert said in ended.err
+    ):
+        assert said in ran.agac("why", *words, code=2).err
+    reworded(2, prompt="The end ${text}")(ran)
+    ran.run(until="reply")
+    assert "not run yet" in ran.agac("why", "last", "r-1", "close", code=0).out
 
 
 def test_a_finished_run_whose_ids_repeat_asks_nothing_whichever_record_counts(project: ProjectFolder) -> None:

@@ -1,11 +1,10 @@
 """`agac plan` of stages that are asked in batches: how many of them, at what price, and what is under way already."""
 
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
 import pytest
+from support.batched import put_batch, put_task, store
 from support.project import ProjectFolder
 from support.server import Server
 
@@ -53,62 +52,32 @@ def prints(project: ProjectFolder, rows: Mapping[str, str]) -> list[bytes]:
 def batch(project: ProjectFolder, state: str = "SUBMITTED", **columns: Any) -> int:
     """Puts a batch of run 1 into the store, as the engine leaves it."""
     provider = open_project(project.root).providers["local"]
-    values = {
-        "run_id": 1, "event_id": 1, "stage": 0, "position": 0, "provider": "local", "base_url": provider.base_url,
-        "model": "small", "account": provider.account, "state": state, "intent": "i", "attempt": 1, "file": "f",
-        "tasks": 1, "bytes": 1, "tokens": 1, "held_usd": 0.0, "held_tokens": 0, "priced": 1, "planned_at": 0.0,
-        **columns,
-    }  # fmt: skip
-    with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)) as database:
-        places = ", ".join("?" * len(values))
-        names = ", ".join(values)
-        made = database.execute(f"INSERT INTO batch ({names}) VALUES ({places})", list(values.values())).lastrowid
-    assert made is not None
-    return made
+    own = {"base_url": provider.base_url, "account": provider.account, "state": state, "held_usd": 0.0}
+    return put_batch(project, **own | columns)
 
 
 def enrol(project: ProjectFolder, number: int, fingerprints: list[bytes]) -> None:
-    with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None)) as database:
-        for place, one in enumerate(fingerprints):
-            values = {
-                "run_id": 1, "batch_id": number, "place": place, "row_key": 1000 + place, "stage": 0, "replica": 0,
-                "fingerprint": one, "state": 1, "round": 1, "position": 0, "repairs": 0,
-            }  # fmt: skip
-            names, places = ", ".join(values), ", ".join("?" * len(values))
-            database.execute(f"INSERT INTO batch_task ({names}) VALUES ({places})", list(values.values()))
+    for place, one in enumerate(fingerprints):
+        put_task(project, 1000 + place, batch_id=number, place=place, fingerprint=one)
 
 
-def test_batches_cost_the_price_of_batches(batching: ProjectFolder) -> None:
+def test_batches_cost_the_price_of_batches_and_at_most_that_of_calls_that_take_over(batching: ProjectFolder) -> None:
     cheap, full = stage_of(batching)["estimate"], stage_of(batching, run_mode="sync")["estimate"]
     assert full["usd"] > 0
-    assert cheap["usd"] == pytest.approx(full["usd"] / 2, abs=1e-6)
-    assert cheap["usd_at_most"] == pytest.approx(full["usd_at_most"] / 2, abs=1e-6)
     assert (cheap["calls"], cheap["input_tokens"]) == (full["calls"], full["input_tokens"])
-
-
-@pytest.mark.parametrize(
-    ("rules", "at_full_price"),
-    [
-        ({"deadline": "8h"}, True),
-        ({"deadline": "07:30", "on_deadline": "wait"}, False),
-        ({"retry": "fail"}, False),
-    ],
-)
-def test_the_most_that_it_costs_counts_calls_that_take_over(
-    batching: ProjectFolder, rules: dict[str, Any], at_full_price: bool
-) -> None:
-    full = stage_of(batching, run_mode="sync")["estimate"]
-    batching.workflow(stages=[{**SAY, "run_mode": "batch", "batch": rules}])
-    found = stage_of(batching)["estimate"]
-    assert found["usd"] == pytest.approx(full["usd"] / 2, abs=1e-6)
-    assert found["usd_at_most"] == pytest.approx(full["usd_at_most"] / (1 if at_full_price else 2), abs=2e-6)
-
-
-def test_re_asks_by_calls_cost_what_calls_do(batching: ProjectFolder) -> None:
-    full = stage_of(batching, run_mode="sync")["estimate"]["usd_at_most"]
-    half = stage_of(batching)["estimate"]["usd_at_most"]
+    rules: list[tuple[dict[str, Any], int]] = [
+        ({}, 2),
+        ({"deadline": "8h"}, 1),
+        ({"deadline": "07:30", "on_deadline": "wait"}, 2),
+        ({"retry": "fail"}, 2),
+    ]
+    for some, divided_by in rules:
+        batching.workflow(stages=[{**SAY, "run_mode": "batch", "batch": some}])
+        found = stage_of(batching)["estimate"]
+        assert found["usd"] == pytest.approx(full["usd"] / 2, abs=1e-6)
+        assert found["usd_at_most"] == pytest.approx(full["usd_at_most"] / divided_by, abs=2e-6)
     batching.workflow(stages=[{**SAY, "run_mode": "batch", "batch": {"retry": "sync"}}])
-    assert half < stage_of(batching)["estimate"]["usd_at_most"] < full
+    assert cheap["usd_at_most"] < stage_of(batching)["estimate"]["usd_at_most"] < full["usd_at_most"]
 
 
 def test_a_price_that_is_not_known_stays_unknown(batching: ProjectFolder, server: Server) -> None:
@@ -117,24 +86,22 @@ def test_a_price_that_is_not_known_stays_unknown(batching: ProjectFolder, server
     assert (report["usd"], report["stages"][0]["estimate"]["usd"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("rules", "count", "most"),
-    [
+def test_how_many_batches_there_will_be(batching: ProjectFolder) -> None:
+    rules: list[tuple[dict[str, Any], int, int]] = [
         ({}, 1, 10),
         ({"max_requests": 4}, 3, 4),
         ({"max_requests": 10}, 1, 10),
         ({"max_bytes": "1kB"}, 5, 2),
         ({"max_bytes": 1}, 10, 1),
-    ],
-)
-def test_how_many_batches_there_will_be(batching: ProjectFolder, rules: dict[str, Any], count: int, most: int) -> None:
-    batching.workflow(stages=[{**SAY, "run_mode": "batch", "batch": rules}])
-    stage = stage_of(batching)
-    assert stage["run_mode"] == "batch"
-    assert stage["batches"] == {
-        "count": count, "requests_at_most": most, "completion_window": "24h",
-        "ended_before": 0, "p50_s": None, "p95_s": None,
-    }  # fmt: skip
+    ]
+    for some, count, most in rules:
+        batching.workflow(stages=[{**SAY, "run_mode": "batch", "batch": some}])
+        stage = stage_of(batching)
+        assert stage["run_mode"] == "batch"
+        assert stage["batches"] == {
+            "count": count, "requests_at_most": most, "completion_window": "24h",
+            "ended_before": 0, "p50_s": None, "p95_s": None,
+        }  # fmt: skip
 
 
 def test_the_providers_own_bound_cuts_batches(batching: ProjectFolder, server: Server) -> None:
@@ -226,7 +193,7 @@ def test_parts_of_a_large_group_are_in_flight_one_by_one(batching: ProjectFolder
     asked = [one for (one,) in batching.query("SELECT t.fingerprint FROM task t JOIN row r ON r.key = t.row_key "
                                               "WHERE r.id LIKE '%/%' ORDER BY r.key")]  # fmt: skip
     assert len(asked) >= 2
-    with closing(sqlite3.connect(batching.root / ".agac/agac.db", isolation_level=None)) as database:
+    with store(batching) as database:
         database.execute("DELETE FROM task")
         database.execute("DELETE FROM result")
     before = stage_of(batching)
@@ -244,7 +211,7 @@ def test_fresh_and_ended_batches_count_nothing_as_in_flight(batching: ProjectFol
     enrol(batching, batch(batching), prints(batching, {"r-3": "I love number 3"}))
     assert stage_of(batching)["in_flight"] == 1
     assert stage_of(batching, fresh=True)["in_flight"] == 0
-    with closing(sqlite3.connect(batching.root / ".agac/agac.db", isolation_level=None)) as database:
+    with store(batching) as database:
         database.execute("UPDATE batch SET state = 'INGESTED'")
         database.execute("UPDATE batch_task SET state = 3")
     assert (stage_of(batching)["run"], stage_of(batching)["in_flight"]) == (1, 0)

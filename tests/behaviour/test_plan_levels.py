@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
 from typing import Any
 
 import pytest
+from support.batched import store
 from support.made import outcomes, ran
 from support.project import ProjectFolder
 from support.server import Faulty, Server
@@ -98,20 +97,17 @@ def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport
     return report
 
 
-def test_items_of_the_input_their_groups_and_a_tree_are_known(project: ProjectFolder) -> None:
-    lists(project, {f"r{n}": [f"{n}.{i}" for i in range(n % 4)] for n in range(12)})
-    workflow(project, SAY, SUM, ALL)
-    report = as_told(project)
-    assert counts(report) == {"say": (18, 0), "sum": (9, 0), "all": (1, 0)}
-    assert report.stages[2].forecast.parts > 2
-    assert not project.query("SELECT 1 FROM run WHERE id > 1")
-
-
-def test_one_more_row_costs_its_children_its_group_and_the_way_up_the_tree(project: ProjectFolder) -> None:
-    rows = {f"r{n}": ["x", "y"] for n in range(12)}
+def test_items_of_the_input_their_groups_and_a_tree_are_known_and_one_more_row_costs_the_way_up(
+    project: ProjectFolder,
+) -> None:
+    rows = {f"r{n}": [f"{n}.{i}" for i in range(n % 4)] for n in range(16)}
     lists(project, rows)
     workflow(project, SAY, SUM, ALL)
-    parts = as_told(project).stages[2].forecast.parts
+    report = as_told(project)
+    assert counts(report) == {"say": (24, 0), "sum": (12, 0), "all": (1, 0)}
+    parts = report.stages[2].forecast.parts
+    assert parts > 2
+    assert not project.query("SELECT 1 FROM run WHERE id > 1")
     lists(project, {**rows, "new": ["x"]})
     report = as_told(project)
     assert counts(report) == {"say": (1, 24), "sum": (1, 12), "all": (1, 0)}
@@ -147,7 +143,7 @@ def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(proj
     as_told(project)
 
 
-def test_a_changed_way_of_making_is_named(project: ProjectFolder) -> None:
+def test_a_changed_way_of_making_is_named_and_replicas_are_counted(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "items": ["x"], "more": ["y"], "kind": 1}], PATH)
     workflow(project, SAY, SUM)
     as_told(project)
@@ -156,6 +152,9 @@ def test_a_changed_way_of_making_is_named(project: ProjectFolder) -> None:
     assert reasons["say"] == {"explode changed"}
     workflow(project, SAY, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
     assert planned(project).stages[1].forecast.reasons.keys() == {"new row"}  # no group of this name was there
+    lists(project, {"b": ["x", "y"], "c": ["z"]})
+    workflow(project, {**SAY, "replicas": 3}, SUM)
+    assert as_told(project).stages[0].estimate.calls == 9
 
 
 def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolder) -> None:
@@ -273,13 +272,6 @@ def test_until_and_stage_say_what_is_not_asked(project: ProjectFolder) -> None:
     assert as_told(project).calls == sum(calls for name, calls in calls_by_stage(project).items() if name == "all")
 
 
-def test_replicas_of_children_are_counted(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x", "y"], "b": ["z"]})
-    workflow(project, {**SAY, "replicas": 3}, SUM)
-    report = as_told(project)
-    assert report.stages[0].estimate.calls == 9
-
-
 def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
     lists(project, {f"r{n}": ["x", "y", "z"] for n in range(10)})
@@ -324,7 +316,7 @@ def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder, fau
     ran(project)
     assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}
     assert retried(project, Retry(stage="right")) == {"left": 0, "right": 0, "both": 0}
-    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+    with store(project) as database:
         database.execute("UPDATE row SET state = 0, error_stage = NULL, error_type = NULL WHERE state = 2")
     assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}, "a row that the same retry opened"
 

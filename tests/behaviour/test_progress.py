@@ -26,34 +26,29 @@ TWO = [
 def slow(project: ProjectFolder, rows: int = 2000, faults: list[dict[str, Any]] | None = None) -> Iterator[Server]:
     """A project of two stages whose run takes long enough to be looked at."""
     folder = project.root.parent / "faults"
-    with simulator("--latency", "0.1", faults=faults or [], folder=folder) as server:
-        project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
+    with project.asking(
+        simulator("--latency", "0.1", faults=faults or [], folder=folder),
+        prices={"small": {"input": 1.0, "output": 2.0}},
+    ) as server:
         project.numbered(rows)
         project.workflow(stages=TWO)
         yield server
 
 
-def test_a_line_a_stage_is_painted_over_and_over(project: ProjectFolder) -> None:
+def test_a_line_a_stage_is_painted_over_and_over_without_a_cursor_until_ctrl_c(project: ProjectFolder) -> None:
     refusals = [{"kind": "refusal", "match": "number 3"}]
     with slow(project, faults=refusals) as _, on_pty(project.root, *RUN) as terminal:
         terminal.until(r"errors [1-9]\d* \(last: Refused, row r-3\d?\)")
         terminal.until(r"reply +[█░]+ [1-9]")
         terminal.press(b"\x03")
         assert terminal.ended() == 130
-    painted = frames(terminal.seen)
+    seen = terminal.seen
+    painted = frames(seen)
     assert all(len(frame) in (2, 3) for frame in painted)
     last = [frame for frame in painted if len(frame) == 2][-1]
     assert CLASSIFY.match(last[0]), last
     assert re.match(r"reply    [█░]{10} [\d,]+/1,9\d\d \(", last[1]), last  # what failed before does not come here
     assert all(len(line) < 120 for frame in painted for line in frame)
-
-
-def test_the_cursor_is_hidden_while_it_is_painted_and_back_after_ctrl_c(project: ProjectFolder) -> None:
-    with slow(project) as _, on_pty(project.root, *RUN) as terminal:
-        terminal.until(r"classify [█░]+ [1-9]")
-        terminal.press(b"\x03")
-        assert terminal.ended() == 130
-    seen = terminal.seen
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert seen.index(HIDE) < seen.index("classify ") < seen.index(SHOW)
     after = seen[seen.index(SHOW) + len(SHOW) :]
@@ -96,8 +91,7 @@ def test_lines_follow_the_width_when_the_terminal_is_resized(project: ProjectFol
 
 
 def test_without_utf8_bars_and_ids_are_ascii(project: ProjectFolder) -> None:
-    with simulator("--latency", "0.1", faults=[{"kind": "refusal"}], folder=project.root.parent / "f") as server:
-        project.configure(server.base_url)
+    with project.asking(simulator("--latency", "0.1", faults=[{"kind": "refusal"}], folder=project.root.parent / "f")):
         project.rows({"id": f"größe\x1b[2J-{i}", "text": f"I love number {i}"} for i in range(200))
         project.workflow(stop_loss=False)
         with on_pty(project.root, *RUN, env=PLAIN_LOCALE, columns=130, fresh=True) as terminal:

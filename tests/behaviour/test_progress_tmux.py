@@ -18,8 +18,7 @@ LINE = r"^classify .*\d+/2,000 "
 @pytest.fixture
 def slow(project: ProjectFolder) -> Iterator[ProjectFolder]:
     """A project whose run takes long enough to be looked at."""
-    with simulator("--latency", "0.1") as server:
-        project.configure(server.base_url)
+    with project.asking(simulator("--latency", "0.1")):
         project.numbered(2000)
         project.workflow()
         yield project
@@ -114,28 +113,15 @@ def test_a_dumb_terminal_is_left_alone(slow: ProjectFolder) -> None:
         assert "8 rows, 8 done" in screen
 
 
-def test_ctrl_z_gives_the_terminal_back_and_fg_paints_again(slow: ProjectFolder) -> None:
+def test_ctrl_z_gives_the_terminal_back_nothing_is_painted_in_the_background_and_fg_paints_again(
+    slow: ProjectFolder,
+) -> None:
     with in_tmux(slow.root) as window:
         window.type(RUN)
         window.until_seen(LINE)
         window.press("C-z")
         window.until(lambda: window.text().count("PROMPT>") == 2 and window.cursor_is_on, "the prompt, with a cursor")
         assert of_progress(window.text()) == []
-        window.type("fg")
-        screen = window.until_seen(LINE)
-        assert len(of_progress(screen)) == 1, screen
-        assert not window.cursor_is_on
-        window.press("C-c")
-        window.until(lambda: window.text().count("PROMPT>") == 3 and window.cursor_is_on, "the prompt")
-        assert "Interrupted; every answer is stored" in window.history()
-
-
-def test_in_the_background_nothing_is_painted(slow: ProjectFolder) -> None:
-    with in_tmux(slow.root) as window:
-        window.type(RUN)
-        window.until_seen(LINE)
-        window.press("C-z")
-        window.until(lambda: "Stopped" in window.text(), "a stopped job")
         window.type("bg")
         window.until(lambda: window.text().count("PROMPT>") == 3, "the prompt")
         calls = "SELECT count(*) FROM attempt"
@@ -144,6 +130,9 @@ def test_in_the_background_nothing_is_painted(slow: ProjectFolder) -> None:
         assert of_progress(window.text()) == []
         assert window.cursor_is_on
         window.type("fg")
-        window.until_seen(LINE)
+        screen = window.until_seen(LINE)
+        assert len(of_progress(screen)) == 1, screen
+        assert not window.cursor_is_on
         window.press("C-c")
         window.until(lambda: window.text().count("PROMPT>") == 4 and window.cursor_is_on, "the prompt")
+        assert "Interrupted; every answer is stored" in window.history()

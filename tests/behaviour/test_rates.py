@@ -22,8 +22,7 @@ def starts(project: ProjectFolder) -> list[float]:
 
 def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, faulty: Faulty) -> None:
     """Two hundred a second are allowed, a hundred of them at once; the provider has no limits in agac.yml."""
-    server = faulty([], "--rpm", "12000", "--burst", "100", "--latency", "0.02")
-    project.configure(server.base_url)
+    server = project.asks(faulty([], "--rpm", "12000", "--burst", "100", "--latency", "0.02"))
     project.numbered(1000)
     project.workflow(stages=[SAY])
     report = project.run(concurrency=64)
@@ -40,8 +39,7 @@ def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, fault
 
 def test_a_large_bucket_is_used_up_and_not_waited_for(project: ProjectFolder, faulty: Faulty) -> None:
     """The reset in the headers is the moment when the bucket will be full: ten minutes away for six hundred calls."""
-    server = faulty([], "--rpm", "60", "--burst", "600")
-    project.configure(server.base_url)
+    server = project.asks(faulty([], "--rpm", "60", "--burst", "600"))
     project.numbered(603)
     project.workflow(stages=[SAY])
     assert project.run(concurrency=8).exit_code == 0
@@ -51,23 +49,17 @@ def test_a_large_bucket_is_used_up_and_not_waited_for(project: ProjectFolder, fa
     assert account["last_request_at"] - account["first_request_at"] < 60
 
 
-def test_two_stages_on_one_model_share_its_calls_at_once(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.03")
-    project.configure(server.base_url, limits={"concurrency": 3})
+@pytest.mark.parametrize(("second", "least", "most"), [("local/small", 3, 3), ("local/large", 4, 6)])
+def test_stages_share_the_calls_at_once_of_a_model_and_have_a_lane_for_each(
+    project: ProjectFolder, faulty: Faulty, second: str, least: int, most: int
+) -> None:
+    server = project.asks(faulty([], "--latency", "0.06"), limits={"concurrency": 3})
     project.numbered(30)
-    project.workflow(stages=two_stages())
+    project.workflow(stages=two_stages(second))
     assert project.run(concurrency=12).exit_code == 0
     account = server.account()
-    assert (account["requests"], account["max_in_flight"]) == (60, 3)
-
-
-def test_stages_on_two_models_have_a_lane_each(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.1")
-    project.configure(server.base_url, limits={"concurrency": 3})
-    project.numbered(30)
-    project.workflow(stages=two_stages("local/large"))
-    assert project.run(concurrency=12).exit_code == 0
-    assert 3 < server.account()["max_in_flight"] <= 6
+    assert account["requests"] == 60
+    assert least <= account["max_in_flight"] <= most
 
 
 def test_two_stages_on_one_model_share_its_requests_a_minute(project: ProjectFolder, server: Server) -> None:
@@ -85,8 +77,7 @@ def test_two_stages_on_one_model_share_its_requests_a_minute(project: ProjectFol
 def test_one_stages_refusal_holds_the_other_stage_on_that_model(
     project: ProjectFolder, faulty: Faulty, kind: dict[str, Any]
 ) -> None:
-    server = faulty([{**kind, "match": "Say I love number 3", "first": 1, "retry_after": 0.7}])
-    project.configure(server.base_url)
+    project.asks(faulty([{**kind, "match": "Say I love number 3", "first": 1, "retry_after": 0.7}]))
     project.numbered(12)
     project.workflow(stages=two_stages())
     assert project.run(concurrency=2).exit_code == 0

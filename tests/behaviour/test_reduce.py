@@ -35,10 +35,13 @@ def sums(bad: list[str] | None = None) -> Answer:
 SCHEMA = {"total": "integer", "rows": "integer"}
 
 
+def summing(bounds: dict[str, int], **keys: Any) -> dict[str, Any]:
+    stage = {"name": "sum", "group_by": ["topic"], "reduce": bounds, "prompt": "${topic}: ${rows_json}"}
+    return {**stage, "output_schema": SCHEMA, **keys}
+
+
 def reduce(project: ProjectFolder, bounds: dict[str, int], *more: dict[str, Any], **keys: Any) -> None:
-    stage = {"name": "sum", "group_by": ["topic"], "reduce": bounds, "prompt": "${topic}: ${rows_json}", **keys}
-    stage["output_schema"] = SCHEMA
-    project.workflow(path=PATH, stages=[stage, *more], stop_loss=False)
+    project.workflow(path=PATH, stages=[summing(bounds, **keys), *more], stop_loss=False)
 
 
 def numbers(project: ProjectFolder, rows: dict[int, int], topics: int = 1) -> None:
@@ -48,8 +51,7 @@ def numbers(project: ProjectFolder, rows: dict[int, int], topics: int = 1) -> No
 
 @pytest.mark.parametrize(("count", "max_rows"), [(1, 2), (2, 2), (3, 2), (40, 2), (100, 7), (250, 10), (600, 599)])
 def test_every_row_counts_once(project: ProjectFolder, count: int, max_rows: int) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())) as server:
         numbers(project, {n: n for n in range(count)})
         reduce(project, {"max_rows": max_rows})
         report = settled(project)
@@ -63,8 +65,7 @@ def test_every_row_counts_once(project: ProjectFolder, count: int, max_rows: int
 
 
 def test_tokens_bound_a_call(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())) as server:
         project.rows([{"id": f"r{n}", "topic": "t", "n": n, "fill": "x" * (n % 5 * 40)} for n in range(80)], PATH)
         reduce(project, {"max_tokens": 200}, max_tokens=50)
         report = settled(project)
@@ -76,47 +77,31 @@ def test_tokens_bound_a_call(project: ProjectFolder) -> None:
 
 
 def test_a_row_larger_than_the_bound_is_asked_alone(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())):
         sizes = [4, 4000, 4, 4, 4000, 4]
         project.rows([{"id": f"r{n}", "topic": "t", "n": n, "fill": "x" * s} for n, s in enumerate(sizes)], PATH)
         reduce(project, {"max_tokens": 100}, max_tokens=20)
         assert settled(project).exit_code == 0
         assert values(project, "sum") == {"t": {"total": 15, "rows": 6}}
-
-
-def test_one_large_row_alone_is_one_call(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
         project.rows([{"id": "r", "topic": "t", "n": 5, "fill": "x" * 9000}], PATH)
-        reduce(project, {"max_tokens": 100, "max_rows": 2}, max_tokens=20)
-        assert asked(project) == 1
+        assert asked(project) == 1, "alone in its group, too"
 
 
 def test_small_groups_are_asked_at_once_beside_large_ones(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())):
         rows = [{"id": f"r{n}", "topic": "large" if n % 10 else f"small{n}", "n": 1} for n in range(100)]
         project.rows(rows, PATH)
-        reduce(project, {"max_rows": 9}, {"name": "end", "group_by": [], "prompt": "${rows_count}: ${rows_json}"})
-        project.workflow(path=PATH, stages=[json.loads(json.dumps(s)) for s in stages_of(9)], stop_loss=False)
-        report = settled(project)
-        assert report.exit_code == 0
+        reduce(project, {"max_rows": 9})
+        assert settled(project).exit_code == 0
         assert values(project, "sum")["large"] == {"total": 90, "rows": 90}
         assert len(values(project, "sum")) == 11
-
-
-def stages_of(max_rows: int) -> list[dict[str, Any]]:
-    stage = {"name": "sum", "group_by": ["topic"], "reduce": {"max_rows": max_rows}, "prompt": "${topic}: ${rows_json}"}
-    return [{**stage, "output_schema": SCHEMA}]
 
 
 @pytest.mark.parametrize("bounds", [{"max_rows": 10}, {"max_tokens": 150}])
 def test_one_more_row_asks_a_few_calls(project: ProjectFolder, bounds: dict[str, int]) -> None:
     """As many as the tree is high, and one or two where a part is cut in another way."""
     count = 400
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())):
         rows = {n: n for n in range(count)}
         numbers(project, rows)
         reduce(project, bounds, max_tokens=30)
@@ -135,62 +120,46 @@ def test_one_more_row_asks_a_few_calls(project: ProjectFolder, bounds: dict[str,
         assert values(project, "sum") == {"t0": {"total": sum(rows.values()), "rows": len(rows)}}
 
 
-def test_a_reordered_input_asks_nothing_of_a_tree(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
-        numbers(project, {n: n for n in range(200)}, topics=3)
-        reduce(project, {"max_rows": 7})
-        assert asked(project) > 30
-        numbers(project, {n: n for n in reversed(range(200))}, topics=3)
-        assert asked(project) == 0
-
-
-def test_a_change_that_is_taken_back_asks_nothing(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
-        rows = {n: n for n in range(60)}
-        numbers(project, rows)
+def test_what_is_reordered_or_taken_back_asks_nothing_and_other_bounds_do(project: ProjectFolder) -> None:
+    with project.asking(answering(sums())):
+        rows = {n: n for n in range(120)}
+        numbers(project, rows, topics=2)
         reduce(project, {"max_rows": 5})
-        asked(project)
+        assert asked(project) > 30
         before = values(project, "sum")
-        numbers(project, {**rows, 100: 3, 101: 4, 3: 33})
+        numbers(project, dict(reversed(rows.items())), topics=2)
+        assert asked(project) == 0
+        numbers(project, {**rows, 120: 3, 121: 4, 3: 33}, topics=2)
         assert asked(project) > 0
-        numbers(project, rows)
+        numbers(project, rows, topics=2)
         assert asked(project) == 0
         assert values(project, "sum") == before
-
-
-def test_a_group_that_shrinks_to_one_call_has_no_parts(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
-        numbers(project, {n: n for n in range(30)})
+        reduce(project, {"max_rows": 50})
+        assert asked(project) > 0
         reduce(project, {"max_rows": 5})
-        asked(project)
-        assert len(parts(project)) > 5
-        numbers(project, {n: n for n in range(4)})
-        assert asked(project) == 1
-        assert values(project, "sum") == {"t0": {"total": 6, "rows": 4}}
-        assert parts(project) == {}
+        assert asked(project) == 0
 
 
-def test_a_group_that_leaves_takes_its_parts_along(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+def test_a_group_that_leaves_or_shrinks_to_one_call_takes_its_parts_along(project: ProjectFolder) -> None:
+    with project.asking(answering(sums())):
         numbers(project, {n: n for n in range(60)}, topics=2)
         reduce(project, {"max_rows": 5})
         first = asked(project)
         numbers(project, {n: n for n in range(0, 60, 2)}, topics=2)
         assert asked(project) == 0
         assert list(made(project, "sum")) == ["t0"]
-        assert 0 < len(parts(project)) < first
+        assert 5 < len(parts(project)) < first
         numbers(project, {n: n for n in range(60)}, topics=2)
         assert asked(project) == 0
+        numbers(project, {n: n for n in range(0, 8, 2)}, topics=2)
+        assert asked(project) == 1
+        assert values(project, "sum") == {"t0": {"total": 12, "rows": 4}}
+        assert parts(project) == {}
 
 
 def test_a_part_that_fails_fails_its_group_and_is_asked_again_alone(project: ProjectFolder) -> None:
     bad = ['"n":17,', '"n":17}']
-    with answering(sums(bad)) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums(bad))) as server:
         numbers(project, {n: n for n in range(60)}, topics=2)
         reduce(project, {"max_rows": 5}, {"name": "more", "prompt": "${topic}: [${sum}]", "output_schema": SCHEMA})
         report = settled(project)
@@ -210,8 +179,7 @@ def test_a_part_that_fails_fails_its_group_and_is_asked_again_alone(project: Pro
 
 def test_a_part_is_asked_in_two_further_runs_and_then_left(project: ProjectFolder) -> None:
     bad = ['"n":17,', '"n":17}']
-    with answering(sums(bad)) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums(bad))):
         numbers(project, {n: n for n in range(30)})
         reduce(project, {"max_rows": 5})
         calls, left = [], []
@@ -224,14 +192,13 @@ def test_a_part_is_asked_in_two_further_runs_and_then_left(project: ProjectFolde
 
 
 def test_a_tree_of_children_and_of_what_follows(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())):
         rows = [{"id": f"r{n}", "topic": f"t{n % 2}", "items": list(range(n % 6))} for n in range(40)]
         project.rows(rows, PATH)
         project.write("tools/n.py", "def n(row):\n    return {**row, 'n': row['item']}\n")
         stages = [
             {"name": "each", "explode": "items", "python": "tools/n.py:n"},
-            {**stages_of(6)[0], "needs": "each"},
+            summing({"max_rows": 6}, needs="each"),
             {"name": "all", "group_by": [], "prompt": ": ${rows_json}", "output_schema": SCHEMA},
         ]
         project.workflow(path=PATH, stages=stages)
@@ -252,10 +219,9 @@ def test_incomplete_trees(project: ProjectFolder) -> None:
             return Step(text, finish="length" if text in bad else "stop")
         return sums()(text)
 
-    with answering(answer) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(answer)):
         numbers(project, dict.fromkeys(range(40), 1))
-        stages = [{"name": "say", "prompt": "say ${id}!"}, stages_of(5)[0]]
+        stages = [{"name": "say", "prompt": "say ${id}!"}, summing({"max_rows": 5})]
         project.workflow(path=PATH, stages=stages)
         assert settled(project).exit_code == 3
         assert values(project, "sum") == {"t0": {"total": 39, "rows": 39}}
@@ -270,8 +236,7 @@ def test_incomplete_trees(project: ProjectFolder) -> None:
 
 
 def test_guards_look_at_the_whole_group_before_it_is_cut(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
+    with project.asking(answering(sums())):
         rows = [{"id": f"r{n}", "topic": "few" if n < 12 else "many", "n": 1} for n in range(40)]
         project.rows(rows, PATH)
         reduce(project, {"max_rows": 5}, when="rows_count > 20", otherwise="drop")
@@ -279,15 +244,3 @@ def test_guards_look_at_the_whole_group_before_it_is_cut(project: ProjectFolder)
         assert values(project, "sum") == {"many": {"total": 28, "rows": 28}}
         assert made(project, "sum") == {"few": "dropped", "many": "done"}
         assert not [one for one in parts(project) if one.startswith("few")]
-
-
-def test_other_bounds_are_another_definition(project: ProjectFolder) -> None:
-    with answering(sums()) as server:
-        project.configure(server.base_url)
-        numbers(project, {n: n for n in range(60)})
-        reduce(project, {"max_rows": 5})
-        asked(project)
-        reduce(project, {"max_rows": 50})
-        assert asked(project) > 0
-        reduce(project, {"max_rows": 5})
-        assert asked(project) == 0

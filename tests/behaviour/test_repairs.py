@@ -34,8 +34,7 @@ def hows(project: ProjectFolder) -> list[str]:
 def test_an_answer_that_is_always_wrong_is_asked_for_once_and_again_repair_times(
     project: ProjectFolder, faulty: Faulty, kind: str, repair: int
 ) -> None:
-    server = faulty([{"kind": kind}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": kind}]))
     project.numbered(2)
     project.workflow(stages=[{**STAGE, "repair": repair}])
     report = project.run(concurrency=1)
@@ -50,8 +49,7 @@ def test_an_answer_that_is_always_wrong_is_asked_for_once_and_again_repair_times
 
 def test_repair_is_once_where_nobody_says_otherwise_and_can_be_set_for_all_stages(project: ProjectFolder) -> None:
     for keys, calls in (({}, 2), ({"defaults": {"repair": 2}}, 3), ({"defaults": {"repair": 0}}, 1)):
-        with scripted(bad(1)) as server:
-            project.configure(server.base_url)
+        with project.asking(scripted(bad(1))) as server:
             project.numbered(1)
             project.workflow(stages=[STAGE], **keys)
             project.run(fresh=True)
@@ -59,8 +57,7 @@ def test_repair_is_once_where_nobody_says_otherwise_and_can_be_set_for_all_stage
 
 
 def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_often(project: ProjectFolder) -> None:
-    with scripted(*(bad(n) for n in range(1, 5)), GOOD) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(*(bad(n) for n in range(1, 5)), GOOD)) as server:
         project.numbered(1)
         project.workflow(stages=[{**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}])
         report = project.run()
@@ -87,8 +84,9 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
     """Five server errors and twenty refusals by rate before each wrong reply: the hard cap, reached exactly."""
     refused = Step(status=429, headers={"retry-after-ms": "1"}, body="{}")
     question = [*[Step(**FREE)] * 5, *[refused] * 20]
-    with scripted(*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}")) as server:
-        project.configure(server.base_url)
+    with project.asking(
+        scripted(*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}"))
+    ) as server:
         project.numbered(1)
         project.workflow(stages=[{**STAGE, "repair": 2}])
         report = project.run()
@@ -101,8 +99,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agac.engine.caller.max_calls", lambda repair, models: 4)
-    with scripted(Step(**FREE)) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step(**FREE))) as server:
         project.numbered(2)
         project.workflow(stages=[STAGE])
         report = project.run(concurrency=1)
@@ -114,22 +111,35 @@ def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeyp
     project.assert_sound()
 
 
-def test_a_re_ask_that_is_refused_ends_the_repairs(project: ProjectFolder) -> None:
-    with scripted(bad(1), Step("I would rather not.", finish="refusal")) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "repair": 5}])
-        project.run()
-        assert len(server.asked) == 2
-    assert project.envelopes()[0]["error"]["type"] == "Refused"
-
-
 SLIP = "{'sentiment': 'positive', 'reason': 'it is',}"
+ENDS: dict[str, tuple[list[str | Step], dict[str, Any], list[str], str | None]] = {
+    "a re-ask that is refused ends the repairs": (
+        [bad(1), Step("I would rather not.", finish="refusal")], {"repair": 5}, [], "Refused",
+    ),
+    "what is not to be mended is asked again": ([SLIP, GOOD], {}, ["repair"], None),
+    "what cannot be mended is asked again and may be mended then": (
+        ["I think it is positive.", SLIP], {"json_repair": True}, ["repair,json_repair"], None,
+    ),
+    "a reply that was cut is never mended": (
+        [Step(GOOD[:-1], finish="length")], {"json_repair": True}, [], "Truncated",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_an_answer_of_the_wrong_form_comes_to(project: ProjectFolder, case: str) -> None:
+    steps, keys, how, error = ENDS[case]
+    with project.asking(scripted(*steps)) as server:
+        project.numbered(1)
+        project.workflow(stages=[{**STAGE, **keys}])
+        assert project.run().exit_code == (3 if error else 0)
+        assert len(server.asked) == len(steps)
+    assert hows(project) == how
+    assert (project.envelopes()[0]["error"] or {}).get("type") == error
 
 
 def test_json_repair_mends_without_a_call_and_says_so(project: ProjectFolder) -> None:
-    with scripted(SLIP) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(SLIP)) as server:
         project.numbered(3)
         project.workflow(stages=[{**STAGE, "json_repair": True}])
         report = project.run()
@@ -143,40 +153,9 @@ def test_json_repair_mends_without_a_call_and_says_so(project: ProjectFolder) ->
     project.assert_sound()
 
 
-def test_without_json_repair_the_same_is_asked_again(project: ProjectFolder) -> None:
-    with scripted(SLIP, GOOD) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[STAGE])
-        project.run()
-        assert len(server.asked) == 2
-    assert hows(project) == ["repair"]
-
-
-def test_what_cannot_be_mended_is_asked_again_and_may_be_mended_then(project: ProjectFolder) -> None:
-    with scripted("I think it is positive.", SLIP) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "json_repair": True}])
-        assert project.run().exit_code == 0
-        assert len(server.asked) == 2
-    assert hows(project) == ["repair,json_repair"]
-
-
-def test_a_reply_that_was_cut_is_never_mended(project: ProjectFolder) -> None:
-    with scripted(Step(GOOD[:-1], finish="length")) as server:
-        project.configure(server.base_url)
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "json_repair": True}])
-        assert project.run().exit_code == 3
-        assert len(server.asked) == 1
-    assert project.envelopes()[0]["error"]["type"] == "Truncated"
-
-
 def test_replies_that_no_mending_survives_fail_their_rows_only(project: ProjectFolder) -> None:
     broken = ["{" * 3000, "[" * 100_000, '{"sentiment": NaN,}', '{"reason": "\\ud800",}', '{"sentiment": }']
-    with scripted(*broken, SLIP) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(*broken, SLIP)) as server:
         project.numbered(len(broken) + 1)
         project.workflow(stages=[{**STAGE, "json_repair": True, "repair": 0}], stop_loss=False)
         report = project.run(concurrency=1)
@@ -216,8 +195,9 @@ def test_a_library_that_is_too_old_is_said_before_any_call(
 
 def test_keep_replies_failed_keeps_what_may_have_to_be_looked_at(project: ProjectFolder) -> None:
     for keep, kept in (("all", 5), ("failed", 3)):
-        with scripted(GOOD, bad(1), GOOD, SLIP, Step(status=400, body='{"error": {"message": "no"}}')) as server:
-            project.configure(server.base_url)
+        with project.asking(
+            scripted(GOOD, bad(1), GOOD, SLIP, Step(status=400, body='{"error": {"message": "no"}}'))
+        ) as server:
             project.numbered(4)
             project.workflow(stages=[{**STAGE, "json_repair": True}], keep_replies=keep)
             project.run(concurrency=1, fresh=True)
@@ -237,8 +217,7 @@ def text(reply: str | bytes) -> str:
 
 
 def test_what_was_mended_or_repaired_is_reused_like_any_answer(project: ProjectFolder) -> None:
-    with scripted(SLIP, bad(1), GOOD) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(SLIP, bad(1), GOOD)) as server:
         project.numbered(2)
         project.workflow(stages=[{**STAGE, "json_repair": True}])
         project.run(concurrency=1)

@@ -36,34 +36,30 @@ def things(project: ProjectFolder, count: int) -> None:
     project.rows({"id": f"r-{n}", "text": f"thing {n}"} for n in range(1, count + 1))
 
 
-def served(project: ProjectFolder, base_url: str, **row: Any) -> None:
-    project.configure(base_url, **row)
+def voted(project: ProjectFolder, rows: int, replicas: int = 3, **keys: Any) -> None:
+    """So many rows, each asked so often, and a vote on the label."""
+    things(project, rows)
+    project.workflow(stages=[classify(replicas, vote="label", **keys)])
 
 
-def tasks(project: ProjectFolder, run: int, stage: str = "classify") -> Counter[tuple[int, str]]:
-    found = project.query("SELECT replica, outcome FROM v_results WHERE run = ? AND stage = ?", run, stage)
-    return Counter(found)
+def tasks(project: ProjectFolder, run: int) -> Counter[tuple[int, str]]:
+    return Counter(project.query("SELECT replica, outcome FROM v_results WHERE run = ?", run))
 
 
 def counted_agreement(project: ProjectFolder, run: int) -> dict[str, int]:
-    """What a scan says that the roll-up has to say."""
     sql = "SELECT agreement, count(*) FROM v_results WHERE run = ? AND agreement IS NOT NULL GROUP BY 1"
     return dict(project.query(sql, run))
 
 
-def rolled_agreement(project: ProjectFolder, run: int) -> dict[str, int]:
-    sql = "SELECT error_type, count FROM counter WHERE run_id = ? AND outcome = 'agreement' AND count <> 0"
-    return dict(project.query(sql, run))
-
-
 def sound(project: ProjectFolder, run: int) -> None:
+    """The roll-ups say what a scan says."""
     project.assert_sound()
-    assert rolled_agreement(project, run) == counted_agreement(project, run)
+    rolled = "SELECT error_type, count FROM counter WHERE run_id = ? AND outcome = 'agreement' AND count <> 0"
+    assert dict(project.query(rolled, run)) == counted_agreement(project, run)
 
 
 def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: ProjectFolder, server: Server) -> None:
-    things(project, 5)
-    project.workflow(stages=[classify(vote="label")])
+    voted(project, 5)
     report = project.run()
     assert (report.exit_code, server.account()["requests"], report.invocation["calls"]) == (ExitCode.DONE, 15, 15)
     (stage,) = report.summary["stages"]
@@ -92,10 +88,8 @@ def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: Pro
 def test_the_first_answer_of_the_majority_is_the_result(
     labels: dict[str, str], taken: int, agreement: str, project: ProjectFolder
 ) -> None:
-    with deciding(by_seed(**labels)) as provider:
-        served(project, provider.base_url)
-        things(project, 1)
-        project.workflow(stages=[classify(vote="label")])
+    with project.asking(deciding(by_seed(**labels))) as provider:
+        voted(project, 1)
         assert project.run().exit_code == ExitCode.DONE
     assert sorted(asked["seed"] for asked in provider.asked) == [1, 2, 3]
     assert project.output() == [{"label": labels[f"s{taken}"], "why": f"seed {taken}"}]
@@ -103,10 +97,9 @@ def test_the_first_answer_of_the_majority_is_the_result(
 
 
 def test_without_a_vote_the_result_is_the_list_and_later_stages_see_it(project: ProjectFolder) -> None:
-    with deciding(
-        lambda asked: said("bad", f"seed {asked.get('seed')}") if "seed" in asked else Step("done")
+    with project.asking(
+        deciding(lambda asked: said("bad", f"seed {asked.get('seed')}") if "seed" in asked else Step("done"))
     ) as provider:
-        served(project, provider.base_url)
         things(project, 1)
         after = {"name": "after", "prompt": "First: ${classify.0.why}, all: ${classify}"}
         project.workflow(stages=[classify(2), after], output={"stages": ["classify", "after"], "format": "csv"})
@@ -121,8 +114,7 @@ def test_without_a_vote_the_result_is_the_list_and_later_stages_see_it(project: 
 
 
 def test_plain_text_and_output_field(project: ProjectFolder) -> None:
-    with deciding(lambda asked: Step(" yes " if asked["seed"] > 1 else "no")) as provider:
-        served(project, provider.base_url)
+    with project.asking(deciding(lambda asked: Step(" yes " if asked["seed"] > 1 else "no"))):
         things(project, 1)
         plain = {"name": "plain", "prompt": "${text}", "replicas": 2}
         field = {"name": "field", "prompt": "${text}!", "replicas": 3, "output_field": "verdict", "vote": "verdict"}
@@ -131,23 +123,16 @@ def test_plain_text_and_output_field(project: ProjectFolder) -> None:
     assert project.output() == [{"plain": ["no", " yes "], "field": {"verdict": "yes"}}]
 
 
-def test_a_provider_without_seeds_is_told_none(project: ProjectFolder) -> None:
-    with deciding(lambda _: said("good")) as provider:
-        served(project, provider.base_url, seeds=False)
-        things(project, 2)
-        project.workflow(stages=[classify(vote="label")])
+def test_a_provider_without_seeds_is_told_none(project: ProjectFolder, server: Server) -> None:
+    with project.asking(deciding(lambda _: said("good")), seeds=False) as provider:
+        voted(project, 2)
         assert project.run().exit_code == ExitCode.DONE
     assert [asked.get("seed") for asked in provider.asked] == [None] * 6
     assert counted_agreement(project, 1) == {"3/3": 2}
-
-
-def test_the_responses_api_has_no_seed(project: ProjectFolder, server: Server) -> None:
-    served(project, server.base_url, dialect="openai-responses")
-    things(project, 2)
-    project.workflow(stages=[classify(vote="label")])
-    assert project.run().exit_code == ExitCode.DONE
+    project.asks(server, dialect="openai-responses")
+    assert project.run(fresh=True).exit_code == ExitCode.DONE
     assert server.account()["requests"] == 6
-    assert counted_agreement(project, 1) == {"3/3": 2}
+    assert counted_agreement(project, 2) == {"3/3": 2}
 
 
 def test_one_replica_is_as_none(project: ProjectFolder, server: Server) -> None:
@@ -161,8 +146,7 @@ def test_one_replica_is_as_none(project: ProjectFolder, server: Server) -> None:
 
 
 def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, server: Server) -> None:
-    things(project, 4)
-    project.workflow(stages=[classify(3, vote="label")])
+    voted(project, 4)
     project.run()
     project.workflow(stages=[classify(5, vote="label")])
     plan = agac.plan_run("reviews", project=project.root)
@@ -184,9 +168,8 @@ def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, serve
         sound(project, run)
 
 
-def test_another_vote_asks_nothing(project: ProjectFolder, server: Server) -> None:
-    things(project, 3)
-    project.workflow(stages=[classify(3, vote="label")])
+def test_another_vote_asks_nothing_and_gc_drops_what_nobody_needs(project: ProjectFolder, server: Server) -> None:
+    voted(project, 3)
     project.run()
     project.workflow(stages=[classify(3)])
     assert agac.plan_run("reviews", project=project.root).calls == 0
@@ -194,24 +177,24 @@ def test_another_vote_asks_nothing(project: ProjectFolder, server: Server) -> No
     assert (report.summary["run"], report.invocation["calls"], server.account()["requests"]) == (2, 0, 9)
     assert [len(result) for result in project.output()] == [3, 3, 3]
     sound(project, 2)
+    project.agac("gc", "--keep-runs", "1", code=0)
+    assert project.query("SELECT run, count(*) FROM v_results GROUP BY 1") == [(2, 12)]
+    project.workflow(stages=[classify(4)])
+    assert project.run().invocation["calls"] == 3
+    project.assert_sound()
 
 
-def test_an_unchanged_run_asks_nothing_and_writes_nothing(project: ProjectFolder, server: Server) -> None:
+def test_an_unchanged_run_asks_nothing_and_writes_nothing(project: ProjectFolder) -> None:
     things(project, 4)
     project.workflow(stages=[classify(3, vote="label"), {"name": "reply", "prompt": "${text} is ${classify.label}"}])
-    first = project.run()
-    counts = project.query("SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result)")
-    before = project.query("SELECT revision FROM run")
+    assert project.run().summary["run"] == 1
+    stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
+    before = project.query(stored)
     plan = agac.plan_run("reviews", project=project.root)
     assert [(stage.forecast.run, stage.forecast.reuse) for stage in plan.stages] == [(0, 4), (0, 4)]
     again = project.run()
-    assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (
-        first.summary["run"],
-        0,
-        4,
-    )
-    assert project.query("SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result)") == counts
-    assert project.query("SELECT revision FROM run") == before
+    assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 4)
+    assert project.query(stored) == before
 
 
 def test_a_replica_that_fails_fails_the_task_and_it_alone_is_asked_again(project: ProjectFolder) -> None:
@@ -220,10 +203,8 @@ def test_a_replica_that_fails_fails_the_task_and_it_alone_is_asked_again(project
     def answer(asked: dict[str, Any]) -> Step:
         return Step("", 400, body='{"error": {"message": "no"}}') if refusing and asked["seed"] == 2 else said("good")
 
-    with deciding(answer) as provider:
-        served(project, provider.base_url)
-        things(project, 2)
-        project.workflow(stages=[classify(3, vote="label")])
+    with project.asking(deciding(answer)) as provider:
+        voted(project, 2)
         first = project.run()
         assert first.exit_code == ExitCode.ROWS_FAILED
         (stage,) = first.summary["stages"]
@@ -245,10 +226,8 @@ def test_a_refused_answer_is_left_alone_as_that_of_any_task(project: ProjectFold
     def answer(asked: dict[str, Any]) -> Step:
         return Step("{", finish="length") if asked["seed"] == 3 else said("good")
 
-    with deciding(answer) as provider:
-        served(project, provider.base_url)
-        things(project, 1)
-        project.workflow(stages=[classify(3, vote="label")])
+    with project.asking(deciding(answer)) as provider:
+        voted(project, 1)
         for calls in (3, 1, 1, 0):
             before = len(provider.asked)
             assert project.run().exit_code == ExitCode.ROWS_FAILED
@@ -278,8 +257,7 @@ def test_fresh_asks_every_replica_anew_and_reuse_row_keeps_rows_apart(project: P
 
 
 def test_a_retry_from_the_stage_asks_all_replicas_again(project: ProjectFolder, server: Server) -> None:
-    things(project, 3)
-    project.workflow(stages=[classify(3, vote="label")])
+    voted(project, 3)
     project.run()
     choice = Retry(rows=("r-2",), from_stage="classify")
     assert agac.retry_choice("last", choice, project=project.root).calls_at_least == 3
@@ -294,8 +272,7 @@ def test_a_retry_from_the_stage_asks_all_replicas_again(project: ProjectFolder, 
 
 
 def test_a_changed_row_that_a_guard_now_passes_over_keeps_no_replicas(project: ProjectFolder) -> None:
-    things(project, 3)
-    project.workflow(stages=[classify(2, vote="label", when='text != "gone"')])
+    voted(project, 3, 2, when='text != "gone"')
     project.run()
     text = (project.root / "data/rows.csv").read_text("utf-8").replace("thing 2", "gone")
     project.write("data/rows.csv", text)
@@ -307,8 +284,7 @@ def test_a_changed_row_that_a_guard_now_passes_over_keeps_no_replicas(project: P
 
 
 def test_rows_that_leave_and_come_back_count_their_votes_once(project: ProjectFolder) -> None:
-    things(project, 4)
-    project.workflow(stages=[classify(2, vote="label")])
+    voted(project, 4, 2)
     project.run()
     things(project, 2)
     assert project.run().summary["stages"][0]["agreement"]["rows"] == 2
@@ -344,8 +320,7 @@ def test_a_fallback_is_asked_with_the_replica_s_seed(project: ProjectFolder) -> 
     def answer(asked: dict[str, Any]) -> Step:
         return Step("", finish="content_filter") if asked["model"] == "small" else said("good")
 
-    with deciding(answer) as provider:
-        served(project, provider.base_url)
+    with project.asking(deciding(answer)) as provider:
         things(project, 1)
         project.workflow(stages=[classify(2, vote="label", fallback=["local/large"])])
         assert project.run().exit_code == ExitCode.DONE
@@ -354,63 +329,38 @@ def test_a_fallback_is_asked_with_the_replica_s_seed(project: ProjectFolder) -> 
     }  # fmt: skip
 
 
-def test_what_is_dropped_is_what_nobody_needs(project: ProjectFolder, server: Server) -> None:
-    things(project, 3)
-    project.workflow(stages=[classify(3, vote="label")])
-    project.run()
-    project.workflow(stages=[classify(3)])
-    project.run()
-    project.agac("gc", "--keep-runs", "1", code=0)
-    assert project.query("SELECT run, count(*) FROM v_results GROUP BY 1") == [(2, 12)]
-    project.workflow(stages=[classify(4)])
-    assert project.run().invocation["calls"] == 3
-    project.assert_sound()
-
-
 def test_agreement_in_summary_status_and_telemetry(project: ProjectFolder) -> None:
     def answer(asked: dict[str, Any]) -> Step:
         split = "thing 1" in asked["messages"][-1]["content"] and asked["seed"] == 3
         return said("ugly" if split else "good")
 
-    with deciding(answer) as provider:
-        served(project, provider.base_url)
-        things(project, 2)
-        project.workflow(stages=[classify(3, vote="label")])
+    with project.asking(deciding(answer)):
+        voted(project, 2)
         report = project.run()
-    expected = {"rows": 2, "mean": 0.8333, "unanimous": 0.5}
-    assert report.summary["stages"][0]["agreement"] == expected
-    assert project.output(file="summary.json")["stages"][0]["agreement"] == expected
     told = project.agac("status", "1", "--json").json
-    assert told["runs"][0]["stages"][0]["agreement"] == expected
+    for summary in (report.summary, project.output(file="summary.json"), told["runs"][0]):
+        assert summary["stages"][0]["agreement"] == {"rows": 2, "mean": 0.8333, "unanimous": 0.5}
     line = "Agreement at classify: 0.83 on average, 50% of 2 rows unanimous"
-    assert line in project.agac("status", "1").out.split("\n")
-    assert line in project.agac("run", "-a", "reviews").out.split("\n")
+    for words in (("status", "1"), ("run", "-a", "reviews")):
+        assert line in project.agac(*words).out.split("\n")
     lines = project.envelopes(file="telemetry.jsonl")
     assert [one["agreement"] for one in lines] == [{"classify": 0.6667}, {"classify": 1.0}]
     assert [sorted(a["replica"] for a in one["usage"]["provider_attempts"]) for one in lines] == [[1, 2, 3]] * 2
 
 
 def test_inspect_shows_each_replica_and_the_vote(project: ProjectFolder) -> None:
-    with deciding(by_seed(s1="bad", s2="good", s3="good")) as provider:
-        served(project, provider.base_url)
-        things(project, 1)
-        project.workflow(stages=[classify(3, vote="label")])
+    with project.asking(deciding(by_seed(s1="bad", s2="good", s3="good"))):
+        voted(project, 1)
         project.run()
     (stage,) = project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]
     assert (stage["outcome"], stage["stale"], stage["result"]["why"]) == ("done", False, "seed 2")
-    assert [(one["replica"], one["outcome"], one["stale"]) for one in stage["replicas"]] == [
-        (1, "done", False), (2, "done", False), (3, "done", False),
-    ]  # fmt: skip
-    assert [one["result"]["label"] for one in stage["replicas"]] == ["bad", "good", "good"]
+    replicas = [(one["replica"], one["outcome"], one["stale"], one["result"]["label"]) for one in stage["replicas"]]
+    assert replicas == [(1, "done", False, "bad"), (2, "done", False, "good"), (3, "done", False, "good")]
     assert stage["vote"] == {
         "field": "label", "agreement": 0.6667, "taken": 2,
         "values": [{"value": "good", "replicas": [2, 3]}, {"value": "bad", "replicas": [1]}],
     }  # fmt: skip
-    assert [(one["replica"], one["of_earlier_content"]) for one in stage["attempts"]] == [
-        (1, False),
-        (2, False),
-        (3, False),
-    ]
+    assert [(one["replica"], one["of_earlier_content"]) for one in stage["attempts"]] == [(n, False) for n in (1, 2, 3)]
     shown = project.agac("inspect", "last", "r-1").out
     assert '  vote on label: "good" by 2 and 3, "bad" by 1; agreement 0.67, the result is that of replica 2' in shown
     assert "for replica 3: ask" in shown
@@ -425,10 +375,8 @@ def test_re_asks_belong_to_their_replica(project: ProjectFolder) -> None:
         first = len(asked["messages"]) == 1
         return Step('{"label": 7}') if asked["seed"] == 2 and first else said("good", f"seed {asked['seed']}")
 
-    with deciding(answer) as provider:
-        served(project, provider.base_url)
-        things(project, 1)
-        project.workflow(stages=[classify(2, vote="label")])
+    with project.asking(deciding(answer)):
+        voted(project, 1, 2)
         report = project.run()
     assert report.summary["stages"][0]["repaired"] == 1
     (stage,) = project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]
@@ -456,8 +404,7 @@ def test_the_plan_of_a_first_run_counts_calls_and_dollars_of_replicas(project: P
 
 
 def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, server: Server) -> None:
-    things(project, 3)
-    project.workflow(stages=[classify(3, vote="label")])
+    voted(project, 3)
     project.run()
     after = {"name": "after", "prompt": "It is ${classify.label}"}
     project.workflow(stages=[classify(3, vote="label"), after])
@@ -469,10 +416,8 @@ def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, s
 
 def test_what_was_answered_when_a_run_stops_amid_a_row_is_kept(project: ProjectFolder, faulty: Faulty) -> None:
     """A fatal fault amid the replicas of a row: those that were answered are kept."""
-    server = faulty([{"kind": "unauthorized", "at": [2]}])
-    served(project, server.base_url)
-    things(project, 1)
-    project.workflow(stages=[classify(3, vote="label")])
+    project.asks(faulty([{"kind": "unauthorized", "at": [2]}]))
+    voted(project, 1)
     first = project.run(concurrency=1)
     assert first.exit_code == ExitCode.FAILED
     stored = project.query("SELECT count(*) FROM result")[0][0]
@@ -508,8 +453,7 @@ def test_rows_that_stages_make_and_groups_have_replicas_too(project: ProjectFold
 
 
 def test_the_log_says_which_replica_a_call_was_for(project: ProjectFolder) -> None:
-    things(project, 1)
-    project.workflow(stages=[classify(2, vote="label")])
+    voted(project, 1, 2)
     project.agac("--log-level", "debug", "--log-format", "json", "--log-file", "log", "run", "-a", "reviews", code=0)
     lines = [json.loads(line) for line in (project.root / "log").read_text("utf-8").splitlines()]
     assert sorted(one["replica"] for one in lines if "request" in one) == [1, 2]
@@ -517,10 +461,8 @@ def test_the_log_says_which_replica_a_call_was_for(project: ProjectFolder) -> No
 
 def test_what_a_kill_may_have_cost_knows_of_replicas(project: ProjectFolder, faulty: Faulty) -> None:
     """One open row, killed with all of its replicas under way: each of them may have been billed."""
-    server = faulty([], "--latency", "30")
-    served(project, server.base_url)
-    things(project, 1)
-    project.workflow(stages=[classify(5, vote="label", repair=0)])
+    server = project.asks(faulty([], "--latency", "30"))
+    voted(project, 1, 5, repair=0)
     process = listening(project.start("run", "-a", "reviews"))
     wait_until(lambda: server.account()["requests"] == 5, "five calls", process)
     killed(process)

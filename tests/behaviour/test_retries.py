@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
-from support.project import ProjectFolder
+from support.project import ProjectFolder, S
 from support.server import Faulty, Server
 
 SAY = [{"name": "say", "prompt": "${text}"}]
 
 
-def one_row(project: ProjectFolder, address: str, **provider: Any) -> None:
-    project.configure(address, **provider)
+def one_row(project: ProjectFolder, server: S, **provider: Any) -> S:
+    """One row, to be asked of this server; gives it."""
     project.numbered(1)
     project.workflow(stages=SAY)
+    return project.asks(server, **provider)
 
 
 def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
@@ -38,8 +39,7 @@ ALWAYS = [
 def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project: ProjectFolder, faulty: Faulty, fault: dict[str, Any], calls: int, status: int, error: str, ambiguous: bool
 ) -> None:
-    server = faulty([{**fault, "always": True}])
-    one_row(project, server.base_url)
+    server = one_row(project, faulty([{**fault, "always": True}]))
     report = project.run()
     assert report.exit_code == 3
     assert server.account()["requests"] == calls
@@ -52,19 +52,10 @@ def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project.assert_sound()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "server_error", "retry_after": 0},
-        {"kind": "rate_limit", "retry_after": 0},
-        {"kind": "cut"},
-        {"kind": "invalid_body"},
-    ],
-    ids=lambda fault: fault["kind"],
-)
-def test_what_fails_once_is_asked_twice(project: ProjectFolder, faulty: Faulty, fault: dict[str, Any]) -> None:
-    server = faulty([{**fault, "first": 1}])
-    one_row(project, server.base_url)
+@pytest.mark.parametrize("kind", ["server_error", "rate_limit", "cut", "invalid_body"])
+def test_what_fails_once_is_asked_twice(project: ProjectFolder, faulty: Faulty, kind: str) -> None:
+    fault = {"kind": kind, **({"retry_after": 0} if kind in ("server_error", "rate_limit") else {})}
+    server = one_row(project, faulty([{**fault, "first": 1}]))
     report = project.run()
     assert report.exit_code == 0
     assert server.account()["requests"] == 2
@@ -76,20 +67,14 @@ def test_what_fails_once_is_asked_twice(project: ProjectFolder, faulty: Faulty, 
 def test_refusals_by_rate_do_not_use_up_the_tries_that_server_errors_have(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty(
-        [
-            {"kind": "rate_limit", "retry_after": 0, "at": [1, 2, 3, 4, 5, 6, 8]},
-            {"kind": "server_error", "retry_after": 0, "at": [7, 9]},
-        ]
-    )
-    one_row(project, server.base_url)
+    limited = {"kind": "rate_limit", "retry_after": 0, "at": [1, 2, 3, 4, 5, 6, 8]}
+    server = one_row(project, faulty([limited, {"kind": "server_error", "retry_after": 0, "at": [7, 9]}]))
     assert project.run().exit_code == 0
     assert server.account()["requests"] == 10
 
 
 def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "first": 1}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "hang", "first": 1}]))
     project.numbered(1)
     project.workflow(stages=[{**SAY[0], "timeout": 1.0}])
     report = project.run()
@@ -99,21 +84,16 @@ def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFold
 
 
 def test_rows_that_fail_now_and_then_all_get_through(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty(
-        [
-            {"kind": "rate_limit", "rate": 0.1, "retry_after": 0.02},
-            {"kind": "server_error", "rate": 0.1, "retry_after": 0},
-        ]
-    )
-    project.configure(server.base_url)
-    project.numbered(200)
+    limited = {"kind": "rate_limit", "rate": 0.1, "retry_after": 0.02}
+    server = project.asks(faulty([limited, {"kind": "server_error", "rate": 0.1, "retry_after": 0}]))
+    project.numbered(100)
     project.workflow(stages=SAY)
     report = project.run()
     assert report.exit_code == 0
     account = server.account()
-    assert (account["charged"], account["duplicates"]) == (200, 0)
+    assert (account["charged"], account["duplicates"]) == (100, 0)
     assert project.query("SELECT count(*) FROM attempt") == [(account["requests"],)]
-    assert report.invocation["retries"] == account["requests"] - 200
+    assert report.invocation["retries"] == account["requests"] - 100
     project.assert_sound()
 
 
@@ -122,8 +102,7 @@ def test_rows_that_fail_now_and_then_all_get_through(project: ProjectFolder, fau
 def test_nobody_comes_back_before_the_time_that_was_asked_for(
     project: ProjectFolder, faulty: Faulty, kind: str, in_ms: bool
 ) -> None:
-    server = faulty([{"kind": kind, "at": [1, 2], "retry_after": 0.3, "in_ms": in_ms}])
-    one_row(project, server.base_url)
+    server = one_row(project, faulty([{"kind": kind, "at": [1, 2], "retry_after": 0.3, "in_ms": in_ms}]))
     assert project.run().exit_code == 0
     account = server.account()
     assert account["requests"] == 3
@@ -133,14 +112,13 @@ def test_nobody_comes_back_before_the_time_that_was_asked_for(
 def test_milliseconds_win_over_seconds(project: ProjectFolder) -> None:
     step = Step(status=429, headers={"retry-after-ms": "250", "retry-after": "30"}, body="{}")
     with scripted(step, "ok") as server:
-        one_row(project, server.base_url)
+        one_row(project, server)
         assert project.run().exit_code == 0
         assert 0.25 <= server.times[1] - server.times[0] < 25
 
 
 def test_a_refusal_by_rate_holds_everyone_in_the_lane(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "rate_limit", "at": [8], "retry_after": 0.6}], "--latency", "0.01")
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "rate_limit", "at": [8], "retry_after": 0.6}], "--latency", "0.01"))
     project.numbered(30)
     project.workflow(stages=SAY)
     assert project.run(concurrency=4).exit_code == 0
@@ -169,8 +147,7 @@ def test_lanes_do_not_wait_for_each_other(project: ProjectFolder) -> None:
 @pytest.mark.parametrize("what", ["requests", "tokens"])
 def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(project: ProjectFolder, what: str) -> None:
     headers = {f"x-ratelimit-remaining-{what}": "0", f"x-ratelimit-reset-{what}": "400ms"}
-    with scripted(Step("ok", headers=headers), "ok") as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step("ok", headers=headers), "ok")) as server:
         project.numbered(3)
         project.workflow(stages=SAY)
         assert project.run(concurrency=1).exit_code == 0
@@ -181,8 +158,7 @@ def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(projec
 
 def test_headers_with_something_left_make_nobody_wait(project: ProjectFolder) -> None:
     headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "60s"}
-    with scripted(Step("ok", headers=headers)) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step("ok", headers=headers))) as server:
         project.numbered(3)
         project.workflow(stages=SAY)
         assert project.run(concurrency=1).exit_code == 0
@@ -191,8 +167,7 @@ def test_headers_with_something_left_make_nobody_wait(project: ProjectFolder) ->
 
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])
 def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: dict[str, int]) -> None:
-    with scripted("ok") as server:
-        project.configure(server.base_url, limits=limits)
+    with project.asking(scripted("ok"), limits=limits) as server:
         project.numbered(6)
         project.workflow(stages=[{**SAY[0], "max_tokens": 1000}])
         assert project.run().exit_code == 0
@@ -201,27 +176,20 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
 
 
 def test_the_concurrency_of_a_provider_is_never_passed(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.02")
-    project.configure(server.base_url, limits={"concurrency": 3})
+    server = project.asks(faulty([], "--latency", "0.02"), limits={"concurrency": 3})
     project.numbered(20)
     project.workflow(stages=SAY)
     project.run(concurrency=10)
     assert server.account()["max_in_flight"] <= 3
 
 
-FATAL = [
-    ({"kind": "unauthorized"}, "401"),
-    ({"kind": "quota"}, "insufficient_quota"),
-    ({"kind": "not_found"}, "404"),
-]
-
-
-@pytest.mark.parametrize(("fault", "said"), FATAL)
+@pytest.mark.parametrize(
+    ("kind", "said"), [("unauthorized", "401"), ("quota", "insufficient_quota"), ("not_found", "404")]
+)
 def test_what_every_call_would_meet_stops_the_run_within_one_wave(
-    project: ProjectFolder, faulty: Faulty, fault: dict[str, Any], said: str
+    project: ProjectFolder, faulty: Faulty, kind: str, said: str
 ) -> None:
-    server = faulty([{**fault, "at": list(range(11, 200))}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": kind, "at": list(range(11, 200))}]))
     project.numbered(100)
     project.workflow(stages=SAY)
     report = project.run(concurrency=4)
@@ -233,8 +201,7 @@ def test_what_every_call_would_meet_stops_the_run_within_one_wave(
     assert not report.summary["complete"]
     assert not (project.root / "output").exists()
     project.assert_sound()
-    other = faulty([])
-    project.configure(other.base_url)
+    other = project.asks(faulty([]))
     assert project.run().exit_code == 0
     assert other.account()["requests"] == 90
     project.assert_sound()
@@ -256,8 +223,7 @@ def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
 
 def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_reasons(project: ProjectFolder) -> None:
     trouble = Step(status=500, headers={"retry-after": "0"}, body='{"error": {"message": "out of order"}}')
-    with scripted('{"sentiment": 1}', trouble) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted('{"sentiment": 1}', trouble)) as server:
         project.numbered(1)
         project.workflow()
         assert project.run().exit_code == 3
@@ -272,8 +238,7 @@ def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_
 
 def test_a_wait_of_hours_is_said_and_not_waited_for(project: ProjectFolder) -> None:
     step = Step(status=429, headers={"retry-after": "86400"}, body='{"error": {"message": "come back tomorrow"}}')
-    with scripted(step) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(step)) as server:
         project.numbered(20)
         project.workflow(stages=SAY)
         report = project.run(concurrency=2)

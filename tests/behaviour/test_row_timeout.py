@@ -16,13 +16,12 @@ def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
 
 
 def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "hang"}]))
     project.numbered(1)
-    project.workflow(stages=[SAY], row_timeout=0.3)
+    project.workflow(stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
     report = project.run()
     assert report.exit_code == 3
-    assert server.account()["requests"] == 1
+    assert server.account()["requests"] == 1, "no fallback is asked when the time is over"
     assert attempts(project) == [(1, "ask", "Timeout", 1)]
     assert report.invocation["calls_perhaps_billed_without_answer"] == 1
     error = project.envelopes()[0]["error"]
@@ -34,8 +33,7 @@ def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: Proje
 
 
 def test_a_time_out_of_the_call_is_named_as_such(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "hang"}]))
     project.numbered(1)
     project.workflow(stages=[{**SAY, "timeout": 0.2}], row_timeout=1.7)
     project.run()
@@ -47,8 +45,7 @@ def test_a_time_out_of_the_call_is_named_as_such(project: ProjectFolder, faulty:
 
 @pytest.mark.parametrize("status", [429, 500])
 def test_nobody_waits_for_a_retry_that_would_come_too_late(project: ProjectFolder, status: int) -> None:
-    with scripted(Step(status=status, headers={"retry-after": "300"}, body="{}")) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(Step(status=status, headers={"retry-after": "300"}, body="{}"))) as server:
         project.numbered(1)
         project.workflow(stages=[SAY], row_timeout=60)
         assert project.run().exit_code == 3
@@ -57,8 +54,7 @@ def test_nobody_waits_for_a_retry_that_would_come_too_late(project: ProjectFolde
 
 
 def test_the_time_runs_through_all_stages_of_the_row(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "match": "Answer"}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "hang", "match": "Answer"}]))
     project.numbered(1)
     project.workflow(stages=[SAY, {"name": "reply", "prompt": "Answer ${say}"}], row_timeout=0.5)
     project.run()
@@ -69,19 +65,8 @@ def test_the_time_runs_through_all_stages_of_the_row(project: ProjectFolder, fau
     assert duration < 60  # not its time-out's ten minutes
 
 
-def test_no_fallback_is_asked_when_the_time_is_over(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang"}])
-    project.configure(server.base_url)
-    project.numbered(1)
-    project.workflow(stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
-    project.run()
-    assert server.account()["requests"] == 1
-    assert "row_timeout" in project.envelopes()[0]["error"]["message"]
-
-
 def test_waiting_for_the_first_call_does_not_count(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.05")
-    project.configure(server.base_url, limits={"concurrency": 1})
+    project.asks(faulty([], "--latency", "0.05"), limits={"concurrency": 1})
     project.numbered(30)
     project.workflow(stages=[SAY], row_timeout=1.0)
     report = project.run(concurrency=30)
@@ -90,8 +75,7 @@ def test_waiting_for_the_first_call_does_not_count(project: ProjectFolder, fault
 
 
 def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "first": 1}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "hang", "first": 1}]))
     project.rows([{"id": "a", "text": "same"}, {"id": "b", "text": "same"}])
     project.workflow(stages=[SAY], row_timeout=0.5)
     report = project.run(concurrency=1)
@@ -104,8 +88,7 @@ def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFol
 
 def test_without_it_a_row_takes_as_long_as_it_takes(project: ProjectFolder) -> None:
     slow = [Step(status=429, headers={"retry-after": "0.4"}, body="{}")] * 3
-    with scripted(*slow, GOOD) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted(*slow, GOOD)) as server:
         project.numbered(1)
         project.workflow(stages=[{**SAY, "output_schema": SENTIMENT}])
         assert project.run().exit_code == 0
@@ -113,8 +96,7 @@ def test_without_it_a_row_takes_as_long_as_it_takes(project: ProjectFolder) -> N
 
 
 def test_it_can_stand_in_agac_yml_and_the_workflows_wins(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "first": 1}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "hang", "first": 1}]))
     text = (project.root / "agac.yml").read_text("utf-8")
     project.write("agac.yml", text + "row_timeout: 500\n")
     project.numbered(1)

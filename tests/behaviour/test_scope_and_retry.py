@@ -1,9 +1,9 @@
 """Some stages only, some rows again, several workflows at once: each pays for just what was asked for."""
 
-from contextlib import closing
 from typing import Any
 
 import pytest
+from support.batched import store
 from support.processes import interrupt, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
@@ -59,26 +59,23 @@ def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
     project.assert_sound()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_a_scope_that_means_nothing_is_refused(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.workflow(stages=THREE)
+    scopes: list[tuple[dict[str, Any], str]] = [
         ({"stage": "clasify"}, "there is no such stage"),
         ({"until": "x"}, "there is no such stage"),
         ({"stage": "reply", "until": "close"}, "only stage"),
         ({"from_stage": "close", "until": "classify"}, "comes after"),
         ({"stage": "reply", "fresh": True}, "--fresh"),
-    ],
-)
-def test_a_scope_that_means_nothing_is_refused(options: dict[str, Any], words: str, project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow(stages=THREE)
-    with pytest.raises(UsageError, match=words):
-        project.run(**options)
+    ]
+    for options, words in scopes:
+        with pytest.raises(UsageError, match=words):
+            project.run(**options)
 
 
 def test_no_retry_failed_leaves_failures_as_they_are(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
     project.numbered(4)
     project.workflow()
     assert project.run().exit_code == ExitCode.ROWS_FAILED
@@ -88,8 +85,7 @@ def test_no_retry_failed_leaves_failures_as_they_are(project: ProjectFolder, fau
 
 
 def test_retry_forces_what_a_run_leaves_alone(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2", "first": 4}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 4}]))
     project.numbered(4)
     project.workflow()
     for calls in (4, 1, 1, 0):
@@ -105,14 +101,8 @@ def test_retry_forces_what_a_run_leaves_alone(project: ProjectFolder, faulty: Fa
 
 
 def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty(
-        [
-            {"kind": "refusal", "match": "Review: I love number 2"},
-            {"kind": "length", "match": "Review: I love number 3"},
-            {"kind": "refusal", "match": "Answer I love number 4"},
-        ]
-    )
-    project.configure(server.base_url)
+    bad = {"refusal": ("Review: I love number 2", "Answer I love number 4"), "length": ("Review: I love number 3",)}
+    project.asks(faulty([{"kind": kind, "match": match} for kind, matches in bad.items() for match in matches]))
     project.numbered(6)
     project.workflow(stages=TWO)
     assert project.run().summary["rows"]["failed"] == 3
@@ -120,12 +110,14 @@ def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, fa
     assert retry(project, error="Refused").invocation["rows_read"] == 2
     assert retry(project, error="Truncated").invocation["rows_read"] == 1
     assert retry(project, rows=("r-3", "r-4", "r-5")).invocation["rows_read"] == 2
-    with pytest.raises(UsageError, match="no such kind"):
-        retry(project, error="Refusd")
-    with pytest.raises(UsageError, match="no run 9"):
-        retry(project, run=9)
-    with pytest.raises(UsageError, match="row 'r-5' of run 1 did not fail"):
-        retry(project, rows=("r-5",))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"error": "Refusd"}, "no such kind"),
+        ({"run": 9}, "no run 9"),
+        ({"rows": ("r-5",)}, "row 'r-5' of run 1 did not fail"),
+    ]
+    for choice, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            retry(project, **choice)
     project.assert_sound()
 
 
@@ -146,8 +138,7 @@ def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder
 
 
 def test_an_interrupted_retry_from_a_stage_does_not_pay_twice(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "at": [36, 37, 38, 39]}])
-    project.configure(server.base_url)
+    server = project.asks(faulty([{"kind": "hang", "at": [36, 37, 38, 39]}]))
     project.numbered(20)
     project.workflow()
     project.run()
@@ -164,31 +155,22 @@ def test_an_interrupted_retry_from_a_stage_does_not_pay_twice(project: ProjectFo
     assert report.summary["complete"] is True
 
 
-def test_a_run_of_another_definition_is_not_retried(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2"}])
-    project.configure(server.base_url)
-    project.numbered(3)
-    project.workflow()
-    project.run()
-    project.workflow(stages=[{"name": "classify", "prompt": "Other: ${text}"}])
-    with pytest.raises(UsageError, match="another version of workflow"):
-        retry(project)
-
-
-def test_a_dry_retry_changes_nothing(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 2"}])
-    project.configure(server.base_url)
+def test_a_dry_retry_changes_nothing_and_another_definition_is_not_retried(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
     project.numbered(3)
     project.workflow()
     project.run()
     ran = project.agac("retry", "last", "--dry-run", "--json")
     assert (ran.code, ran.json["rows"], ran.json["calls_at_least"]) == (0, 1, 1)
     assert ran.json["by_error"] == [{"stage": "classify", "type": "Refused", "rows": 1}]
-    shown = project.agac("retry", "1", "--dry-run")
-    assert "1 row would be run again" in shown.out
+    assert "1 row would be run again" in project.agac("retry", "1", "--dry-run").out
     assert stages(project) == {"classify": 3}
-    refused = project.agac("retry", "1", "--from", "classify")
-    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert "--yes" in project.agac("retry", "1", "--from", "classify", code=2).err
+    project.workflow(stages=[{"name": "classify", "prompt": "Other: ${text}"}])
+    with pytest.raises(UsageError, match="another version of workflow"):
+        retry(project)
 
 
 def test_rows_with_the_same_prompt_are_asked_apart_when_reuse_is_by_row(project: ProjectFolder) -> None:
@@ -217,13 +199,11 @@ def test_what_is_never_reused_is_still_not_paid_twice_in_its_run(project: Projec
 
 
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> None:
-    import sqlite3
-
     project.numbered(6)
     project.workflow(stages=[TWO[0] | {"max_age": "7d"}, TWO[1]])
     project.run()
     assert project.run().invocation["calls"] == 0
-    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+    with store(project) as database:
         database.execute("UPDATE result SET created_at = created_at - 8 * 86400 WHERE id % 2 = 0")
     old = {i for (i,) in project.query("SELECT t.row_key FROM task t JOIN result v ON v.id = t.result_id "
                                        "WHERE t.stage = 0 AND v.id % 2 = 0")}  # fmt: skip
@@ -255,8 +235,7 @@ def test_nothing_runs_when_one_of_several_workflows_is_broken(project: ProjectFo
 
 
 def test_the_worst_of_several_ends_is_told_and_a_limit_stops_the_rest(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "Bad"}])
-    project.configure(server.base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "Bad"}]))
     project.numbered(3)
     project.workflow("bad", stages=[{"name": "say", "prompt": "Bad ${text}"}])
     project.workflow("good", stages=[{"name": "say", "prompt": "Good ${text}"}])

@@ -37,8 +37,7 @@ def test_a_key_that_a_server_echoes_is_hidden_everywhere(project: ProjectFolder,
         Step(status=400, body=json.dumps({"error": {"message": "x" * 3000 + KEY}})),
         Step(status=401, body=json.dumps(error)),
     ]
-    with scripted(*steps) as server:
-        project.configure(server.base_url, api_key="${CANARY_KEY}")
+    with project.asking(scripted(*steps), api_key="${CANARY_KEY}") as server:
         if place == ".env":
             project.write(".env", f"CANARY_KEY={KEY}\n")
         project.numbered(6)
@@ -66,8 +65,10 @@ def test_a_key_written_into_agac_yml_is_refused_without_being_shown(project: Pro
 
 
 def test_header_values_from_the_environment_are_hidden(project: ProjectFolder) -> None:
-    with scripted(Step(status=400, body=json.dumps({"error": {"message": f"what is {HEADER}?"}}))) as server:
-        project.configure(server.base_url, headers={"x-team": "${TEAM_HEADER}"})
+    with project.asking(
+        scripted(Step(status=400, body=json.dumps({"error": {"message": f"what is {HEADER}?"}}))),
+        headers={"x-team": "${TEAM_HEADER}"},
+    ) as server:
         project.write(".env", f"TEAM_HEADER={HEADER}\n")
         project.numbered(2)
         project.workflow(stages=SAY)
@@ -83,8 +84,7 @@ def test_header_values_from_the_environment_are_hidden(project: ProjectFolder) -
 def test_a_key_with_characters_that_json_escapes_is_hidden(project: ProjectFolder, slash: str) -> None:
     key = 'sk-"canary"\\0123/456'
     echoed = json.dumps({"error": {"message": f"bad key {key}"}}).replace("/", slash)
-    with scripted(Step(status=400, body=echoed)) as server:
-        project.configure(server.base_url, api_key="${CANARY_KEY}")
+    with project.asking(scripted(Step(status=400, body=echoed)), api_key="${CANARY_KEY}"):
         project.numbered(1)
         project.workflow(stages=SAY)
         ended = project.agac("run", "-a", "reviews", env={"CANARY_KEY": key})
@@ -114,8 +114,11 @@ def test_a_key_in_the_project_environment_is_not_in_status_or_json(project: Proj
 
 
 def test_the_dummy_key_of_a_local_server_is_a_word_that_answers_may_hold(project: ProjectFolder) -> None:
-    with scripted("I run on ollama, and the token of the day is tok-abcdef987654") as server:
-        project.configure(server.base_url, api_key="${LOCAL_KEY}", headers={"x-token": "${DAY_TOKEN}"})
+    with project.asking(
+        scripted("I run on ollama, and the token of the day is tok-abcdef987654"),
+        api_key="${LOCAL_KEY}",
+        headers={"x-token": "${DAY_TOKEN}"},
+    ):
         project.write(".env", "LOCAL_KEY=ollama\nDAY_TOKEN=tok-abcdef987654\n")
         project.numbered(1)
         project.workflow(stages=SAY)

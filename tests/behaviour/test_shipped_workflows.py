@@ -103,8 +103,7 @@ def shipped(tmp_path: Path) -> ProjectFolder:
 
 
 def run(project: ProjectFolder, name: str, *flags: str) -> Any:
-    ran = project.agac("run", "-a", name, "--json", *flags, code=0)
-    return ran.json
+    return project.agac("run", "-a", name, "--json", *flags, code=0).json
 
 
 def calls(project: ProjectFolder) -> dict[int, int]:
@@ -233,6 +232,9 @@ def test_summarization_gives_a_line_a_file(shipped: ProjectFolder) -> None:
 
 
 def test_translation_asks_anew_for_another_language_and_keeps_the_first(shipped: ProjectFolder) -> None:
+    planned = shipped.agac("plan", "-a", "translation", "--show", "1").out
+    assert '[assistant]\n{"translation":"{count} × Alpine Tent 2P","doubts":[]}\n[user]\nWhere: button' in planned
+    assert "into German" in planned
     run(shipped, "translation")
     first = json.loads(lines(shipped, "translation", "results.jsonl")[0])["result"]
     assert list(first) == ["key", "where", "text", "max_length", "check"]
@@ -242,12 +244,6 @@ def test_translation_asks_anew_for_another_language_and_keeps_the_first(shipped:
     assert "French" in json.dumps(shipped.agac("inspect", "last", "basket.add", "--json").json)
     run(shipped, "translation")
     assert calls(shipped) == {0: 80, 1: 80}
-
-
-def test_an_example_stands_before_each_text_to_translate(shipped: ProjectFolder) -> None:
-    told = shipped.agac("plan", "-a", "translation", "--show", "1").out
-    assert '[assistant]\n{"translation":"{count} × Alpine Tent 2P","doubts":[]}\n[user]\nWhere: button' in told
-    assert "into German" in told
 
 
 def test_support_triage_asks_of_each_mail_only_what_it_needs(shipped: ProjectFolder) -> None:
@@ -281,13 +277,10 @@ def test_support_triage_asks_of_each_mail_only_what_it_needs(shipped: ProjectFol
     foreign = {mail for mail, row in mails.items() if row["kind"] == "person" and row["language"] != "en"}
     assert {mail for (mail,) in shipped.query(translated)} == foreign
 
-
-def test_support_triage_sends_nobody_whose_mail_it_is(shipped: ProjectFolder) -> None:
-    run(shipped, "support_triage")
     shown = shipped.agac("inspect", "last", "M-001", "--json").json
     prompts = json.dumps([stage["prompt"] for stage in shown["rows"][0]["stages"] if stage["prompt"]])
     assert "The zip of the tent broke" in prompts
-    assert "Rosa Lindt" not in prompts
+    assert "Rosa Lindt" not in prompts, "whose mail it is, is not sent"
     assert "rosa.lindt@mail.example" not in prompts
 
 

@@ -49,18 +49,24 @@ def in_flight(server: Server, requests: int) -> Callable[[], bool]:
 def finishes(project: ProjectFolder, command: list[str], rows: int = 40) -> None:
     """The command that was printed goes on, and ends with every row done."""
     project.agac(*command, code=0)
-    assert [e["id"] for e in project.envelopes()] == [f"r-{i}" for i in range(1, rows + 1)]
-    assert all(e["ok"] for e in project.envelopes())
+    assert [(e["id"], e["ok"]) for e in project.envelopes()] == [(f"r-{i}", True) for i in range(1, rows + 1)]
     project.assert_sound()
 
 
+def outputs(project: ProjectFolder) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+
+
+def slow(first: int, count: int = WIDE) -> dict[str, Any]:
+    """So many calls from this one on take their time, so that a signal finds all of them in flight."""
+    return {"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(first, first + count))}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_finishes_what_is_in_flight_and_begins_nothing(
+def test_the_first_signal_finishes_what_is_in_flight_begins_nothing_and_leaves_it_to_be_exported(
     number: signal.Signals, project: ProjectFolder, faulty: Faulty
 ) -> None:
-    """The second wave takes its time, so that the signal finds all of it in flight."""
-    second = [{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(WIDE + 1, 2 * WIDE + 1))}]
-    server = faulty(second)
+    server = faulty([slow(WIDE + 1)])
     asks(project, server)
     process = runs(project)
     wait_until(in_flight(server, 2 * WIDE), "two waves", process)
@@ -73,15 +79,20 @@ def test_the_first_signal_finishes_what_is_in_flight_and_begins_nothing(
     assert account["requests"] == account["charged"] == 2 * WIDE
     assert row_count(project) == 2 * WIDE
     project.assert_sound()
+    assert project.agac("export", "-a", "reviews").code == 2
+    assert project.agac("export", "-a", "reviews", "--partial").code == 0
+    assert len(project.envelopes()) == 2 * WIDE
+    summary = project.output(file="summary.json")
+    assert (summary["complete"], summary["rows"]["done"]) == (False, 2 * WIDE)
     finishes(project, go_on_command(ran))
     assert server.account()["duplicates"] == 0
 
 
 def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(6, 6 + WIDE))}])
+    server = faulty([slow(6)])
     asks(project, server, rows=5)
     assert project.run().exit_code == 0
-    before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    before = outputs(project)
     assert before
     project.numbered(40)
     process = runs(project)
@@ -90,31 +101,16 @@ def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: F
     ran = ended(process)
     assert ran.code == 130
     assert "Results:" not in ran.out
-    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == before
+    assert outputs(project) == before
     finishes(project, go_on_command(ran))
     assert server.account()["duplicates"] == 0
-
-
-def test_what_an_interrupted_run_has_is_exported_when_asked_for(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(WIDE + 1, 2 * WIDE + 1))}])
-    asks(project, server)
-    process = runs(project)
-    wait_until(in_flight(server, 2 * WIDE), "two waves", process)
-    interrupt(process)
-    ended(process)
-    assert project.agac("export", "-a", "reviews").code == 2
-    assert project.agac("export", "-a", "reviews", "--partial").code == 0
-    assert len(project.envelopes()) == row_count(project)
-    summary = project.output(file="summary.json")
-    assert summary["complete"] is False
-    assert summary["rows"]["done"] == row_count(project)
 
 
 def test_a_run_whose_rows_were_all_done_when_it_was_interrupted_is_finished_by_the_next(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
     """Only the next run knows that there are no more rows, and the outputs have to say so."""
-    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(1, WIDE + 1))}])
+    server = faulty([slow(1)])
     asks(project, server, rows=WIDE)
     process = runs(project)
     wait_until(in_flight(server, WIDE), "all calls", process)
@@ -137,7 +133,7 @@ def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project:
     wait_until(in_flight(server, 12), "calls that hang", process)
     interrupt(process)
     rows = row_count(project)
-    wait_until(lambda: quiet_requests(server) == 4 and process.poll() is None, "only the hanging calls", process)
+    wait_until(lambda: server.account()["in_flight"] == 4 and process.poll() is None, "the hanging calls", process)
     assert row_count(project) >= rows
     interrupt(process, second)
     ran = ended(process, 40)  # the first signal alone would wait for a minute
@@ -148,8 +144,8 @@ def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project:
     assert server.account()["duplicates"] == 0
 
 
-def quiet_requests(server: Server) -> int:
-    return int(server.account()["in_flight"])
+def attempts(project: ProjectFolder) -> int:
+    return int(project.query("SELECT count(*) FROM attempt")[0][0])
 
 
 def test_the_second_signal_amid_the_work_leaves_everything_consistent(project: ProjectFolder, faulty: Faulty) -> None:
@@ -204,12 +200,8 @@ def test_an_interrupt_does_not_wait_for_a_back_off(
     assert server.account()["duplicates"] == 0
 
 
-def attempts(project: ProjectFolder) -> int:
-    return int(project.query("SELECT count(*) FROM attempt")[0][0])
-
-
 def test_an_interrupted_fresh_run_is_continued_not_begun_anew(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "slow_first_byte", "seconds": SLOW, "at": list(range(40 + WIDE, 40 + 2 * WIDE))}])
+    server = faulty([slow(40 + WIDE)])
     asks(project, server)
     project.run()
     process = runs(project, "--fresh")
@@ -258,7 +250,7 @@ def test_a_fatal_fault_stops_the_run_within_one_wave(
     server = faulty([{**fault, "at": list(range(21, 1000))}])
     asks(project, server, rows=5)
     assert project.run().exit_code == 0
-    before = {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()}
+    before = outputs(project)
     project.numbered(200)
     ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), code=1)
     assert ran.err.count("stopped:") == 1
@@ -268,7 +260,7 @@ def test_a_fatal_fault_stops_the_run_within_one_wave(
     assert account["requests"] <= 20 + WIDE
     assert account["charged"] == row_count(project) == 20
     assert project.query("SELECT count(*) FROM row WHERE state = 2") == [(0,)]
-    assert {path: path.read_bytes() for path in (project.root / "output").rglob("*") if path.is_file()} == before
+    assert outputs(project) == before
     project.assert_sound()
     project.configure(healthy.base_url)
     finishes(project, go_on_command(ran), rows=200)
@@ -319,7 +311,6 @@ def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_af
     after = project.agac("status")
     assert f"The last call of run 1 brought no answer: {why}" in after.out
     assert "Run 1 is not finished. Resume with: agac run -a reviews" in after.out
-    with simulator() as server:
-        project.configure(server.base_url)
+    with project.asking(simulator()):
         finishes(project, go_on_command(ran), rows=2)
     assert "brought no answer" not in project.agac("status").out

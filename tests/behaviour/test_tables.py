@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,8 @@ def names(project: ProjectFolder, folder: str = "reviews") -> set[str]:
 
 
 def stored(project: ProjectFolder, query: str = "SELECT * FROM results", path: str = "data/out.db") -> list[Any]:
-    connection = sqlite3.connect(project.root / path)
-    try:
+    with closing(sqlite3.connect(project.root / path)) as connection:
         return connection.execute(query).fetchall()
-    finally:
-        connection.close()
 
 
 def mixed(project: ProjectFolder, faulty: Faulty, **output: Any) -> None:
@@ -68,28 +66,22 @@ def test_a_table_has_the_rows_columns_the_result_and_the_error(project: ProjectF
     assert raw(project, "results.txt") == "one\n\nthrée\n"
 
 
-def test_the_columns_of_a_schema_stand_in_its_order(project: ProjectFolder) -> None:
+def test_the_columns_of_a_schema_stand_in_its_order_without_a_single_result_too(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([{"kind": "refusal", "match": "one"}]))
     project.rows([{"id": "a", "text": "one"}])
-    stage = {
-        "name": "rate",
-        "prompt": "${text}",
-        "output_schema": {"zeal": "integer", "alpha": "string", "m": "number"},
-    }
-    project.workflow(stages=[stage], output={"format": "csv"})
-    project.run()
-    assert table(project)[0] == ["id", "text", "zeal", "alpha", "m", "error"]
-
-
-def test_the_schema_s_columns_are_there_without_a_single_result(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "one"}]).base_url)
-    project.rows([{"id": "a", "text": "one"}])
-    stage = {"name": "rate", "prompt": "${text}", "output_schema": {"zeal": "integer", "alpha": "string"}}
+    schema = {"zeal": "integer", "alpha": "string", "m": "number"}
+    stage = {"name": "rate", "prompt": "${text}", "output_schema": schema}
     project.workflow(stages=[stage], output={"format": ["csv", "parquet"]})
     assert project.run().exit_code == 3
-    assert [row[:-1] for row in table(project)] == [["id", "text", "zeal", "alpha"], ["a", "one", "", ""]]
+    header, (*cells, error) = table(project)
+    assert header == ["id", "text", "zeal", "alpha", "m", "error"]
+    assert cells == ["a", "one", "", "", ""]
+    assert error.startswith("Refused: ")
     duckdb = pytest.importorskip("duckdb")
     found = duckdb.read_parquet(str(project.root / "output/reviews/results.parquet"))
-    assert [str(kind) for kind in found.types] == ["VARCHAR", "VARCHAR", "BIGINT", "VARCHAR", "VARCHAR"]
+    assert [str(kind) for kind in found.types] == ["VARCHAR", "VARCHAR", "BIGINT", "VARCHAR", "DOUBLE", "VARCHAR"]
 
 
 MERGED = {
@@ -107,8 +99,7 @@ def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) 
     stage = {"name": "say", "prompt": "${text}", "output_schema": {"note": "string", "text": "string"}}
     to = "sqlite://data/out.db?table=results"
     project.workflow(stages=[stage], output={"format": EVERY, "merge": merge, "to": to})
-    with scripted(json.dumps({"text": "T", "note": "N"})) as answers:
-        project.configure(answers.base_url)
+    with project.asking(scripted(json.dumps({"text": "T", "note": "N"}))):
         assert project.run().exit_code == 0
     cells = [json.dumps(v, separators=(",", ":")) if isinstance(v, dict) else v for v in record.values()]
     by_name = dict(zip(record, cells, strict=True))
@@ -136,11 +127,15 @@ def test_names_clash_for_the_whole_table_or_not_at_all(project: ProjectFolder) -
     ]  # fmt: skip
 
 
-def test_a_column_called_error_keeps_its_name(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "x", "error": "mine"}])
-    project.workflow(defaults=ECHO, stages=SAY, output={"format": "csv"})
+def test_a_column_called_error_keeps_its_name_and_numbers_below_zero_stay_in_safe_cells(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "x", "error": "mine", "n": -5, "f": -0.5, "l": ["=1"]}], "data/rows.jsonl")
+    output = {"format": "csv", "csv_safe": True}
+    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output)
     project.run()
-    assert table(project) == [["id", "text", "error", "result", "say.error"], ["a", "x", "mine", "x", ""]]
+    assert table(project) == [
+        ["id", "text", "error", "n", "f", "l", "result", "say.error"],
+        ["a", "x", "mine", "-5", "-0.5", '["=1"]', "x", ""],
+    ]
 
 
 def test_another_format_is_written_without_a_call_and_without_a_new_run(project: ProjectFolder, server: Server) -> None:
@@ -155,34 +150,29 @@ def test_another_format_is_written_without_a_call_and_without_a_new_run(project:
     assert (third.summary["run"], server.account()["requests"]) == (first.summary["run"], 2)
 
 
-def test_an_unchanged_run_leaves_its_tables_as_they_are(project: ProjectFolder) -> None:
-    simple(project, format=EVERY, to="sqlite://data/out.db?table=results")
-    folder = project.root / "output/reviews"
-    before = {path: path.stat().st_mtime_ns for path in [*folder.iterdir(), project.root / "data/out.db"]}
-    simple(project, format=EVERY, to="sqlite://data/out.db?table=results")
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-@pytest.mark.parametrize("lost", ["output/reviews/results.csv", "output/reviews/results.parquet", "data/out.db"])
-def test_what_was_deleted_is_made_again_by_the_next_run(project: ProjectFolder, server: Server, lost: str) -> None:
+def test_an_unchanged_run_leaves_its_tables_as_they_are_and_makes_again_what_was_deleted(
+    project: ProjectFolder, server: Server
+) -> None:
     output = {"format": EVERY, "to": "sqlite://data/out.db?table=results"}
     simple(project, **output)
-    (project.root / lost).unlink()
+    folder = project.root / "output/reviews"
+    before = {path: path.stat().st_mtime_ns for path in [*folder.iterdir(), project.root / "data/out.db"]}
     simple(project, **output)
-    assert (project.root / lost).exists()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    for lost in (folder / "results.csv", folder / "results.parquet", project.root / "data/out.db"):
+        lost.unlink()
+        simple(project, **output)
+        assert lost.exists()
     assert server.account()["requests"] == 2
 
 
-def test_a_format_that_is_not_wanted_any_more_leaves_no_file(project: ProjectFolder) -> None:
+def test_a_format_that_is_not_wanted_any_more_leaves_no_file_nor_does_another_run(project: ProjectFolder) -> None:
     simple(project, format=EVERY)
     assert names(project) == {f"results.{name}" for name in EVERY}
     simple(project, format="tsv")
     assert names(project) == {"results.tsv"}
     simple(project)
     assert names(project) == set()
-
-
-def test_another_run_into_the_folder_takes_the_old_formats_away_too(project: ProjectFolder) -> None:
     simple(project, format=EVERY)
     project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}])
     project.run()
@@ -284,14 +274,6 @@ def test_cells_that_a_spreadsheet_would_run_are_texts_where_that_is_wanted(proje
     safe = list(csv.reader(io.StringIO(raw(project, "results.tsv"), newline=""), delimiter="\t", strict=True))
     assert [row[2] for row in safe] == ["'=cell", *expected]
     assert [row["result"] for row in project.envelopes()] == ["x"] * len(cells)
-
-
-def test_numbers_below_zero_stay_numbers_in_safe_cells(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "x", "n": -5, "f": -0.5, "l": ["=1"]}], "data/rows.jsonl")
-    output = {"format": "csv", "csv_safe": True}
-    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output)
-    project.run()
-    assert table(project)[1] == ["a", "x", "-5", "-0.5", '["=1"]', "x", ""]
 
 
 def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(

@@ -1,6 +1,5 @@
 """`when`: rows that a stage passes over, and rows that leave."""
 
-import json
 from typing import Any
 
 import pytest
@@ -16,18 +15,26 @@ def stage(name: str, prompt: str, **keys: Any) -> dict[str, Any]:
     return {"name": name, "prompt": prompt, **keys}
 
 
+def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
+    project.workflow(defaults=ECHO, stages=list(stages), **keys)
+
+
+@pytest.fixture
+def project(project: ProjectFolder) -> ProjectFolder:
+    """A project of five rows."""
+    project.rows(ROWS)
+    return project
+
+
 def rows_of(report: Any) -> dict[str, int]:
     return {name: count for name, count in report.summary["rows"].items() if count}
 
 
 def test_a_skipped_stage_is_empty_in_prompts_and_null_where_it_is_written(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            stage("reply", "sorry ${id}", when='kind == "bad"'),
-            stage("end", "${id}[${reply}]"),
-        ],
+    workflow(
+        project,
+        stage("reply", "sorry ${id}", when='kind == "bad"'),
+        stage("end", "${id}[${reply}]"),
         output={"stages": ["reply", "end"]},
     )
     report = project.run()
@@ -47,8 +54,7 @@ def test_a_skipped_stage_is_empty_in_prompts_and_null_where_it_is_written(projec
 
 
 def test_a_row_without_any_result_is_skipped_and_has_its_line(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(defaults=ECHO, stages=[stage("reply", "sorry ${id}", when='kind == "bad"')])
+    workflow(project, stage("reply", "sorry ${id}", when='kind == "bad"'))
     report = project.run()
     assert report.exit_code == 0
     assert rows_of(report) == {"total": 5, "done": 2, "skipped": 3}
@@ -60,37 +66,22 @@ def test_a_row_without_any_result_is_skipped_and_has_its_line(project: ProjectFo
 
 
 def test_a_dropped_row_leaves_and_is_listed_with_its_guard_and_values(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            stage("first", "${kind}"),
-            stage("keep", "kept ${id}", when='first != "odd" && double(price) > 6.0', otherwise="drop"),
-            stage("end", "${keep}!"),
-        ],
+    workflow(
+        project,
+        stage("first", "${kind}"),
+        stage("keep", "kept ${id}", when='first != "odd" && double(price) > 6.0', otherwise="drop"),
+        stage("end", "${keep}!"),
         output={"include_input": True},
     )
     report = project.run()
     assert report.exit_code == 0
     assert rows_of(report) == {"total": 5, "done": 3, "dropped": 2}
     assert [e["result"] for e in project.envelopes()] == ["kept r-2!", "kept r-3!", "kept r-5!"]
+    guard = {"stage": "keep", "when": 'first != "odd" && double(price) > 6.0'}
+    first, odd = {"first": "good", "price": "5"}, {"first": "odd", "price": ""}
     assert project.envelopes(file="filtered.jsonl") == [
-        {
-            "id": "r-1",
-            "row_number": 1,
-            "stage": "keep",
-            "values": {"first": "good", "price": "5"},
-            "when": 'first != "odd" && double(price) > 6.0',
-            "input": ROWS[0],
-        },
-        {
-            "id": "r-4",
-            "row_number": 4,
-            "stage": "keep",
-            "values": {"first": "odd", "price": ""},
-            "when": 'first != "odd" && double(price) > 6.0',
-            "input": ROWS[3],
-        },
+        {"id": "r-1", "row_number": 1, "values": first, "input": ROWS[0], **guard},
+        {"id": "r-4", "row_number": 4, "values": odd, "input": ROWS[3], **guard},
     ]
     stages = {one["name"]: one for one in report.summary["stages"]}
     assert (stages["keep"]["dropped"], stages["end"]["done"], stages["end"]["dropped"]) == (2, 3, 0)
@@ -99,8 +90,7 @@ def test_a_dropped_row_leaves_and_is_listed_with_its_guard_and_values(project: P
 
 
 def test_a_guard_that_cannot_be_decided_fails_the_row(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(defaults=ECHO, stages=[stage("a", "${id}", when="double(price) > 6.0")], stop_loss=False)
+    workflow(project, stage("a", "${id}", when="double(price) > 6.0"), stop_loss=False)
     report = project.run()
     assert report.exit_code == 3
     (error,) = project.envelopes(file="errors.jsonl")
@@ -111,17 +101,13 @@ def test_a_guard_that_cannot_be_decided_fails_the_row(project: ProjectFolder) ->
 
 
 def test_dropping_in_one_branch_wins_over_a_failure_in_another(project: ProjectFolder, faulty: Any) -> None:
-    server = faulty([{"kind": "refusal", "match": "left"}])
-    project.configure(server.base_url)
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO,
+    project.asks(faulty([{"kind": "refusal", "match": "left"}]))
+    workflow(
+        project,
+        stage("left", "left ${id}", needs=[]),
+        stage("right", "right ${id}", needs=[]),
+        stage("last", "${right}", needs="right", when='kind != "bad"', otherwise="drop"),
         stop_loss=False,
-        stages=[
-            stage("left", "left ${id}", needs=[]),
-            stage("right", "right ${id}", needs=[]),
-            stage("last", "${right}", needs="right", when='kind != "bad"', otherwise="drop"),
-        ],
     )
     report = project.run()
     assert rows_of(report) == {"total": 5, "failed": 3, "dropped": 2}
@@ -129,12 +115,9 @@ def test_dropping_in_one_branch_wins_over_a_failure_in_another(project: ProjectF
 
 
 def test_a_changed_guard_asks_only_what_it_lets_in_now(project: ProjectFolder) -> None:
-    project.rows(ROWS)
 
     def write(guard: str, **keys: Any) -> None:
-        project.workflow(
-            defaults=ECHO, stages=[stage("first", "${kind} ${id}"), stage("reply", "r ${first}", when=guard, **keys)]
-        )
+        workflow(project, stage("first", "${kind} ${id}"), stage("reply", "r ${first}", when=guard, **keys))
 
     write('kind == "bad"')
     assert project.run().invocation["calls"] == 7
@@ -152,12 +135,12 @@ def test_a_changed_guard_asks_only_what_it_lets_in_now(project: ProjectFolder) -
     project.assert_sound()
 
 
-def test_a_changed_row_may_come_back_or_leave(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO, stages=[stage("a", "a ${id}"), stage("b", "b ${a}", when='kind == "good"', otherwise="drop")]
-    )
+def test_rows_that_a_guard_made_leave_come_back_when_they_change_or_are_retried(project: ProjectFolder) -> None:
+    workflow(project, stage("a", "a ${id}"), stage("b", "b ${a}", when='kind == "good"', otherwise="drop"))
     assert rows_of(project.run()) == {"total": 5, "done": 2, "dropped": 3}
+    ended = project.agac("retry", "1", "--from", "a", "--yes", "--json", code=0)
+    assert ended.json["invocation"]["calls"] == 7
+    assert {name: count for name, count in ended.json["rows"].items() if count} == {"total": 5, "done": 2, "dropped": 3}
     changed = [dict(row) for row in ROWS]
     changed[0]["kind"], changed[1]["kind"] = "bad", "good"
     project.rows(changed)
@@ -169,23 +152,8 @@ def test_a_changed_row_may_come_back_or_leave(project: ProjectFolder) -> None:
     project.assert_sound()
 
 
-def test_retrying_from_a_stage_takes_up_rows_that_a_guard_had_made_leave(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO, stages=[stage("a", "a ${id}"), stage("b", "b ${a}", when='kind == "good"', otherwise="drop")]
-    )
-    project.run()
-    ended = project.agac("retry", "1", "--from", "a", "--yes", "--json", code=0)
-    assert ended.json["invocation"]["calls"] == 7
-    assert {name: count for name, count in ended.json["rows"].items() if count} == {"total": 5, "done": 2, "dropped": 3}
-    project.assert_sound()
-
-
 def test_inspect_and_why_tell_of_a_stage_that_was_passed_over(project: ProjectFolder) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO, stages=[stage("reply", "sorry ${id}", when='kind == "bad"'), stage("end", "${id}[${reply}]")]
-    )
+    workflow(project, stage("reply", "sorry ${id}", when='kind == "bad"'), stage("end", "${id}[${reply}]"))
     project.run()
     shown = project.agac("inspect", "1", "r-1", "--json").json
     (row,) = shown["rows"]
@@ -199,72 +167,56 @@ def test_inspect_and_why_tell_of_a_stage_that_was_passed_over(project: ProjectFo
     assert project.agac("why", "1", "r-1", "end").code == 0
 
 
-@pytest.mark.parametrize(
-    ("guard", "expected"),
-    [
+def test_guards_are_checked_when_the_workflow_is_loaded(project: ProjectFolder) -> None:
+    for guard, expected in (
         ("kindd == 'bad'", "did you mean 'kind'?"),
         ("kind = 'bad'", "=="),
         ("reply == 'x'", "reply"),
         ("first.x == 1", "plain text"),
-    ],
-)
-def test_guards_are_checked_when_the_workflow_is_loaded(project: ProjectFolder, guard: str, expected: str) -> None:
-    project.rows(ROWS)
-    project.workflow(
-        defaults=ECHO, stages=[stage("first", "${id}"), stage("reply", "x", when=guard), stage("end", "${id}")]
-    )
-    ran = project.agac("validate", "-a", "reviews", "--json", code=2)
-    problems = json.loads(ran.out)["problems"]
-    assert any(expected in one["message"] and one["path"] == "stages[1].when" for one in problems), problems
+    ):
+        workflow(project, stage("first", "${id}"), stage("reply", "x", when=guard), stage("end", "${id}"))
+        problems = project.agac("validate", "-a", "reviews", "--json", code=2).json["problems"]
+        assert any(expected in one["message"] and one["path"] == "stages[1].when" for one in problems), problems
 
 
 def test_hidden_fields_are_never_sent(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "hello", "ssn": "CANARY-1"}])
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "whole", "visible": {"never": ["ssn"]}, "when": 'ssn.startsWith("CANARY")'},
-            {"name": "one", "visible": {"only": ["text"]}, "needs": []},
-        ],
+    workflow(
+        project,
+        {"name": "whole", "visible": {"never": ["ssn"]}, "when": 'ssn.startsWith("CANARY")'},
+        {"name": "one", "visible": {"only": ["text"]}, "needs": []},
     )
     assert project.run().exit_code == 0
     assert project.output() == [{"whole": '{\n  "id": "a",\n  "text": "hello"\n}', "one": '{\n  "text": "hello"\n}'}]
     sent = project.query("SELECT reply FROM attempt")
     assert "CANARY" not in str(sent)
-    project.workflow(defaults=ECHO, stages=[{"name": "a", "prompt": "${ssn}", "visible": {"never": ["ssn"]}}])
+    workflow(project, {"name": "a", "prompt": "${ssn}", "visible": {"never": ["ssn"]}})
     assert "${ssn} is hidden from this stage by `visible`" in project.agac("validate", "-a", "reviews").out
-    project.workflow(defaults=ECHO, stages=[{"name": "a", "prompt": "x", "visible": {"never": ["ssm"]}}])
+    workflow(project, {"name": "a", "prompt": "x", "visible": {"never": ["ssm"]}})
     assert "names 'ssm', which does not exist; did you mean 'ssn'?" in project.agac("validate", "-a", "reviews").out
 
 
 def test_a_plain_reply_becomes_a_field(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "hello"}])
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "say", "prompt": " ${text} \n", "output_field": "summary"},
-            {"name": "end", "prompt": "<${say.summary}>"},
-        ],
+    workflow(
+        project,
+        {"name": "say", "prompt": " ${text} \n", "output_field": "summary"},
+        {"name": "end", "prompt": "<${say.summary}>"},
         output={"stages": ["say", "end"], "format": "csv", "merge": "replace"},
     )
     project.run()
     assert project.output() == [{"say": {"summary": "hello"}, "end": "<hello>"}]
-    project.workflow(
-        defaults=ECHO,
-        stages=[{"name": "say", "prompt": " ${text} \n"}, {"name": "end", "prompt": "<${say}>"}],
-    )
+    workflow(project, {"name": "say", "prompt": " ${text} \n"}, {"name": "end", "prompt": "<${say}>"})
     assert project.run().invocation["calls"] == 2  # the plain text is another result than the field
 
 
 def test_a_disabled_stage_is_not_there(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "hello"}])
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            {"name": "one", "prompt": "1${text}"},
-            {"name": "two", "prompt": "2${one}", "enabled": False},
-            {"name": "three", "prompt": "3${one}"},
-        ],
+    workflow(
+        project,
+        {"name": "one", "prompt": "1${text}"},
+        {"name": "two", "prompt": "2${one}", "enabled": False},
+        {"name": "three", "prompt": "3${one}"},
     )
     report = project.run()
     assert project.output() == ["31hello"]

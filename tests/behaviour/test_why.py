@@ -48,8 +48,7 @@ def test_a_changed_cell_is_told_within_its_run(ran: ProjectFolder) -> None:
 
 
 def test_an_answer_that_changed_under_a_row_that_did_not(ran: ProjectFolder) -> None:
-    with scripted("other", "again", "last") as server:
-        ran.configure(server.base_url)
+    with ran.asking(scripted("other", "again", "last")):
         ran.rows([{"id": "a", "text": "hello"}])
         choice = agac.Retry(rows=("a",), from_stage="one")
         agac.retry("last", choice, project=ran.root)
@@ -86,15 +85,13 @@ def test_an_answer_that_was_too_old_is_named(ran: ProjectFolder) -> None:
 def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "hello"}])
     project.workflow(stages=STAGES)
-    with scripted("one", Step(status=400, body='{"error": {"message": "no"}}')) as server:
-        project.configure(server.base_url)
+    with project.asking(scripted("one", Step(status=400, body='{"error": {"message": "no"}}'))):
         assert project.run().exit_code == 3
     shown = project.agac("why", "last", "a", "three").out
     assert "outcome: not run yet" in shown
     assert "  messages: none: stage two failed, so this one was not asked\n" in shown
     assert "stage two failed, so this one was not asked" in project.agac("why", "last", "a", "four").out
-    with scripted("two", "three", "four") as server:
-        project.configure(server.base_url)
+    with project.asking(scripted("two", "three", "four")):
         assert project.run().exit_code == 0
     assert "run again because it had no valid answer then." in project.agac("why", "last", "a", "two").out
 

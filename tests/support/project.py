@@ -9,16 +9,25 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import yaml
 
 import agac
 from support.commands import Forked, run_forked, start_forked, template
 from support.recount import assert_recounted
+
+
+class Served(Protocol):
+    @property
+    def base_url(self) -> str: ...
+
+
+S = TypeVar("S", bound=Served)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,17 @@ class ProjectFolder:
             return
         row = {"dialect": "openai-chat", "base_url": base_url, "structured": "json_schema", **provider}
         self.write("agac.yml", yaml.safe_dump({"providers": {"local": row}, "defaults": {"model": "local/small"}}))
+
+    def asks(self, server: S, **provider: Any) -> S:
+        """The same for a server that runs; gives it."""
+        self.configure(server.base_url, **provider)
+        return server
+
+    @contextmanager
+    def asking(self, serving: AbstractContextManager[S], **provider: Any) -> Iterator[S]:
+        """All stages ask what serves for the block."""
+        with serving as server:
+            yield self.asks(server, **provider)
 
     def write(self, path: str, text: str) -> Path:
         target = self.root / path
