@@ -40,8 +40,7 @@ def asked(project: ProjectFolder, server: Server, **options: Any) -> int:
 def test_an_edited_prompt_makes_a_new_run_that_keeps_the_answers_of_the_stages_before_it(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows(rows(1, 2, 3))
-    echo(project, stages=[DRAFT, POLISH])
+    echo(project, rows=rows(1, 2, 3), stages=[DRAFT, POLISH])
     assert asked(project, server) == 6
     echo(project, stages=[DRAFT, {**POLISH, "prompt": "Polish well: ${draft}"}])
     server.reset()
@@ -56,8 +55,7 @@ def test_an_edited_prompt_makes_a_new_run_that_keeps_the_answers_of_the_stages_b
 def test_a_workflow_that_is_edited_back_goes_on_with_its_first_run_for_nothing(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows(rows(1, 2, 3))
-    echo(project)
+    echo(project, rows=rows(1, 2, 3))
     project.run()
     first = (project.root / "output/reviews/results.jsonl").read_bytes()
     echo(project, stages=[{**DRAFT, "prompt": "Other: ${text}"}])
@@ -69,8 +67,7 @@ def test_a_workflow_that_is_edited_back_goes_on_with_its_first_run_for_nothing(
 
 
 def test_the_same_workflow_goes_on_with_its_run_whatever_its_rows_are(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2, 3, 4))
-    echo(project)
+    echo(project, rows=rows(1, 2, 3, 4))
     assert not project.run().invocation["continued"]
     again = project.run()
     assert (again.invocation["continued"], again.summary["run"], server.account()["requests"]) == (True, 1, 4)
@@ -91,8 +88,7 @@ def test_ten_new_rows_cost_ten_calls_wherever_they_are(
     project: ProjectFolder, server: Server, place: int, id_field: str | None
 ) -> None:
     old, new = rows(*range(1, 21)), rows(*range(101, 111))
-    project.rows(old)
-    echo(project, input={"id_field": id_field})
+    echo(project, rows=old, input={"id_field": id_field})
     assert asked(project, server) == 20
     project.rows([*old[:place], *new, *old[place:]])
     assert asked(project, server) == 10
@@ -104,8 +100,7 @@ def test_ten_new_rows_cost_ten_calls_wherever_they_are(
 def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
     project: ProjectFolder, server: Server, id_field: str | None, count: int
 ) -> None:
-    project.rows(rows(*range(1, count + 1)))
-    echo(project, input={"id_field": id_field})
+    echo(project, rows=rows(*range(1, count + 1)), input={"id_field": id_field})
     project.run()
     project.rows(rows(*range(count, 0, -1)))
     assert asked(project, server) == 0
@@ -120,8 +115,7 @@ def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
 def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
     project: ProjectFolder, server: Server, full: int, cut: int, id_field: str | None
 ) -> None:
-    project.rows(rows(*range(1, full + 1)))
-    echo(project, input={"id_field": id_field})
+    echo(project, rows=rows(*range(1, full + 1)), input={"id_field": id_field})
     project.run()
     whole = (project.root / "output/reviews/results.jsonl").read_bytes()
     project.rows(rows(*range(1, cut + 1)))
@@ -136,8 +130,7 @@ def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
 
 
 def test_a_change_that_is_taken_back_costs_nothing(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2, 3))
-    echo(project, stages=[DRAFT, POLISH])
+    echo(project, rows=rows(1, 2, 3), stages=[DRAFT, POLISH])
     project.run()
     before = (project.root / "output/reviews/results.jsonl").read_bytes()
     project.rows([{"id": "r-1", "text": "changed"}, *rows(2, 3)])
@@ -150,8 +143,7 @@ def test_a_change_that_is_taken_back_costs_nothing(project: ProjectFolder, serve
 def test_a_cell_that_no_prompt_shows_costs_nothing_and_reaches_the_outputs(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows(rows(1, 2, note="old"))
-    echo(project, output={"include_input": True})
+    echo(project, rows=rows(1, 2, note="old"), output={"include_input": True})
     project.run()
     project.rows(rows(1, 2, note="new"))
     assert asked(project, server) == 0
@@ -161,8 +153,7 @@ def test_a_cell_that_no_prompt_shows_costs_nothing_and_reaches_the_outputs(
 def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows(rows(*range(1, 11)))
-    echo(project)
+    echo(project, rows=rows(*range(1, 11)))
     assert asked(project, server, limit=3) == 3
     assert not (project.root / "output/reviews/results.jsonl").exists()
     assert len(project.envelopes("reviews/preview")) == 3
@@ -178,8 +169,7 @@ def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
 def test_fresh_asks_everything_anew_and_what_follows_goes_on_with_the_fresh_run(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows(rows(1, 2, 3))
-    echo(project)
+    echo(project, rows=rows(1, 2, 3))
     project.run()
     assert asked(project, server, fresh=True) == 3
     assert asked(project, server) == 0
@@ -189,16 +179,14 @@ def test_fresh_asks_everything_anew_and_what_follows_goes_on_with_the_fresh_run(
 
 
 def test_fresh_asks_the_same_prompt_once(project: ProjectFolder, server: Server) -> None:
-    project.rows([{"id": str(n), "text": "same"} for n in range(5)])
-    echo(project)
+    echo(project, rows=[{"id": str(n), "text": "same"} for n in range(5)])
     project.run()
     assert asked(project, server, fresh=True) == 1
 
 
 def test_an_interrupted_fresh_run_is_continued_by_a_plain_run(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "unauthorized", "at": [15]}]))
-    project.rows(rows(*range(1, 11)))
-    echo(project)
+    echo(project, rows=rows(*range(1, 11)))
     project.run()
     stopped = project.run(fresh=True, concurrency=1)
     assert stopped.exit_code == 1
@@ -212,8 +200,7 @@ def test_an_interrupted_fresh_run_is_continued_by_a_plain_run(project: ProjectFo
 
 @pytest.mark.parametrize("count", [7, 600])
 def test_the_same_prompt_is_asked_once_and_reused(project: ProjectFolder, server: Server, count: int) -> None:
-    project.rows([{"id": f"r-{n}", "text": "same"} for n in range(count)])
-    echo(project, stages=[DRAFT, POLISH])
+    echo(project, rows=[{"id": f"r-{n}", "text": "same"} for n in range(count)], stages=[DRAFT, POLISH])
     report = project.run()
     assert server.account()["requests"] == 2
     assert [(s["done"], s["reused"]) for s in report.summary["stages"]] == [(1, count - 1)] * 2
@@ -222,8 +209,7 @@ def test_the_same_prompt_is_asked_once_and_reused(project: ProjectFolder, server
 
 
 def test_the_command_says_when_many_rows_had_one_prompt(project: ProjectFolder) -> None:
-    project.rows([{"id": f"r-{n}", "text": "same" if n < 90 else f"text {n}"} for n in range(100)])
-    echo(project)
+    echo(project, rows=[{"id": f"r-{n}", "text": "same" if n < 90 else f"text {n}"} for n in range(100)])
     said = project.agac("run", "-a", "reviews")
     assert said.code == 0
     assert "Deduplicated: 89 tasks had the same prompt as another task" in said.out
@@ -231,18 +217,15 @@ def test_the_command_says_when_many_rows_had_one_prompt(project: ProjectFolder) 
 
 def test_equal_prompts_in_two_chunks_are_asked_once(project: ProjectFolder, server: Server) -> None:
     texts = [f"text {n % 300}" for n in range(900)]
-    project.rows([{"id": f"r-{n}", "text": text} for n, text in enumerate(texts)])
-    echo(project)
+    echo(project, rows=[{"id": f"r-{n}", "text": text} for n, text in enumerate(texts)])
     assert asked(project, server) == 300
     assert project.output() == [f"Draft: {text}" for text in texts]
 
 
 def test_equal_prompts_share_the_failure_of_the_first(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
-    project.rows([{"id": f"r-{n}", "text": "bad" if n % 2 else f"good {n}"} for n in range(400)])
-    echo(project)
-    report = project.run()
-    assert report.exit_code == 3
+    echo(project, rows=[{"id": f"r-{n}", "text": "bad" if n % 2 else f"good {n}"} for n in range(400)])
+    assert project.run().exit_code == 3
     assert server.account()["requests"] == 201
     failed = project.envelopes(file="errors.jsonl")
     assert {(e["error"]["type"], e["input"]["text"]) for e in failed} == {("Refused", "bad")}
@@ -268,8 +251,7 @@ def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
     project: ProjectFolder, faulty: Faulty, kind: str, error: str, calls: int
 ) -> None:
     server = project.asks(faulty([{"kind": kind, "match": "number 2"}]))
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     made, left = [], []
     for _ in range(5):
         server.reset()
@@ -285,8 +267,7 @@ def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
 
 def test_what_is_left_is_told_and_fresh_asks_for_it(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
-    project.numbered(2)
-    project.workflow()
+    project.workflow(rows=2)
     for _ in range(3):
         project.run()
     said = project.agac("run", "-a", "reviews", code=3)
@@ -299,8 +280,7 @@ def test_what_is_left_is_told_and_fresh_asks_for_it(project: ProjectFolder, faul
 
 def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
-    project.rows([{"id": "1", "text": "bad", "note": "a"}])
-    echo(project)
+    echo(project, rows=[{"id": "1", "text": "bad", "note": "a"}])
     for _ in range(4):
         project.run()
     assert server.account()["requests"] == 3
@@ -318,8 +298,7 @@ def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFol
 
 def test_what_is_left_is_not_asked_again_because_its_row_was_away(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "refusal", "match": "text 2"}]))
-    project.rows(rows(1, 2, 3))
-    echo(project)
+    echo(project, rows=rows(1, 2, 3))
     for _ in range(3):
         project.run()
     server.reset()
@@ -336,8 +315,7 @@ def test_what_is_left_is_not_asked_again_because_its_row_was_away(project: Proje
 
 def test_a_failure_that_is_not_the_answers_is_tried_by_every_run(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "bad_request", "match": "number 2"}]))
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     for calls in (3, 1, 1, 1, 1):
         server.reset()
         report = project.run()
@@ -349,8 +327,7 @@ def test_a_failure_that_is_not_the_answers_is_tried_by_every_run(project: Projec
 
 def test_a_failed_row_that_passes_at_last_is_done(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 2}]))
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     assert [project.run().exit_code for _ in range(4)] == [3, 3, 0, 0]
     assert server.account()["requests"] == 5
     assert all(e["ok"] for e in project.envelopes())
@@ -369,8 +346,7 @@ def test_vars_and_models_make_another_run(project: ProjectFolder, server: Server
 
 
 def test_what_cannot_change_a_result_makes_no_other_run(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2))
-    echo(project)
+    echo(project, rows=rows(1, 2))
     project.run()
     for options in ({"concurrency": 1}, {"output": "output/elsewhere"}):
         assert asked(project, server, **options) == 0
@@ -389,8 +365,7 @@ def test_what_cannot_change_a_result_makes_no_other_run(project: ProjectFolder, 
 
 
 def test_results_move_with_the_output_folder(project: ProjectFolder, server: Server) -> None:
-    project.rows(rows(1, 2))
-    echo(project)
+    echo(project, rows=rows(1, 2))
     project.run()
     project.run(output="output/elsewhere")
     here, there = (project.root / "output" / name / "results.jsonl" for name in ("reviews", "elsewhere"))
@@ -462,8 +437,7 @@ def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, serve
 
 def test_what_is_said_of_a_provider_asks_nothing_again(project: ProjectFolder, server: Server) -> None:
     project.write(".env", "NO_KEY=a-key-of-nobody\n")
-    project.rows(rows(1, 2))
-    project.workflow(stages=[FULL])
+    project.workflow(rows=rows(1, 2), stages=[FULL])
     assert asked(project, server) == 2
     providers: list[dict[str, Any]] = [
         {"prices": {"small": {"input": 1.0, "output": 2.0}}},

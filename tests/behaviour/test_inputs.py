@@ -3,7 +3,6 @@
 import gzip
 import json
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 import zstandard
-from support.project import ProjectFolder, clean_environment, command
+from support.project import ProjectFolder
 
 from agac.core.errors import SpecError, UsageError
 
@@ -81,8 +80,7 @@ def test_each_file_is_a_row_under_its_path(project: ProjectFolder) -> None:
     }.items():
         project.write(name, text)
     stage = {"name": "review", "prompt": "Review ${path} (${name}): ${content}"}
-    project.workflow(path="docs", input={"format": "files", "id_field": None}, stages=[stage])
-    project.run()
+    project.run(project.workflow(path="docs", input={"format": "files", "id_field": None}, stages=[stage]))
     assert [envelope["id"] for envelope in project.envelopes()] == ["docs/a.md", "docs/b.md", "docs/sub/c.md"]
     project.write("docs/b.md", "changed")
     project.write("docs/aa.md", "new")
@@ -122,37 +120,44 @@ def test_rows_of_a_query_without_an_order_want_ids(project: ProjectFolder) -> No
     assert "warning" not in project.agac("validate").out
 
 
-def piped(project: ProjectFolder, content: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command(arguments), cwd=project.root, env=clean_environment(None), input=content, capture_output=True,
-        timeout=120,
-    )  # fmt: skip
-
-
 def test_rows_that_are_piped_in_are_kept_and_the_same_rows_go_on_with_the_run(project: ProjectFolder) -> None:
+    run = ("run", "-a", "reviews", "--json")
     project.workflow(path="-", input={"format": "csv"})
     assert project.agac("validate").code == 0
-    first = piped(project, CSV.encode(), "run", "-a", "reviews", "--json")
-    assert json.loads(first.stdout)["rows"]["done"] == 6
-    again = json.loads(piped(project, CSV.encode(), "run", "-a", "reviews", "--json").stdout)
+    assert project.piped(CSV.encode(), *run).json["rows"]["done"] == 6
+    again = project.piped(CSV.encode(), *run).json
     assert (again["run"], again["invocation"]["calls"], again["invocation"]["rows_unchanged"]) == (1, 0, 6)
-    more = json.loads(piped(project, (CSV + "r-7,another\n").encode(), "run", "-a", "reviews", "--json").stdout)
+    more = project.piped((CSV + "r-7,another\n").encode(), *run).json
     assert (more["run"], more["invocation"]["calls"]) == (1, 1)
     assert len(list((project.root / ".agac/inputs").iterdir())) == 2
-    kept = piped(project, gzip.compress(CSV.encode()), "plan", "-a", "reviews", "--json")
-    assert json.loads(kept.stdout)["stages"][0]["reuse"] == 6
+    kept = project.piped(gzip.compress(CSV.encode()), "plan", "-a", "reviews", "--json")
+    assert kept.json["stages"][0]["reuse"] == 6
+    stage = {"name": "s", "prompt": "Two: ${text}"}
+    project.workflow("two", input={"format": "csv"}, path="-", stages=[stage])
+    both = project.piped(CSV.encode(), "run", "-a", "reviews", "-a", "two", "--json").json
+    assert [report["rows"]["done"] for report in both] == [6, 6], "several workflows share it"
+    project.workflow("own", rows=2)
+    ended = project.piped(CSV.encode(), "run", "-a", "own", "--input", "-", "--json")
+    assert ended.json["rows"]["done"] == 6, "the workflow's own file tells the format"
 
 
-def test_without_rows_on_standard_input_it_is_said_how_to_go_on(project: ProjectFolder) -> None:
+def test_without_rows_or_a_format_on_standard_input_it_is_said_how_to_go_on(project: ProjectFolder) -> None:
     project.workflow(path="-")
-    assert (
-        piped(project, "".join(json.dumps(row) + "\n" for row in ROWS).encode(), "run", "-a", "reviews").returncode == 0
+    refused = project.piped(CSV.encode(), "run", "-a", "reviews")
+    assert refused.code == 2
+    assert refused.err == (
+        "error: standard input: cannot tell the format of what is piped in\n"
+        "  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet.\n"
     )
-    [kept] = (project.root / ".agac/inputs").iterdir()
-    refused = piped(project, b"", "run", "-a", "reviews")
-    assert refused.returncode == 2
-    assert b"standard input: nothing came" in refused.stderr
-    assert f"or resume with those of the last time: --input {kept}".encode() in refused.stderr
+    inputs = project.root / ".agac/inputs"
+    before = set(inputs.iterdir())
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    assert project.piped(lines.encode(), "run", "-a", "reviews").code == 0
+    [kept] = set(inputs.iterdir()) - before
+    refused = project.piped(b"", "run", "-a", "reviews")
+    assert refused.code == 2
+    assert "standard input: nothing came" in refused.err
+    assert f"or resume with those of the last time: --input {kept}" in refused.err
     gone_on = project.run(input=str(kept))
     assert (gone_on.summary["run"], gone_on.invocation["calls"]) == (1, 0)
 
@@ -161,39 +166,14 @@ def test_what_was_piped_in_can_be_retried_without_piping_it_again(project: Proje
     project.workflow(stages=[{"name": "one", "prompt": "${text} ${extra}"}], path="data/rows.jsonl")
     project.rows(ROWS, "data/rows.jsonl")
     body = "".join(json.dumps({**row, **({"extra": "x"} if row["id"] != "r-2" else {})}) + "\n" for row in ROWS)
-    assert piped(project, body.encode(), "run", "-a", "reviews", "--input", "-").returncode == 3
-    retried = project.agac("retry", "last", "--yes", "--json", code=3)
-    assert retried.json["run"] == 1
-
-
-def test_a_format_that_cannot_be_told_is_asked_for(project: ProjectFolder) -> None:
-    project.workflow(path="-")
-    refused = piped(project, CSV.encode(), "run", "-a", "reviews")
-    assert refused.returncode == 2
-    assert refused.stderr == (
-        b"error: standard input: cannot tell the format of what is piped in\n"
-        b"  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet.\n"
-    )
-
-
-def test_a_workflows_own_file_tells_the_format_of_what_is_piped_in(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    ended = piped(project, CSV.encode(), "run", "-a", "reviews", "--input", "-", "--json")
-    assert json.loads(ended.stdout)["rows"]["done"] == 6
-
-
-def test_several_workflows_share_what_is_piped_in(project: ProjectFolder) -> None:
-    project.workflow("one", input={"format": "csv"}, path="-")
-    project.workflow("two", input={"format": "csv"}, path="-", stages=[{"name": "s", "prompt": "Two: ${text}"}])
-    ended = piped(project, CSV.encode(), "run", "-a", "one", "-a", "two", "--json")
-    assert [report["rows"]["done"] for report in json.loads(ended.stdout)] == [6, 6]
+    assert project.piped(body.encode(), "run", "-a", "reviews", "--input", "-").code == 3
+    assert project.agac("retry", "last", "--yes", "--json", code=3).json["run"] == 1
 
 
 def test_gc_drops_what_was_piped_in_for_runs_that_are_not_kept(project: ProjectFolder) -> None:
     project.workflow(path="-", input={"format": "csv"})
     for n in range(3):
-        assert piped(project, CSV.encode() + f"x-{n},x\n".encode(), "run", "-a", "reviews").returncode == 0
+        assert project.piped(CSV.encode() + f"x-{n},x\n".encode(), "run", "-a", "reviews").code == 0
     assert len(list((project.root / ".agac/inputs").iterdir())) == 3
     assert project.agac("gc", "--keep-runs", "1").code == 0
     [kept] = (project.root / ".agac/inputs").iterdir()
@@ -201,9 +181,7 @@ def test_gc_drops_what_was_piped_in_for_runs_that_are_not_kept(project: ProjectF
 
 
 def test_a_sample_is_the_same_every_time_and_goes_to_the_preview(project: ProjectFolder) -> None:
-    project.numbered(50)
-    project.workflow()
-    report = project.run(sample=5)
+    report = project.run(project.workflow(rows=50), sample=5)
     ids = [envelope["id"] for envelope in project.envelopes("reviews", "preview/results.jsonl")]
     assert len(ids) == 5
     assert ids == sorted(ids, key=lambda text: int(text[2:]))
@@ -217,9 +195,7 @@ def test_a_sample_is_the_same_every_time_and_goes_to_the_preview(project: Projec
 
 
 def test_first_the_offset_then_the_sample_then_the_limit(project: ProjectFolder) -> None:
-    project.numbered(40)
-    project.workflow()
-    project.run(offset=30, sample=8)
+    project.run(project.workflow(rows=40), offset=30, sample=8)
     drawn = [envelope["row_number"] for envelope in project.envelopes("reviews", "preview/results.jsonl")]
     assert len(drawn) == 8
     assert min(drawn) > 30
@@ -227,9 +203,12 @@ def test_first_the_offset_then_the_sample_then_the_limit(project: ProjectFolder)
     assert [e["row_number"] for e in project.envelopes("reviews", "preview/results.jsonl")] == drawn[:3]
 
 
-def test_a_sample_of_more_rows_than_there_are_is_all_of_them(project: ProjectFolder) -> None:
-    project.numbered(4)
-    project.workflow()
+def test_a_sample_may_be_all_rows_and_a_seed_without_a_sample_is_refused(project: ProjectFolder) -> None:
+    project.workflow(rows=4)
+    for options, words in (({"seed": 3}, "--seed 3: nothing is drawn"), ({"sample": 0}, "draw at least one row")):
+        with pytest.raises(UsageError, match=words):
+            project.run(**options)
+    assert project.agac("plan", "-a", "reviews", "--sample", "1", "--json").json["stages"][0]["run"] == 1
     assert project.run(sample=9).summary["rows"]["done"] == 4
 
 
@@ -246,16 +225,6 @@ def test_a_sample_follows_rows_that_are_added(project: ProjectFolder, id_field: 
     assert second.summary["rows"] == {"total": 700, "done": 700, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert len(project.envelopes("reviews", "preview/results.jsonl")) == 700
     project.assert_sound()
-
-
-def test_a_seed_without_a_sample_is_refused(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    with pytest.raises(UsageError, match="--seed 3: nothing is drawn"):
-        project.run(seed=3)
-    with pytest.raises(UsageError, match="--sample 0: draw at least one row"):
-        project.run(sample=0)
-    assert project.agac("plan", "-a", "reviews", "--sample", "1", "--json").json["stages"][0]["run"] == 1
 
 
 def test_fields_of_structures_in_parquet_are_there_for_prompts(project: ProjectFolder) -> None:

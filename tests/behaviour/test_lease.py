@@ -36,8 +36,7 @@ def server(faulty: Faulty) -> Server:
 @pytest.fixture
 def holder(project: ProjectFolder, server: Server) -> Iterator[Process]:
     """A process in the middle of the workflow, with nothing to commit and all its calls in flight."""
-    project.numbered(60)
-    project.workflow()
+    project.workflow(rows=60)
     process = listening(project.start("run", "-a", "reviews", "--concurrency", str(WIDE)))
     wait_until(lambda: server.account()["in_flight"] == WIDE and row_count(project) == FIRST, "its work", process)
     yield process
@@ -82,8 +81,7 @@ def test_a_second_process_is_refused_and_changes_nothing(
     assert server.account()["requests"] == FIRST + WIDE
     assert not (project.root / "output").exists()
     assert holder.poll() is None
-    status = project.agac("status", "--json", code=0)
-    assert status.json["runs"][0]["last_invocation"]["state"] == "running"
+    assert project.agac("status", "--json", code=0).json["runs"][0]["last_invocation"]["state"] == "running"
     assert project.agac("export", "-a", "reviews", "--partial").code == 0
     assert len(project.envelopes()) == FIRST
 
@@ -92,8 +90,7 @@ def test_another_workflow_of_the_project_runs_meanwhile(
     project: ProjectFolder, server: Server, holder: Process
 ) -> None:
     project.workflow("others", stages=[{"name": "one", "prompt": "Other: ${text}"}])
-    ran = project.agac("run", "-a", "others", "--json", code=0)
-    assert ran.json["rows"]["done"] == 60
+    assert project.agac("run", "-a", "others", "--json", code=0).json["rows"]["done"] == 60
     assert len(project.envelopes("others")) == 60
     assert holder.poll() is None
     assert row_count(project) == FIRST + 60
@@ -125,8 +122,7 @@ def test_two_workflows_that_start_at_the_same_time_both_finish(
 
 def test_of_two_that_start_at_the_same_time_one_works(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([], "--latency", "0.3"))
-    project.numbered(40)
-    project.workflow()
+    project.workflow(rows=40)
     processes = [project.start("run", "-a", "reviews", "--concurrency", str(WIDE)) for _ in range(3)]
     runs = [ended(process) for process in processes]
     assert sorted({ran.code for ran in runs}) in ([0], [0, 1])  # a late one may find everything done
@@ -167,8 +163,7 @@ def test_a_holder_on_another_machine_is_believed_until_it_falls_silent(
 ) -> None:
     killed(holder)
     edit(project, "UPDATE lease SET holder = 'elsewhere boot 4711 1', heartbeat_at = ?", time.time())
-    ran = project.agac("run", "-a", "reviews", code=1)
-    assert "process 4711 on elsewhere" in ran.err
+    assert "process 4711 on elsewhere" in project.agac("run", "-a", "reviews", code=1).err
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
     takes_over(project, server)
 
@@ -204,8 +199,7 @@ def test_a_clock_that_was_set_back_is_no_licence_to_steal(
     stopped(holder)
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at + 86400")
     before = content(project)
-    ran = project.agac("run", "-a", "reviews", code=1)
-    assert "is being run by another process" in ran.err
+    assert "is being run by another process" in project.agac("run", "-a", "reviews", code=1).err
     assert content(project) == before
     holder.send_signal(signal.SIGCONT)
     interrupt(holder)

@@ -74,10 +74,8 @@ def test_retries_and_cut_connections_count_within_the_budget(
     server = faulty([{"kind": "cut", "rate": rate / 3}, {"kind": "server_error", "rate": rate / 3, "retry_after": 0},
                      {"kind": "wrong_schema", "rate": rate / 3}])  # fmt: skip
     priced(project, server)
-    project.numbered(150)
-    project.workflow(stages=[STAGE], budget={"usd": 0.008, "calls": 120}, stop_loss=False)
-    report = project.run(concurrency=64)
-    assert report.exit_code == ExitCode.LIMIT
+    project.workflow(rows=150, stages=[STAGE], budget={"usd": 0.008, "calls": 120}, stop_loss=False)
+    assert project.run(concurrency=64).exit_code == ExitCode.LIMIT
     usd, _, calls = spent(project)
     (held,) = project.query("SELECT sum(held_cost) FROM counter")[0]
     assert usd + (held or 0) <= 0.008
@@ -87,9 +85,7 @@ def test_retries_and_cut_connections_count_within_the_budget(
 
 def test_a_row_budget_fails_the_row_alone(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "wrong_schema", "match": "number 3"}]))
-    project.numbered(5)
-    project.workflow(stages=[STAGE | {"repair": 5}], row_budget={"calls": 2})
-    report = project.run()
+    report = project.run(project.workflow(rows=5, stages=[STAGE | {"repair": 5}], row_budget={"calls": 2}))
     assert report.exit_code == ExitCode.ROWS_FAILED
     (failed,) = [line for line in project.envelopes() if not line["ok"]]
     assert (failed["id"], failed["error"]["type"]) == ("r-3", "BudgetExceeded")
@@ -97,8 +93,7 @@ def test_a_row_budget_fails_the_row_alone(project: ProjectFolder, faulty: Faulty
 
 
 def test_a_dollar_budget_wants_a_bound_and_a_price_and_says_which_lines_to_add(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(budget={"usd": 1})
+    project.workflow(rows=2, budget={"usd": 1})
     with pytest.raises(SpecError) as caught:
         project.run()
     words = [str(problem) for problem in caught.value.problems]
@@ -109,9 +104,7 @@ def test_a_dollar_budget_wants_a_bound_and_a_price_and_says_which_lines_to_add(p
 
 def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 1"}]))
-    project.numbered(60)
-    project.workflow(max_errors=3, stop_loss=False)
-    report = project.run(concurrency=1)
+    report = project.run(project.workflow(rows=60, max_errors=3, stop_loss=False), concurrency=1)
     assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.LIMIT, 4)
     assert "max_errors is 3" in (report.stopped or "")
     assert len(project.envelopes()) == report.summary["rows"]["done"] + 4
@@ -124,9 +117,7 @@ def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty:
 
 def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "always": True}]))
-    project.numbered(500)
-    project.workflow()
-    report = project.run(concurrency=8)
+    report = project.run(project.workflow(rows=500), concurrency=8)
     assert (report.exit_code, report.stop) == (ExitCode.FAILED, "loss")
     assert "17 of the first 17 outcomes of stage 'classify' are Refused" in (report.stopped or "")
     assert not (project.root / "output/reviews").exists()  # nothing good is replaced
@@ -138,8 +129,7 @@ def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFo
 def test_stop_loss_counts_a_question_once_however_many_rows_share_it(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     rows = [{"id": str(i), "text": "bad"} for i in range(30)]
-    project.rows([*rows, *({"id": str(i), "text": "good" + str(i)} for i in range(30, 40))])
-    project.workflow()
+    project.workflow(rows=[*rows, *({"id": str(i), "text": "good" + str(i)} for i in range(30, 40))])
     report = project.run(concurrency=4)
     assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 30)
     assert report.invocation["calls"] == 11
@@ -149,23 +139,20 @@ def test_stop_loss_counts_a_question_once_however_many_rows_share_it(project: Pr
 def test_stop_loss_wants_more_than_80_percent_of_20(alike: int, project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     texts = [*("good" for _ in range(20 - alike)), *("bad" for _ in range(alike)), *("good" for _ in range(10))]
-    project.rows({"id": str(i), "text": f"{text} {i}"} for i, text in enumerate(texts))
-    project.workflow()
+    project.workflow(rows=({"id": str(i), "text": f"{text} {i}"} for i, text in enumerate(texts)))
     report = project.run(concurrency=1)
     assert (report.stop, report.invocation["calls"]) == (("loss", 20) if alike == 17 else (None, 30))
 
 
 def test_stop_loss_never_ends_a_run_of_few_rows(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "always": True}]))
-    project.numbered(16)
-    project.workflow()
+    project.workflow(rows=16)
     assert project.run().exit_code == ExitCode.ROWS_FAILED
 
 
 def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([]))
-    project.numbered(40)
-    project.workflow()
+    project.workflow(rows=40)
     assert project.agac("run", "-a", "reviews").code == 0
     before = (project.root / "output/reviews/results.jsonl").read_bytes()
     project.rows([{"id": str(i), "text": str(i)} for i in range(40)], "data/rows.jsonl")
@@ -184,8 +171,7 @@ def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
     monkeypatch.setattr("agac.engine.run.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
     project.asks(faulty([{"kind": "refusal", "match": "number 1"}, {"kind": "slow_first_byte", "seconds": 0.4}]))
     project.numbered(9)
-    project.workflow(**rules)
-    report = project.run(concurrency=4)
+    report = project.run(project.workflow(**rules), concurrency=4)
     assert report.exit_code == ExitCode.LIMIT
     assert report.invocation["calls_given_up"] == 0
     assert report.summary["rows"]["done"] == 3
@@ -194,8 +180,7 @@ def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
 def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "bad"}]))
     rows = [{"id": str(i), "text": "good" + str(i)} for i in range(30)]
-    project.rows([*rows, *({"id": str(i), "text": "bad" + str(i)} for i in range(30, 60))])
-    project.workflow()
+    project.workflow(rows=[*rows, *({"id": str(i), "text": "bad" + str(i)} for i in range(30, 60))])
     first = project.run(concurrency=1)
     assert (first.exit_code, first.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 30)
     second = project.run(concurrency=1)  # only the bad ones are tried again
@@ -203,7 +188,6 @@ def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: Pr
 
 
 def test_a_budget_that_cannot_be_read_is_refused(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     for text in ("", "0", "-1", "x", "calls=1.5", "usd=1,usd=2", "euro=3"):
         assert "--budget" in project.agac("run", "-a", "reviews", "--budget", text, code=2).err

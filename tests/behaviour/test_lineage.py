@@ -27,8 +27,7 @@ STAGES: list[dict[str, Any]] = [
 def finished(project: ProjectFolder) -> ProjectFolder:
     """Children of lists, one of them left out by dedupe, groups, one of them in parts, and a row that failed."""
     project.rows(CONTRACTS, "data/rows.jsonl")
-    report = project.run(project.workflow(stages=STAGES, path="data/rows.jsonl"))
-    assert report.exit_code == 3
+    assert project.run(project.workflow(stages=STAGES, path="data/rows.jsonl")).exit_code == 3
     return project
 
 
@@ -169,8 +168,7 @@ def test_filtered_lists_rows_of_every_level(finished: ProjectFolder) -> None:
     first = {**STAGES[0], "when": 'id != "c1"', "otherwise": "drop"}
     last = {**STAGES[3], "when": 'id == "c1"', "otherwise": "drop"}
     stages = [first, *STAGES[1:3], last]
-    finished.workflow(stages=stages, path="data/rows.jsonl", output={"include_input": True})
-    finished.run()
+    finished.run(finished.workflow(stages=stages, path="data/rows.jsonl", output={"include_input": True}))
     lines = finished.envelopes(file="filtered.jsonl")
     assert [(line["id"], line["row_number"], line["stage"]) for line in lines] == [
         ("c1/0", 1, "clause"), ("c1/1", 1, "clause"), ("c1/2", 1, "clause"), ("c3", None, "sum"),
@@ -224,8 +222,7 @@ def test_status_and_graph_count_rows_of_every_level(finished: ProjectFolder) -> 
 
 def test_progress_says_nothing_that_is_not_known(project: ProjectFolder) -> None:
     """How many rows come to a stage that is asked of children or groups is not known before they are made."""
-    project.rows(CONTRACTS, "data/rows.jsonl")
-    project.workflow(stages=STAGES, path="data/rows.jsonl")
+    project.workflow(rows=CONTRACTS, stages=STAGES, path="data/rows.jsonl")
     seen: list[tuple[str, int, int | None]] = []
 
     async def watch(watched: Any) -> None:

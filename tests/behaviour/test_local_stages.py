@@ -85,8 +85,7 @@ def test_an_edited_function_runs_again_and_only_what_it_changed_is_asked(shop: P
 
 def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: ProjectFolder) -> None:
     workflow(shop, {"name": "risky", "python": "tools/clean.py:boom"}, stage("say", "${name}"))
-    report = shop.run()
-    assert report.exit_code == 3
+    assert shop.run().exit_code == 3
     (error,) = shop.envelopes(file="errors.jsonl")
     assert error["error"] == {"type": "PythonError", "message": "ValueError: no Item 2 (tools/clean.py:12)"}
     shown = shop.agac("inspect", "1", "r-2", "--json").json["rows"][0]["stages"][0]
@@ -139,8 +138,7 @@ def test_a_workflow_may_end_in_such_a_stage(shop: ProjectFolder) -> None:
 
 def test_no_model_is_needed_where_none_is_asked(shop: ProjectFolder) -> None:
     shop.write("agac.yml", "")
-    shop.workflow(stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}])
-    report = shop.run()
+    report = shop.run(shop.workflow(stages=[{"name": "tidy", "python": "tools/clean.py:tidy"}]))
     assert report.exit_code == 0
     assert report.invocation["calls"] == 0
     assert [one["price"] for one in shop.output()] == [10, 20, 40, 50]
@@ -204,16 +202,14 @@ def test_what_cannot_work_is_said_when_the_workflow_is_loaded(shop: ProjectFolde
 
 def test_names_after_a_change_are_checked_by_it(shop: ProjectFolder) -> None:
     workflow(shop, {"name": "few", "select": ["id"]}, stage("say", "${name}"))
-    ran = shop.agac("validate", "-a", "reviews", code=2)
-    assert "${name}: no such field" in ran.out
+    assert "${name}: no such field" in shop.agac("validate", "-a", "reviews", code=2).out
     workflow(
         shop,
         {"name": "few", "select": ["id"], "needs": []},
         {"name": "other", "rename": {"name": "title"}, "needs": []},
         stage("say", "${id}", needs=["few", "other"]),
     )
-    ran = shop.agac("validate", "-a", "reviews", code=2)
-    assert "which both change the row, each in its own way" in ran.out
+    assert "which both change the row, each in its own way" in shop.agac("validate", "-a", "reviews", code=2).out
 
 
 def test_validating_imports_nothing_of_the_users(shop: ProjectFolder) -> None:

@@ -78,8 +78,7 @@ def test_text_tells_the_same_for_people(asked: ProjectFolder) -> None:
 
 
 def test_what_is_waited_for_is_told_at_info(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     with project.asking(scripted(Step(status=500, headers={"retry-after-ms": "1"}, body="{}"), Step(GOOD))):
         _, text = logged(project, "--log-level", "info", "--log-format", "json")
     assert calls(text) == []
@@ -117,8 +116,7 @@ def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFold
 def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
     """A lone surrogate, which UTF-8 cannot hold, comes as JSON escape from a server."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "x \ud800 y\x00\u2028"}, "finish_reason": "stop"}
-    project.numbered(1)
-    project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
+    project.workflow(rows=1, stages=[{"name": "one", "prompt": "${text}"}])
     with project.asking(scripted(Step(body=json.dumps({"model": "m", "choices": [choice]})))):
         ran, text = logged(project, "--log-level", "debug", "--log-format", "json")
     assert "Logging error" not in ran.err

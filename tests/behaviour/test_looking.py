@@ -94,8 +94,7 @@ class TestRuns:
         assert "1 older run not shown" in some.out
 
     def test_a_workflow_without_runs_is_told_from_one_that_does_not_exist(self, project: ProjectFolder) -> None:
-        project.numbered(2)
-        project.workflow()
+        project.workflow(rows=2)
         for command in ("runs", "status"):
             ran = project.agac(command, "-a", "reviews")
             assert (ran.code, ran.out) == (
@@ -150,8 +149,7 @@ class TestStatusOfARun:
 
     def test_a_killed_run_is_gone_on_with_as_it_says(self, project: ProjectFolder, faulty: Faulty) -> None:
         server = project.asks(faulty([{"kind": "hang", "at": list(range(21, 25))}]))
-        project.numbered(40)
-        project.workflow()
+        project.workflow(rows=40)
         process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
         wait_until(lambda: server.account()["in_flight"] == 4 and row_count(project) == 20, "its work", process)
         run = agac.status(run="last", project=project.root).runs[0]

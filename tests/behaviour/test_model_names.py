@@ -28,8 +28,7 @@ def planned(project: ProjectFolder) -> dict[str, Any]:
 @pytest.fixture
 def named(project: ProjectFolder, server: Server) -> ProjectFolder:
     configure(project, server.base_url, {"fast": "local/small?max_tokens=50"})
-    project.numbered(2)
-    project.workflow(stages=[{**SAY, "model": "fast?temp=0.5"}])
+    project.workflow(rows=2, stages=[{**SAY, "model": "fast?temp=0.5"}])
     return project
 
 
@@ -71,8 +70,7 @@ def test_a_name_of_agac_that_moves_does_the_same(
     table = dict(model_string.ALIASES)
     monkeypatch.setattr(model_string, "ALIASES", table)
     configure(project, server.base_url, {})
-    project.numbered(2)
-    project.workflow(stages=[{**SAY, "model": "sonnet"}])
+    project.workflow(rows=2, stages=[{**SAY, "model": "sonnet"}])
     table["sonnet"] = model_string.Alias("local/small")
     project.run()
     table["sonnet"] = model_string.Alias("local/large", since=2)
@@ -103,8 +101,7 @@ def test_a_short_name_is_read_wherever_a_model_is_named(project: ProjectFolder, 
 def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
     with scripted("", "good") as server:
         configure(project, server.base_url, {"second": "local/large?seed=7"})
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": ["local/small", "second"]}])
+        project.workflow(rows=1, stages=[{**SAY, "model": ["local/small", "second"]}])
         assert "Model second = local/large?seed=7" in project.agac("plan", "-a", "reviews").out
         assert project.run().exit_code == 0
     assert [(asked["model"], asked.get("seed")) for asked in server.asked] == [("small", None), ("large", 7)]
@@ -113,8 +110,7 @@ def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
 def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: ProjectFolder) -> None:
     aliases = {"a/b": "openai/m", "bad": "opneai/m", "fine": "openai/gpt-5.4-mini"}
     project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
-    project.numbered(1)
-    project.workflow(stages=[SAY])
+    project.workflow(rows=1, stages=[SAY])
     ran = project.agac("validate", code=2)
     first, second = ran.out.splitlines()
     assert first == "agac.yml:2:8: aliases.a/b: 'a/b' is no short name; use letters, digits, '.', _ and -"
@@ -122,10 +118,8 @@ def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: Pro
 
 
 def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow(stages=[{**SAY, "model": "local/small?task_budget=20k"}])
-    ran = project.agac("validate", code=0)
-    assert ran.out.count("task_budget has no effect: ") == 1
+    project.workflow(rows=1, stages=[{**SAY, "model": "local/small?task_budget=20k"}])
+    assert project.agac("validate", code=0).out.count("task_budget has no effect: ") == 1
     assert project.run().exit_code == 0
 
 
@@ -186,9 +180,7 @@ def test_schema_mode_says_how_a_schema_is_enforced(project: ProjectFolder) -> No
 
 
 def test_how_a_model_is_asked_is_no_reason_to_ask_again(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(stages=[SAY])
-    project.run()
+    project.run(project.workflow(rows=2, stages=[SAY]))
     project.workflow(stages=[{**SAY, "model": "local/small?transport=sse&idle_timeout=50&schema_mode=none"}])
     assert planned(project)["run"] == 0
     assert project.run().summary["run"] == 1
@@ -207,8 +199,7 @@ def test_a_route_and_a_switch_reach_the_wire(project: ProjectFolder, model: str)
     with scripted("ok") as server:
         project.write("agac.yml", yaml.safe_dump({"providers": {"hf": {"base_url": server.base_url}}}))
         project.write(".env", "HF_TOKEN=hf-1\n")
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": model}])
+        project.workflow(rows=1, stages=[{**SAY, "model": model}])
         assert project.run().exit_code == 0
     [asked] = server.asked
     assert asked["model"].endswith(":novita")
@@ -220,10 +211,8 @@ def test_generic_is_placed_by_a_variable_and_needs_no_key(
     project: ProjectFolder, server: Server, key: str | None
 ) -> None:
     project.write("agac.yml", "")
-    project.numbered(1)
-    project.workflow(stages=[{**SAY, "model": "generic/small"}])
-    missing = project.agac("run", "-a", "reviews", code=2)
-    assert "provider 'generic' needs the variable GENERIC_BASE_URL" in missing.err
+    project.workflow(rows=1, stages=[{**SAY, "model": "generic/small"}])
+    assert "provider 'generic' needs the variable GENERIC_BASE_URL" in project.agac("run", "-a", "reviews", code=2).err
     found = {"GENERIC_BASE_URL": f"{server.base_url}/", **({"GENERIC_API_KEY": key} if key else {})}
     project.agac("run", "-a", "reviews", env=found, code=0)
     assert project.query("SELECT base_url FROM endpoint") == [(server.base_url,)]
@@ -234,8 +223,7 @@ def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
         project.write("agac.yml", "")
         endpoint = server.base_url.removesuffix("/v1")
         project.write(".env", f"AZURE_OPENAI_API_KEY=key-1\nAZURE_OPENAI_ENDPOINT={endpoint}/\n")
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": "azure/my-deployment"}])
+        project.workflow(rows=1, stages=[{**SAY, "model": "azure/my-deployment"}])
         assert project.run().exit_code == 0
     assert project.query("SELECT base_url FROM endpoint") == [(f"{endpoint}/openai/v1",)]
     assert server.headers[0]["authorization"] == "Bearer key-1"

@@ -20,9 +20,7 @@ from agac.store.writer import Ledger
 def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder, monkeypatch: Any) -> None:
     """A look-up that is slower than the writer lets a commit begin in the middle of a chunk."""
     monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
-    project.numbered(300)
-    project.workflow()
-    project.run()
+    project.run(project.workflow(rows=300))
     moved = [{"id": "new", "text": "x"}, *({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1, 301))]
     project.rows(moved)
     look_up, write = invocation.prior_tasks, Ledger._write
@@ -51,9 +49,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
 
 
 def test_a_run_that_is_cancelled_at_any_moment_gives_its_lease_back(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow()
-    project.run()
+    project.run(project.workflow(rows=3))
 
     async def cancelled(after: float) -> None:
         task = asyncio.ensure_future(agac.run_async("reviews", project=project.root))
@@ -68,22 +64,19 @@ def test_a_run_that_is_cancelled_at_any_moment_gives_its_lease_back(project: Pro
 
 
 def test_a_watcher_that_fails_costs_nothing_but_its_words(project: ProjectFolder) -> None:
-    project.numbered(4)
-    project.workflow()
+    project.workflow(rows=4)
 
     async def watch(_: Any) -> None:
         raise BrokenPipeError
 
-    report = agac.run("reviews", project=project.root, watch=watch)
-    assert report.exit_code == 0
+    assert agac.run("reviews", project=project.root, watch=watch).exit_code == 0
     assert len(project.envelopes()) == 4
 
 
 def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
     project: ProjectFolder, server: Server, monkeypatch: Any
 ) -> None:
-    project.numbered(300)
-    project.workflow()
+    project.workflow(rows=300)
     monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
     read, chunks = input_rows.read_chunk, iter(range(10))
 
@@ -104,9 +97,7 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
 
 def test_rows_that_leave_take_their_counts_with_them(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 3"}]))
-    project.numbered(6)
-    project.workflow()
-    project.run()
+    project.run(project.workflow(rows=6))
     project.numbered(2)
     summary = project.run().summary
     assert summary["rows"] == {"total": 2, "done": 2, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
@@ -130,8 +121,7 @@ def test_ctrl_c_during_a_fatal_stop_gives_up_the_calls_in_flight() -> None:
 
 
 def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: ProjectFolder, monkeypatch: Any) -> None:
-    project.numbered(4)
-    project.workflow()
+    project.workflow(rows=4)
 
     async def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -169,9 +159,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
 
     monkeypatch.setattr(input_rows, "rows_by_id", counted)
     monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
-    project.rows({"id": "same", "text": f"{i}"} for i in range(1500))
-    project.workflow()
-    report = project.run()
+    report = project.run(project.workflow(rows=({"id": "same", "text": f"{i}"} for i in range(1500))))
     assert report.summary["rows"] == {"total": 1500, "done": 1, "skipped": 0, "failed": 1499, "dropped": 0, "open": 0}
     assert read == 0  # the first chunk finds none, and after it the id is known
     project.assert_sound()

@@ -30,8 +30,7 @@ class TestFailedRows:
         self, project: ProjectFolder, faulty: Faulty
     ) -> None:
         project.configure(faulty(REFUSING).base_url)
-        project.numbered(3)
-        project.workflow()
+        project.workflow(rows=3)
         assert [TRY in project.agac("run", "-a", "reviews").out for _ in range(3)] == [True, True, False]
         out = project.agac("run", "-a", "reviews").out
         assert "1 row failed too often and is not retried automatically. Change" in out
@@ -39,9 +38,7 @@ class TestFailedRows:
 
     def test_are_said_to_be_left_because_of_the_flag(self, project: ProjectFolder, faulty: Faulty) -> None:
         project.configure(faulty([*REFUSING, {"kind": "refusal", "match": "number 5"}]).base_url)
-        project.numbered(3)
-        project.workflow()
-        project.run()
+        project.run(project.workflow(rows=3))
         out = project.agac("run", "-a", "reviews", "--no-retry-failed").out
         said = "1 row that failed before: not retried because of --no-retry-failed; retry with: agac retry 1\n"
         assert said in out
@@ -66,8 +63,7 @@ class TestFailedRows:
         assert "  Fix 1 row in the input, then run: " in out
 
     def test_want_a_larger_row_budget(self, project: ProjectFolder) -> None:
-        project.numbered(2)
-        project.workflow(stages=THREE, row_budget={"calls": 1})
+        project.workflow(rows=2, stages=THREE, row_budget={"calls": 1})
         out = project.agac("run", "-a", "reviews").out
         assert "  2 rows spent their row_budget: raise it, then run again: agac run -a reviews\n" in out
         assert "Retry the failed" not in out
@@ -80,8 +76,7 @@ class TestPlan:
         card = "---\n{}\n---\nYou work for {{shop}}, and {{shop}} is kind.\n"
         project.write("agentcards/c.md", card)
         stage = {"name": "say", "agent": "c", "prompt": "${text}"}
-        project.workflow(stages=[stage], vars={"shop": "North"})
-        project.run()
+        project.run(project.workflow(stages=[stage], vars={"shop": "North"}))
         assert reasons(project, vars={"shop": "Z"}) == {"say": {"vars changed": 2}}
         project.write("agentcards/c.md", card.replace("kind", "very kind"))
         assert reasons(project) == {"say": {"instructions changed": 2}}
@@ -91,9 +86,7 @@ class TestPlan:
 
     def test_counts_a_row_at_every_stage_it_cannot_reach(self, project: ProjectFolder, faulty: Faulty) -> None:
         project.configure(faulty([{"kind": "refusal", "match": "Say I love number 2"}]).base_url)
-        project.numbered(3)
-        project.workflow(stages=THREE)
-        project.run()
+        project.run(project.workflow(rows=3, stages=THREE))
         assert reasons(project) == {
             "one": {"failed before": 1},
             "two": {"not asked yet": 1},
@@ -112,8 +105,7 @@ class TestPlan:
 
     def test_says_when_a_run_would_ask_first(self, project: ProjectFolder, server: Server) -> None:
         project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
-        project.numbered(5)
-        project.workflow(confirm_above={"usd": 0.1})
+        project.workflow(rows=5, confirm_above={"usd": 0.1})
         planned = project.agac("plan", "-a", "reviews")
         assert "  above confirm_above ($0.10): the run would ask before its first call, or needs --yes\n" in planned.out
         project.workflow(confirm_above={"usd": 1000})
@@ -123,8 +115,7 @@ class TestPlan:
         assert (report["confirm_above"], report["wants_yes"]) == (1000, True), "no price is known"
 
     def test_models_without_a_price_are_named_once(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.workflow(stages=THREE, confirm_above={"usd": 1})
+        project.workflow(rows=1, stages=THREE, confirm_above={"usd": 1})
         said = project.agac("run", "-a", "reviews").err
         assert "$0.0000, and on top what local/small costs, whose price is not known; confirm_above is $1.00" in said
 
@@ -141,8 +132,7 @@ class TestSeveralWorkflows:
         assert [report["workflow"] for report in ran.json] == ["g"]
 
     def test_what_ended_is_printed_when_the_next_one_is_refused(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.workflow("g", stages=THREE)
+        project.workflow("g", rows=1, stages=THREE)
         project.workflow("w", stages=[{**THREE[0], "prompt": "Other ${text}"}], confirm_above={"usd": 0})
         ran = project.agac("run", *GWX[:4], "--json")
         assert (ran.code, [report["workflow"] for report in ran.json]) == (2, ["g"])
@@ -151,18 +141,15 @@ class TestSeveralWorkflows:
 
 class TestWhatARunSays:
     def test_a_limit_that_replaced_complete_results_says_what_they_hold_now(self, project: ProjectFolder) -> None:
-        project.numbered(6)
-        project.workflow(stages=THREE[:1])
+        project.workflow(rows=6, stages=THREE[:1])
         flags = ("run", "-a", "reviews", "--concurrency", "1")
         assert "now holds" not in project.agac(*flags).err
         project.workflow(stages=[{**THREE[0], "prompt": "Other ${text}"}])
-        ran = project.agac(*flags, "--budget", "calls=2")
-        assert "  results.jsonl now holds 2 of 6 rows\n" in ran.err
+        assert "  results.jsonl now holds 2 of 6 rows\n" in project.agac(*flags, "--budget", "calls=2").err
         assert len(project.envelopes()) == 2
 
     def test_a_stage_that_lacks_what_comes_before_it_names_that(self, project: ProjectFolder) -> None:
-        project.numbered(3)
-        project.workflow(stages=THREE)
+        project.workflow(rows=3, stages=THREE)
         said = "Open: 3 rows wait for stage one, which this command did not select. "
         said += "Finish them with: agac run -a reviews\n"
         assert said in project.agac("run", "-a", "reviews", "--stage", "two").out
@@ -172,8 +159,7 @@ class TestWhatARunSays:
         assert said in project.agac("run", "-a", "reviews", "--stage", "three").out
 
     def test_json_is_printed_also_when_quiet(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.workflow()
+        project.workflow(rows=1)
         for words in (["-q", "run", "-a", "reviews", "--json"], ["run", "-a", "reviews", "--json", "-q"]):
             assert project.agac(*words).json["rows"]["done"] == 1
 
@@ -201,8 +187,7 @@ class TestInspect:
 
 class TestFiles:
     def test_what_belongs_to_stages_is_told_where_to_go(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.workflow(max_age="7d", reuse="row")
+        project.workflow(rows=1, max_age="7d", reuse="row")
         out = project.agac("validate").out
         assert "max_age: unknown key here; max_age belongs into `defaults` or a stage\n" in out
         assert "reuse: unknown key here; reuse belongs into `defaults` or a stage\n" in out

@@ -35,8 +35,7 @@ CASES: dict[str, tuple[Step, str | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_odd_reply_is_stored_and_fails_at_most_its_row(project: ProjectFolder, case: str) -> None:
     answer, error = CASES[case]
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     with project.asking(scripted(answer)) as server:
         report = project.run()
         assert report.exit_code == (3 if error else 0)
@@ -47,8 +46,7 @@ def test_an_odd_reply_is_stored_and_fails_at_most_its_row(project: ProjectFolder
 
 def test_a_number_beyond_floats_is_judged_exactly(project: ProjectFolder) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}, "required": ["n"]}
-    project.numbered(1)
-    project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
+    project.workflow(rows=1, stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
     with project.asking(scripted(reply('{"n": 1' + "0" * 400 + "}"))):
         report = project.run()
     assert report.summary["errors"] == []
@@ -57,8 +55,7 @@ def test_a_number_beyond_floats_is_judged_exactly(project: ProjectFolder) -> Non
 
 
 def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     with project.asking(
         scripted(reply('{"sentiment": "odd"}', without=["usage"])), prices={"small": {"input": 1.0, "output": 2.0}}
     ):

@@ -29,9 +29,7 @@ def test_an_error_fails_the_run_whose_files_are_written(project: ProjectFolder) 
     assert [line["result"] for line in project.envelopes()] == [None, None]
     again = project.agac("run", "-a", "reviews", "--json")
     assert again.code == again.json["exit_code"] == 1
-    assert again.json["empty"] == [
-        {"severity": "error", "message": "no row has a result of stage 'good'"},
-    ]
+    assert again.json["empty"] == [{"severity": "error", "message": "no row has a result of stage 'good'"}]
 
 
 def test_one_row_is_enough(project: ProjectFolder) -> None:

@@ -85,11 +85,9 @@ def test_the_summary_says_what_happened(project: ProjectFolder, faulty: Faulty) 
 def test_results_are_the_last_stage_only_and_tell_nothing_of_the_simulator(project: ProjectFolder) -> None:
     project.numbered(2)
     judge = {"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT}
-    project.workflow(stages=[judge, {**SAY[0], "model": "local/echo"}])
-    project.run()
+    project.run(project.workflow(stages=[judge, {**SAY[0], "model": "local/echo"}]))
     assert project.output() == ["I love number 1", "I love number 2"]
-    project.workflow(stages=[judge])
-    project.run()
+    project.run(project.workflow(stages=[judge]))
     assert "simul" not in raw(project, "results.jsonl") + raw(project, "results.json")
     assert all(set(result) == {"sentiment", "reason"} for result in project.output())
 
@@ -108,9 +106,7 @@ def test_an_empty_input_and_rows_that_all_fail_give_empty_files(project: Project
 
 def test_a_stopped_run_leaves_the_outputs_of_the_one_before(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "unauthorized", "at": list(range(6, 100))}]))
-    project.numbered(5)
-    project.workflow(defaults=ECHO, stages=SAY)
-    project.run()
+    project.run(project.workflow(rows=5, defaults=ECHO, stages=SAY))
     before = raw(project, "results.jsonl")
     project.numbered(20)
     report = project.run()
@@ -171,9 +167,7 @@ def test_odd_ids_come_through_unchanged(project: ProjectFolder, server: Server) 
 def test_a_cell_of_ten_megabytes_comes_through(project: ProjectFolder) -> None:
     text = "ünï " * 2_500_000
     project.rows([{"id": "big", "text": text}, {"id": "small", "text": "x"}], "data/rows.jsonl")
-    project.workflow(defaults=ECHO, stages=SAY, path="data/rows.jsonl")
-    report = project.run()
-    assert report.exit_code == 0
+    assert project.run(project.workflow(defaults=ECHO, stages=SAY, path="data/rows.jsonl")).exit_code == 0
     assert project.output() == [text, "x"]
     assert project.run().invocation["calls"] == 0
 
@@ -192,8 +186,7 @@ def test_a_result_with_large_numbers_and_any_key_order_is_written_as_it_came(pro
     answer = '{"z":18446744073709551617,"a":[1.5,-0.0,1e-7],"m":{"y":null,"x":true}}'
     schema = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"]}
     with project.asking(scripted(answer)):
-        project.numbered(1)
-        project.workflow(stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
+        project.workflow(rows=1, stages=[{"name": "count", "prompt": "${text}", "output_schema": schema}])
         assert project.run().exit_code == 0
     assert (
         raw(project, "results.json")
@@ -265,23 +258,19 @@ def test_the_results_of_a_run_at_its_limit_come_back_with_partial(project: Proje
 
 
 def test_nothing_is_said_to_be_replaced_that_was_not_there(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(defaults=ECHO, stages=SAY)
+    project.workflow(rows=2, defaults=ECHO, stages=SAY)
     for limit in (1, 2):
         assert project.run(limit=limit).replaced is None  # a preview replaces previews
     project.run()
     for path in (project.root / "output/reviews").glob("*.*"):
         path.unlink()
-    project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}])
-    report = project.run()
+    report = project.run(project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}]))
     assert (report.replaced, report.edited) == (None, ())
     assert "replaced" not in project.agac("run", "-a", "reviews").out
 
 
 def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFolder, server: Server) -> None:
-    project.numbered(2)
-    project.workflow(defaults=ECHO, stages=SAY, output={"format": "csv"})
-    project.run()
+    project.run(project.workflow(rows=2, defaults=ECHO, stages=SAY, output={"format": "csv"}))
     table = project.root / "output/reviews/results.csv"
     before = table.read_text()
     table.write_text("sorted by hand")
@@ -293,8 +282,7 @@ def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFold
 
 
 def test_a_price_that_nobody_knows_is_unknown_everywhere(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(defaults=ECHO, stages=SAY)
+    project.workflow(rows=2, defaults=ECHO, stages=SAY)
     ran = project.agac("run", "-a", "reviews")
     assert "2 calls without a known price\n" in ran.out
     assert "$" not in ran.out

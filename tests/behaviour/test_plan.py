@@ -52,9 +52,7 @@ def the_run_does_it(project: ProjectFolder, **options: Any) -> None:
 
 @pytest.fixture
 def ran(project: ProjectFolder) -> ProjectFolder:
-    project.numbered(10)
-    project.workflow(stages=STAGES)
-    project.run()
+    project.run(project.workflow(rows=10, stages=STAGES))
     return project
 
 
@@ -101,8 +99,7 @@ def test_an_edit_costs_what_it_reaches(ran: ProjectFolder, edit: str) -> None:
 
 def test_a_cell_that_no_prompt_uses_costs_nothing(project: ProjectFolder) -> None:
     project.numbered(5, other="a")
-    project.workflow(stages=STAGES)
-    project.run()
+    project.run(project.workflow(stages=STAGES))
     project.numbered(5, other="b")
     assert planned(project)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 5, 0))
     the_run_does_it(project)
@@ -140,16 +137,14 @@ def test_models_schemas_and_new_stages_are_named(ran: ProjectFolder) -> None:
 
 
 def test_a_changed_variable_is_named(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow(stages=[{"name": "say", "prompt": "${vars.tone}: ${text}"}], vars={"tone": "calm"})
+    project.workflow(rows=3, stages=[{"name": "say", "prompt": "${vars.tone}: ${text}"}], vars={"tone": "calm"})
     project.run()
     assert planned(project, vars={"tone": "loud"})[1] == {"say": {"vars changed": 3}}
 
 
 def test_failed_rows_are_asked_again_until_they_are_left(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
-    project.numbered(4)
-    project.workflow(stages=STAGES)
+    project.workflow(rows=4, stages=STAGES)
     for _ in range(3):
         project.run()
         if project.query("SELECT max(failures) FROM task")[0][0] < 3:
@@ -161,9 +156,7 @@ def test_failed_rows_are_asked_again_until_they_are_left(project: ProjectFolder,
 
 
 def test_an_interrupted_run_has_tasks_that_were_not_asked_yet(project: ProjectFolder) -> None:
-    project.numbered(4)
-    project.workflow(stages=STAGES)
-    project.run(until="classify")
+    project.run(project.workflow(rows=4, stages=STAGES), until="classify")
     counts, reasons = planned(project)
     assert counts == {"classify": (0, 4, 0), "reply": (4, 0, 0), "close": (4, 0, 0)}
     assert reasons["reply"] == {"not asked yet": 4}
@@ -183,8 +176,7 @@ def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> N
 
 
 def test_repeated_ids_are_never_asked(project: ProjectFolder) -> None:
-    project.rows([{"id": str(i % 6), "text": f"text {i}"} for i in range(8)])
-    project.workflow(stages=STAGES[:1])
+    project.workflow(rows=[{"id": str(i % 6), "text": f"text {i}"} for i in range(8)], stages=STAGES[:1])
     report = agac.plan_run("reviews", project=project.root).as_json()
     assert (report["rows"], report["stages"][0]["run"]) == ({"total": 8, "unusable": 2, "dropped": 0}, 6)
     assert project.run().invocation["calls"] == 6
@@ -194,8 +186,7 @@ def test_repeated_ids_are_never_asked(project: ProjectFolder) -> None:
 
 def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
-    project.numbered(30)
-    project.workflow(stages=[STAGES[0] | {"max_tokens": 100}])
+    project.workflow(rows=30, stages=[STAGES[0] | {"max_tokens": 100}])
     first = agac.plan_run("reviews", project=project.root)
     assert first.stages[0].estimate.basis == "guess"
     assert first.usd is not None
@@ -208,8 +199,7 @@ def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, serve
 
 
 def test_the_first_run_asks_everything(project: ProjectFolder, server: Server) -> None:
-    project.numbered(10)
-    project.workflow(stages=STAGES)
+    project.workflow(rows=10, stages=STAGES)
     counts, reasons = planned(project)
     assert counts == dict.fromkeys(NOTHING, (10, 0, 0))
     assert reasons == {name: {"new row": 10} for name in NOTHING}
@@ -233,8 +223,7 @@ def test_a_dry_run_is_the_plan_changes_nothing_and_guesses_no_price(ran: Project
 
 
 def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None:
-    project.numbered(5)
-    project.workflow(stages=[STAGES[0] | {"instructions": "Be short."}])
+    project.workflow(rows=5, stages=[STAGES[0] | {"instructions": "Be short."}])
     shown = project.agac("plan", "-a", "reviews", "--show", "2").out
     assert shown.count("--- prompt") == 2
     assert "[system]\nBe short.\n[user]\nReview: I love number 1" in shown
@@ -243,18 +232,14 @@ def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None
 
 
 def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow(stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
-    ran = project.agac("plan", "-a", "reviews", code=0)
-    assert "OPENAI_API_KEY" in ran.err
+    project.workflow(rows=2, stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
+    assert "OPENAI_API_KEY" in project.agac("plan", "-a", "reviews", code=0).err
 
 
 def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: Server) -> None:
     project.asks(server, prices={"small": {"input": 1000.0, "output": 2000.0}})
-    project.numbered(20)
-    project.workflow(confirm_above={"usd": 0.1})
-    refused = project.agac("run", "-a", "reviews", code=2)
-    assert "confirm_above is $0.10" in refused.err
+    project.workflow(rows=20, confirm_above={"usd": 0.1})
+    assert "confirm_above is $0.10" in project.agac("run", "-a", "reviews", code=2).err
     assert server.account()["requests"] == 0
     project.agac("run", "-a", "reviews", "--yes", code=0)
     project.agac("run", "-a", "reviews", code=0)  # a finished run costs nothing
@@ -262,8 +247,7 @@ def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: S
 
 def test_a_cheap_run_is_not_asked_about(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 0.001, "output": 0.001}})
-    project.numbered(3)
-    project.workflow(confirm_above={"usd": 0.1})
+    project.workflow(rows=3, confirm_above={"usd": 0.1})
     assert project.run().exit_code == 0
     project.configure(server.base_url)
     with pytest.raises(UsageError, match="price is not known"):
@@ -312,7 +296,6 @@ def test_a_finished_run_whose_ids_repeat_asks_nothing_whichever_record_counts(pr
         project.workflow(which, input={"path": "data/rows.csv", "id_field": "id", "on_duplicate_id": which})
         planned = agac.plan_run(which, show=1, project=project.root)
         assert planned.forecast.prompts[0].row_id == ("b" if which == "last" else "a")
-        report = agac.run(which, project=project.root)
-        assert report.invocation["calls"] == planned.stages[0].forecast.run
+        assert agac.run(which, project=project.root).invocation["calls"] == planned.stages[0].forecast.run
         again = agac.plan_run(which, project=project.root)
         assert (again.stages[0].forecast.run, again.forecast.dropped) == (0, 0 if which == "suffix" else 1)

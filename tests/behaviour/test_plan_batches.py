@@ -21,8 +21,7 @@ SAY: dict[str, Any] = {"name": "say", "prompt": "Say ${text}", "max_tokens": 50}
 def batching(project: ProjectFolder, server: Server) -> ProjectFolder:
     """A project of ten rows whose provider has batches."""
     project.configure(server.base_url, batch="openai", prices=PRICES)
-    project.numbered(10)
-    project.workflow(stages=[SAY], defaults={"run_mode": "batch"})
+    project.workflow(rows=10, stages=[SAY], defaults={"run_mode": "batch"})
     return project
 
 
@@ -174,8 +173,7 @@ def test_what_follows_a_task_in_flight_is_still_to_be_asked(batching: ProjectFol
 
 
 def test_replicas_are_in_flight_one_by_one(batching: ProjectFolder) -> None:
-    batching.numbered(1)
-    batching.workflow(stages=[{**SAY, "replicas": 3}], defaults={"run_mode": "batch"})
+    batching.workflow(rows=1, stages=[{**SAY, "replicas": 3}], defaults={"run_mode": "batch"})
     assert batching.run(run_mode="sync").exit_code == 0
     batching.numbered(3)
     [*second, _], third = prints(batching, {"r-2": "I love number 2"}), prints(batching, {"r-3": "I love number 3"})
@@ -238,8 +236,7 @@ def test_how_long_batches_of_the_lane_took_is_told(batching: ProjectFolder) -> N
 
 def test_what_open_batches_may_cost_counts_against_budgets(batching: ProjectFolder) -> None:
     stages = [{**SAY, "budget": {"usd": 5}}]
-    batching.numbered(1)
-    batching.workflow(stages=stages, defaults={"run_mode": "batch"}, budget={"usd": 9})
+    batching.workflow(rows=1, stages=stages, defaults={"run_mode": "batch"}, budget={"usd": 9})
     assert batching.run(run_mode="sync").exit_code == 0
     batching.numbered(3)
     assert [one["enough"] for one in planned(batching)["budgets"]] == [True, True]

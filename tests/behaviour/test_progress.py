@@ -30,8 +30,7 @@ def slow(project: ProjectFolder, rows: int = 2000, faults: list[dict[str, Any]] 
         simulator("--latency", "0.1", faults=faults or [], folder=folder),
         prices={"small": {"input": 1.0, "output": 2.0}},
     ) as server:
-        project.numbered(rows)
-        project.workflow(stages=TWO)
+        project.workflow(rows=rows, stages=TWO)
         yield server
 
 

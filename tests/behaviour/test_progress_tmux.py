@@ -19,8 +19,7 @@ LINE = r"^classify .*\d+/2,000 "
 def slow(project: ProjectFolder) -> Iterator[ProjectFolder]:
     """A project whose run takes long enough to be looked at."""
     with project.asking(simulator("--latency", "0.1")):
-        project.numbered(2000)
-        project.workflow()
+        project.workflow(rows=2000)
         yield project
 
 

@@ -23,9 +23,7 @@ def starts(project: ProjectFolder) -> list[float]:
 def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, faulty: Faulty) -> None:
     """Two hundred a second are allowed, a hundred of them at once; the provider has no limits in agac.yml."""
     server = project.asks(faulty([], "--rpm", "12000", "--burst", "100", "--latency", "0.02"))
-    project.numbered(1000)
-    project.workflow(stages=[SAY])
-    report = project.run(concurrency=64)
+    report = project.run(project.workflow(rows=1000, stages=[SAY]), concurrency=64)
     assert report.exit_code == 0
     assert report.summary["rows"]["done"] == 1000
     account = server.account()
@@ -40,8 +38,7 @@ def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, fault
 def test_a_large_bucket_is_used_up_and_not_waited_for(project: ProjectFolder, faulty: Faulty) -> None:
     """The reset in the headers is the moment when the bucket will be full: ten minutes away for six hundred calls."""
     server = project.asks(faulty([], "--rpm", "60", "--burst", "600"))
-    project.numbered(603)
-    project.workflow(stages=[SAY])
+    project.workflow(rows=603, stages=[SAY])
     assert project.run(concurrency=8).exit_code == 0
     account = server.account()
     assert account["charged"] == 603
@@ -54,8 +51,7 @@ def test_stages_share_the_calls_at_once_of_a_model_and_have_a_lane_for_each(
     project: ProjectFolder, faulty: Faulty, second: str, least: int, most: int
 ) -> None:
     server = project.asks(faulty([], "--latency", "0.06"), limits={"concurrency": 3})
-    project.numbered(30)
-    project.workflow(stages=two_stages(second))
+    project.workflow(rows=30, stages=two_stages(second))
     assert project.run(concurrency=12).exit_code == 0
     account = server.account()
     assert account["requests"] == 60
@@ -64,8 +60,7 @@ def test_stages_share_the_calls_at_once_of_a_model_and_have_a_lane_for_each(
 
 def test_two_stages_on_one_model_share_its_requests_a_minute(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, limits={"rpm": 1200})
-    project.numbered(6)
-    project.workflow(stages=two_stages())
+    project.workflow(rows=6, stages=two_stages())
     assert project.run().exit_code == 0
     sent = starts(project)
     assert len(sent) == 12
@@ -78,8 +73,7 @@ def test_one_stages_refusal_holds_the_other_stage_on_that_model(
     project: ProjectFolder, faulty: Faulty, kind: dict[str, Any]
 ) -> None:
     project.asks(faulty([{**kind, "match": "Say I love number 3", "first": 1, "retry_after": 0.7}]))
-    project.numbered(12)
-    project.workflow(stages=two_stages())
+    project.workflow(rows=12, stages=two_stages())
     assert project.run(concurrency=2).exit_code == 0
     ((refused,),) = project.query("SELECT started_at + duration FROM attempt WHERE status IN (429, 503)")
     assert not [at for at in starts(project) if refused + 0.1 < at < refused + 0.69]

@@ -35,9 +35,7 @@ def test_an_answer_that_is_always_wrong_is_asked_for_once_and_again_repair_times
     project: ProjectFolder, faulty: Faulty, kind: str, repair: int
 ) -> None:
     server = project.asks(faulty([{"kind": kind}]))
-    project.numbered(2)
-    project.workflow(stages=[{**STAGE, "repair": repair}])
-    report = project.run(concurrency=1)
+    report = project.run(project.workflow(rows=2, stages=[{**STAGE, "repair": repair}]), concurrency=1)
     assert report.exit_code == 3
     assert server.account()["requests"] == 2 * (1 + repair)
     one = [(n, "ask" if n == 1 else "repair", "SchemaMismatch") for n in range(1, repair + 2)]
@@ -51,15 +49,13 @@ def test_repair_is_once_where_nobody_says_otherwise_and_can_be_set_for_all_stage
     for keys, calls in (({}, 2), ({"defaults": {"repair": 2}}, 3), ({"defaults": {"repair": 0}}, 1)):
         with project.asking(scripted(bad(1))) as server:
             project.numbered(1)
-            project.workflow(stages=[STAGE], **keys)
-            project.run(fresh=True)
+            project.run(project.workflow(stages=[STAGE], **keys), fresh=True)
             assert len(server.asked) == calls
 
 
 def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_often(project: ProjectFolder) -> None:
     with project.asking(scripted(*(bad(n) for n in range(1, 5)), GOOD)) as server:
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}])
+        project.workflow(rows=1, stages=[{**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}])
         report = project.run()
     assert report.exit_code == 0
     first, *others = server.asked
@@ -87,9 +83,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
     with project.asking(
         scripted(*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}"))
     ) as server:
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, "repair": 2}])
-        report = project.run()
+        report = project.run(project.workflow(rows=1, stages=[{**STAGE, "repair": 2}]))
         assert len(server.asked) == 3 * 26
     assert report.exit_code == 3
     assert [number for number, *_ in attempts(project)] == list(range(1, 79))
@@ -100,9 +94,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agac.engine.caller.max_calls", lambda repair, models: 4)
     with project.asking(scripted(Step(**FREE))) as server:
-        project.numbered(2)
-        project.workflow(stages=[STAGE])
-        report = project.run(concurrency=1)
+        report = project.run(project.workflow(rows=2, stages=[STAGE]), concurrency=1)
         assert len(server.asked) == 2 * 4
     assert report.exit_code == 3
     assert project.query("SELECT count(*) FROM attempt") == [(8,)]
@@ -130,8 +122,7 @@ ENDS: dict[str, tuple[list[str | Step], dict[str, Any], list[str], str | None]] 
 def test_what_an_answer_of_the_wrong_form_comes_to(project: ProjectFolder, case: str) -> None:
     steps, keys, how, error = ENDS[case]
     with project.asking(scripted(*steps)) as server:
-        project.numbered(1)
-        project.workflow(stages=[{**STAGE, **keys}])
+        project.workflow(rows=1, stages=[{**STAGE, **keys}])
         assert project.run().exit_code == (3 if error else 0)
         assert len(server.asked) == len(steps)
     assert hows(project) == how
@@ -140,9 +131,7 @@ def test_what_an_answer_of_the_wrong_form_comes_to(project: ProjectFolder, case:
 
 def test_json_repair_mends_without_a_call_and_says_so(project: ProjectFolder) -> None:
     with project.asking(scripted(SLIP)) as server:
-        project.numbered(3)
-        project.workflow(stages=[{**STAGE, "json_repair": True}])
-        report = project.run()
+        report = project.run(project.workflow(rows=3, stages=[{**STAGE, "json_repair": True}]))
         assert len(server.asked) == 3
     assert report.exit_code == 0
     assert project.output() == [json.loads(GOOD)] * 3
@@ -168,8 +157,7 @@ def test_json_repair_without_its_library_is_said_before_any_call(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agac.plan.checks.find_spec", lambda name: None)
-    project.numbered(1)
-    project.workflow(stages=[{**STAGE, "json_repair": True}])
+    project.workflow(rows=1, stages=[{**STAGE, "json_repair": True}])
     with pytest.raises(SpecError) as raised:
         project.run()
     (problem,) = raised.value.problems
@@ -184,8 +172,7 @@ def test_a_library_that_is_too_old_is_said_before_any_call(
 ) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old/json_repair.py").write_text("def loads(json_str): ...\n", encoding="utf-8")
-    project.numbered(1)
-    project.workflow(stages=[{**STAGE, "json_repair": True}])
+    project.workflow(rows=1, stages=[{**STAGE, "json_repair": True}])
     for command in ("run", "validate"):
         ended = project.fresh_agac(command, "-a", "reviews", env={"PYTHONPATH": str(tmp_path / "old")})
         assert ended.code == 2
@@ -198,8 +185,7 @@ def test_keep_replies_failed_keeps_what_may_have_to_be_looked_at(project: Projec
         with project.asking(
             scripted(GOOD, bad(1), GOOD, SLIP, Step(status=400, body='{"error": {"message": "no"}}'))
         ) as server:
-            project.numbered(4)
-            project.workflow(stages=[{**STAGE, "json_repair": True}], keep_replies=keep)
+            project.workflow(rows=4, stages=[{**STAGE, "json_repair": True}], keep_replies=keep)
             project.run(concurrency=1, fresh=True)
             assert len(server.asked) == 5
         rows = project.query("SELECT error_type, reply FROM attempt ORDER BY id DESC LIMIT 5")[::-1]
@@ -218,12 +204,9 @@ def text(reply: str | bytes) -> str:
 
 def test_what_was_mended_or_repaired_is_reused_like_any_answer(project: ProjectFolder) -> None:
     with project.asking(scripted(SLIP, bad(1), GOOD)) as server:
-        project.numbered(2)
-        project.workflow(stages=[{**STAGE, "json_repair": True}])
-        project.run(concurrency=1)
+        project.run(project.workflow(rows=2, stages=[{**STAGE, "json_repair": True}]), concurrency=1)
         assert hows(project) == ["json_repair", "repair"]
-        project.workflow(stages=[{**STAGE, "repair": 3}])  # how often to ask is no part of the question
-        again = project.run()
+        again = project.run(project.workflow(stages=[{**STAGE, "repair": 3}]))
         assert (again.exit_code, again.invocation["calls"], len(server.asked)) == (0, 0, 3)
     (stage,) = again.summary["stages"]
     assert (stage["done"] + stage["reused"], stage["repaired"], stage["json_repaired"]) == (2, 1, 1)

@@ -139,8 +139,7 @@ def test_one_replica_is_as_none(project: ProjectFolder, server: Server) -> None:
     things(project, 2)
     project.workflow(stages=[{key: value for key, value in classify().items() if key != "replicas"}])
     assert project.run().summary["run"] == 1
-    project.workflow(stages=[classify(1)])
-    again = project.run()
+    again = project.run(project.workflow(stages=[classify(1)]))
     assert (again.summary["run"], again.invocation["calls"], server.account()["requests"]) == (1, 0, 2)
     assert "replicas" not in project.query("SELECT body FROM definition")[0][0]
 
@@ -158,8 +157,7 @@ def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, serve
     assert tasks(project, 2) == {
         (0, "done"): 4, (1, "reused"): 4, (2, "reused"): 4, (3, "reused"): 4, (4, "done"): 4, (5, "done"): 4,
     }  # fmt: skip
-    project.workflow(stages=[classify(2, vote="label")])
-    fewer = project.run()
+    fewer = project.run(project.workflow(stages=[classify(2, vote="label")]))
     assert (fewer.summary["run"], fewer.invocation["calls"]) == (3, 0)
     assert tasks(project, 3) == {(0, "reused"): 4, (1, "reused"): 4, (2, "reused"): 4}
     assert server.account()["duplicates"] == 0
@@ -237,8 +235,7 @@ def test_a_refused_answer_is_left_alone_as_that_of_any_task(project: ProjectFold
 
 def test_equal_rows_share_their_replicas(project: ProjectFolder, server: Server) -> None:
     project.rows({"id": f"r-{n}", "text": "the same"} for n in range(6))
-    project.workflow(stages=[classify(3, vote="label")])
-    report = project.run()
+    report = project.run(project.workflow(stages=[classify(3, vote="label")]))
     assert server.account()["requests"] == 3
     (stage,) = report.summary["stages"]
     assert stage["done"] + stage["reused"] == 6
@@ -296,8 +293,7 @@ def test_rows_that_leave_and_come_back_count_their_votes_once(project: ProjectFo
 
 def test_budgets_bound_replicas_too(project: ProjectFolder, server: Server) -> None:
     things(project, 4)
-    project.workflow(stages=[classify(3, vote="label")], budget={"calls": 7})
-    report = project.run()
+    report = project.run(project.workflow(stages=[classify(3, vote="label")], budget={"calls": 7}))
     assert (report.exit_code, server.account()["requests"]) == (ExitCode.LIMIT, 7)
     sound(project, report.summary["run"])
     project.workflow(stages=[classify(3, vote="label")], budget={"calls": 12})
@@ -309,8 +305,7 @@ def test_budgets_bound_replicas_too(project: ProjectFolder, server: Server) -> N
 
 def test_a_row_budget_counts_all_replicas_of_the_row(project: ProjectFolder, server: Server) -> None:
     things(project, 2)
-    project.workflow(stages=[classify(3, vote="label")], row_budget={"calls": 2})
-    report = project.run()
+    report = project.run(project.workflow(stages=[classify(3, vote="label")], row_budget={"calls": 2}))
     assert (report.exit_code, server.account()["requests"]) == (ExitCode.ROWS_FAILED, 4)
     assert all(one["error"]["type"] == "BudgetExceeded" for one in project.envelopes(file="errors.jsonl"))
     sound(project, 1)
@@ -418,8 +413,7 @@ def test_what_was_answered_when_a_run_stops_amid_a_row_is_kept(project: ProjectF
     """A fatal fault amid the replicas of a row: those that were answered are kept."""
     project.asks(faulty([{"kind": "unauthorized", "at": [2]}]))
     voted(project, 1)
-    first = project.run(concurrency=1)
-    assert first.exit_code == ExitCode.FAILED
+    assert project.run(concurrency=1).exit_code == ExitCode.FAILED
     stored = project.query("SELECT count(*) FROM result")[0][0]
     assert stored in (1, 2)
     second = project.run()

@@ -12,8 +12,7 @@ SAY = [{"name": "say", "prompt": "${text}"}]
 
 def one_row(project: ProjectFolder, server: S, **provider: Any) -> S:
     """One row, to be asked of this server; gives it."""
-    project.numbered(1)
-    project.workflow(stages=SAY)
+    project.workflow(rows=1, stages=SAY)
     return project.asks(server, **provider)
 
 
@@ -75,9 +74,7 @@ def test_refusals_by_rate_do_not_use_up_the_tries_that_server_errors_have(
 
 def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "hang", "first": 1}]))
-    project.numbered(1)
-    project.workflow(stages=[{**SAY[0], "timeout": 1.0}])
-    report = project.run()
+    report = project.run(project.workflow(rows=1, stages=[{**SAY[0], "timeout": 1.0}]))
     assert report.exit_code == 0
     assert attempts(project) == [(1, "ask", None, "Timeout", 1), (2, "ask", 200, None, 0)]
     assert report.invocation["calls_perhaps_billed_without_answer"] == 1
@@ -86,9 +83,7 @@ def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFold
 def test_rows_that_fail_now_and_then_all_get_through(project: ProjectFolder, faulty: Faulty) -> None:
     limited = {"kind": "rate_limit", "rate": 0.1, "retry_after": 0.02}
     server = project.asks(faulty([limited, {"kind": "server_error", "rate": 0.1, "retry_after": 0}]))
-    project.numbered(100)
-    project.workflow(stages=SAY)
-    report = project.run()
+    report = project.run(project.workflow(rows=100, stages=SAY))
     assert report.exit_code == 0
     account = server.account()
     assert (account["charged"], account["duplicates"]) == (100, 0)
@@ -119,8 +114,7 @@ def test_milliseconds_win_over_seconds(project: ProjectFolder) -> None:
 
 def test_a_refusal_by_rate_holds_everyone_in_the_lane(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "rate_limit", "at": [8], "retry_after": 0.6}], "--latency", "0.01"))
-    project.numbered(30)
-    project.workflow(stages=SAY)
+    project.workflow(rows=30, stages=SAY)
     assert project.run(concurrency=4).exit_code == 0
     assert server.account()["requests"] == 31
     ((refused,),) = project.query("SELECT started_at + duration FROM attempt WHERE status = 429")
@@ -148,8 +142,7 @@ def test_lanes_do_not_wait_for_each_other(project: ProjectFolder) -> None:
 def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(project: ProjectFolder, what: str) -> None:
     headers = {f"x-ratelimit-remaining-{what}": "0", f"x-ratelimit-reset-{what}": "400ms"}
     with project.asking(scripted(Step("ok", headers=headers), "ok")) as server:
-        project.numbered(3)
-        project.workflow(stages=SAY)
+        project.workflow(rows=3, stages=SAY)
         assert project.run(concurrency=1).exit_code == 0
         first, second, third = server.times
     assert second - first >= 0.39
@@ -159,8 +152,7 @@ def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(projec
 def test_headers_with_something_left_make_nobody_wait(project: ProjectFolder) -> None:
     headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "60s"}
     with project.asking(scripted(Step("ok", headers=headers))) as server:
-        project.numbered(3)
-        project.workflow(stages=SAY)
+        project.workflow(rows=3, stages=SAY)
         assert project.run(concurrency=1).exit_code == 0
         assert server.times[-1] - server.times[0] < 30
 
@@ -168,8 +160,7 @@ def test_headers_with_something_left_make_nobody_wait(project: ProjectFolder) ->
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])
 def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: dict[str, int]) -> None:
     with project.asking(scripted("ok"), limits=limits) as server:
-        project.numbered(6)
-        project.workflow(stages=[{**SAY[0], "max_tokens": 1000}])
+        project.workflow(rows=6, stages=[{**SAY[0], "max_tokens": 1000}])
         assert project.run().exit_code == 0
         assert len(server.times) == 6
         assert max(server.times) - min(server.times) >= 0.48
@@ -177,9 +168,7 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
 
 def test_the_concurrency_of_a_provider_is_never_passed(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([], "--latency", "0.02"), limits={"concurrency": 3})
-    project.numbered(20)
-    project.workflow(stages=SAY)
-    project.run(concurrency=10)
+    project.run(project.workflow(rows=20, stages=SAY), concurrency=10)
     assert server.account()["max_in_flight"] <= 3
 
 
@@ -190,9 +179,7 @@ def test_what_every_call_would_meet_stops_the_run_within_one_wave(
     project: ProjectFolder, faulty: Faulty, kind: str, said: str
 ) -> None:
     server = project.asks(faulty([{"kind": kind, "at": list(range(11, 200))}]))
-    project.numbered(100)
-    project.workflow(stages=SAY)
-    report = project.run(concurrency=4)
+    report = project.run(project.workflow(rows=100, stages=SAY), concurrency=4)
     assert report.exit_code == 1
     assert said in (report.stopped or "")
     assert 11 <= server.account()["requests"] <= 10 + 2 * 4
@@ -210,8 +197,7 @@ def test_what_every_call_would_meet_stops_the_run_within_one_wave(
 def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
     project.write(".env", "LOCAL_KEY=sk-invalid\n")
     project.configure(server.base_url, api_key="${LOCAL_KEY}")
-    project.numbered(50)
-    project.workflow(stages=SAY)
+    project.workflow(rows=50, stages=SAY)
     ended = project.agac("run", "-a", "reviews", code=1)
     assert ended.err.count("Incorrect API key") == 1
     assert "LOCAL_KEY" in ended.err
@@ -224,8 +210,7 @@ def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
 def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_reasons(project: ProjectFolder) -> None:
     trouble = Step(status=500, headers={"retry-after": "0"}, body='{"error": {"message": "out of order"}}')
     with project.asking(scripted('{"sentiment": 1}', trouble)) as server:
-        project.numbered(1)
-        project.workflow()
+        project.workflow(rows=1)
         assert project.run().exit_code == 3
         assert len(server.asked) == 1 + 6
     message = project.envelopes()[0]["error"]["message"]
@@ -239,9 +224,7 @@ def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_
 def test_a_wait_of_hours_is_said_and_not_waited_for(project: ProjectFolder) -> None:
     step = Step(status=429, headers={"retry-after": "86400"}, body='{"error": {"message": "come back tomorrow"}}')
     with project.asking(scripted(step)) as server:
-        project.numbered(20)
-        project.workflow(stages=SAY)
-        report = project.run(concurrency=2)
+        report = project.run(project.workflow(rows=20, stages=SAY), concurrency=2)
         assert len(server.asked) <= 4
     assert report.exit_code == 1
     assert "come back tomorrow" in (report.stopped or "")

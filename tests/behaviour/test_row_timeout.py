@@ -17,8 +17,7 @@ def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
 
 def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang"}]))
-    project.numbered(1)
-    project.workflow(stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
+    project.workflow(rows=1, stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
     report = project.run()
     assert report.exit_code == 3
     assert server.account()["requests"] == 1, "no fallback is asked when the time is over"
@@ -34,9 +33,7 @@ def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: Proje
 
 def test_a_time_out_of_the_call_is_named_as_such(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang"}]))
-    project.numbered(1)
-    project.workflow(stages=[{**SAY, "timeout": 0.2}], row_timeout=1.7)
-    project.run()
+    project.run(project.workflow(rows=1, stages=[{**SAY, "timeout": 0.2}], row_timeout=1.7))
     assert server.account()["requests"] == 2  # 0.2 s, a pause of 0.5 s, 0.2 s; the next pause takes a second
     messages = [message for (message,) in project.query("SELECT error_message FROM attempt")]
     assert ["timeout.total" in message for message in messages] == [True, True]
@@ -46,8 +43,7 @@ def test_a_time_out_of_the_call_is_named_as_such(project: ProjectFolder, faulty:
 @pytest.mark.parametrize("status", [429, 500])
 def test_nobody_waits_for_a_retry_that_would_come_too_late(project: ProjectFolder, status: int) -> None:
     with project.asking(scripted(Step(status=status, headers={"retry-after": "300"}, body="{}"))) as server:
-        project.numbered(1)
-        project.workflow(stages=[SAY], row_timeout=60)
+        project.workflow(rows=1, stages=[SAY], row_timeout=60)
         assert project.run().exit_code == 3
         assert len(server.asked) == 1
     assert project.envelopes()[0]["error"]["type"] == "Timeout"
@@ -55,8 +51,7 @@ def test_nobody_waits_for_a_retry_that_would_come_too_late(project: ProjectFolde
 
 def test_the_time_runs_through_all_stages_of_the_row(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang", "match": "Answer"}]))
-    project.numbered(1)
-    project.workflow(stages=[SAY, {"name": "reply", "prompt": "Answer ${say}"}], row_timeout=0.5)
+    project.workflow(rows=1, stages=[SAY, {"name": "reply", "prompt": "Answer ${say}"}], row_timeout=0.5)
     project.run()
     assert server.account()["requests"] == 2
     (failed,) = project.query("SELECT stage, error_type FROM attempt WHERE error_type IS NOT NULL")
@@ -67,17 +62,14 @@ def test_the_time_runs_through_all_stages_of_the_row(project: ProjectFolder, fau
 
 def test_waiting_for_the_first_call_does_not_count(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([], "--latency", "0.05"), limits={"concurrency": 1})
-    project.numbered(30)
-    project.workflow(stages=[SAY], row_timeout=1.0)
-    report = project.run(concurrency=30)
+    report = project.run(project.workflow(rows=30, stages=[SAY], row_timeout=1.0), concurrency=30)
     assert report.exit_code == 0  # the last of them waited for a second and a half
     assert report.summary["rows"]["done"] == 30
 
 
 def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang", "first": 1}]))
-    project.rows([{"id": "a", "text": "same"}, {"id": "b", "text": "same"}])
-    project.workflow(stages=[SAY], row_timeout=0.5)
+    project.workflow(rows=[{"id": "a", "text": "same"}, {"id": "b", "text": "same"}], stages=[SAY], row_timeout=0.5)
     report = project.run(concurrency=1)
     assert [envelope["ok"] for envelope in project.envelopes()] == [False, True]
     assert server.account()["requests"] == 2
@@ -89,8 +81,7 @@ def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFol
 def test_without_it_a_row_takes_as_long_as_it_takes(project: ProjectFolder) -> None:
     slow = [Step(status=429, headers={"retry-after": "0.4"}, body="{}")] * 3
     with project.asking(scripted(*slow, GOOD)) as server:
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "output_schema": SENTIMENT}])
+        project.workflow(rows=1, stages=[{**SAY, "output_schema": SENTIMENT}])
         assert project.run().exit_code == 0
         assert len(server.asked) == 4
 
@@ -99,7 +90,5 @@ def test_it_can_stand_in_agac_yml_and_the_workflows_wins(project: ProjectFolder,
     project.asks(faulty([{"kind": "hang", "first": 1}]))
     text = (project.root / "agac.yml").read_text("utf-8")
     project.write("agac.yml", text + "row_timeout: 500\n")
-    project.numbered(1)
-    project.workflow(stages=[SAY], row_timeout=0.3)
-    project.run()
+    project.run(project.workflow(rows=1, stages=[SAY], row_timeout=0.3))
     assert "0.3 s" in project.envelopes()[0]["error"]["message"]

@@ -25,9 +25,9 @@ DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
 MODES = ["error", "first", "last", "suffix"]
 
 
-def echo(project: ProjectFolder, mode: str = "error", *, path: str = "data/rows.csv", **source: Any) -> str:
-    keys = {"on_duplicate_id": mode, **source}
-    return project.workflow(defaults=ECHO, stages=[DRAFT], path=path, input=keys, output={"include_input": True})
+def echo(project: ProjectFolder, mode: str = "error", *, id_field: str | None = "id", **keys: Any) -> str:
+    source, output = {"on_duplicate_id": mode, "id_field": id_field}, {"include_input": True}
+    return project.workflow(defaults=ECHO, stages=[DRAFT], input=source, output=output, **keys)
 
 
 def named(*ids: str) -> list[dict[str, str]]:
@@ -58,8 +58,7 @@ def settled(project: ProjectFolder, server: Server, calls: int) -> agac.RunRepor
 
 
 def test_a_repeated_id_fails_the_later_row_and_names_the_first(project: ProjectFolder, server: Server) -> None:
-    project.rows(named("a", "b", "a", "a"))
-    echo(project)
+    echo(project, rows=named("a", "b", "a", "a"))
     report = settled(project, server, 2)
     assert report.exit_code == 3
     assert seen(project) == [
@@ -84,8 +83,7 @@ def test_repeated_ids_are_dropped_or_get_a_suffix(
     project: ProjectFolder, server: Server, mode: str, given: str, kept: dict[int, str]
 ) -> None:
     names = given.split()
-    project.rows(named(*names))
-    echo(project, mode)
+    echo(project, mode, rows=named(*names))
     report = settled(project, server, len(kept))
     assert seen(project) == [(name, n, f"Draft: {names[n - 1]} at {n}") for n, name in kept.items()]
     counts = {"total": len(names), "done": len(kept), "dropped": len(names) - len(kept)}
@@ -94,8 +92,7 @@ def test_repeated_ids_are_dropped_or_get_a_suffix(
 
 
 def test_a_suffix_that_is_taken_is_passed_over(project: ProjectFolder, server: Server) -> None:
-    project.rows(named("a", "a#2", "a", "a#3", "a", "a#2"))
-    echo(project, "suffix")
+    echo(project, "suffix", rows=named("a", "a#2", "a", "a#3", "a", "a#2"))
     settled(project, server, 6)
     found = [e["id"] for e in project.envelopes()]
     assert len(set(found)) == 6
@@ -107,8 +104,7 @@ def test_repeated_ids_are_found_across_chunks(project: ProjectFolder, server: Se
     ids = [f"r-{n}" for n in range(700)]
     for place in (255, 256, 257, 511, 512, 699):
         ids[place] = "r-3"
-    project.rows(named(*ids))
-    echo(project, mode)
+    echo(project, mode, rows=named(*ids))
     settled(project, server, 700 if mode == "suffix" else 694)
     found = [(e["id"], e["row_number"]) for e in project.envelopes() if e["id"].startswith("r-3") and len(e["id"]) < 7]
     twins = [pair for pair in found if pair[0] == "r-3" or "#" in pair[0]]
@@ -127,8 +123,7 @@ def test_repeated_ids_are_found_across_chunks(project: ProjectFolder, server: Se
 @pytest.mark.parametrize("mode", MODES)
 def test_a_repetition_that_is_edited_is_no_row_of_its_own(project: ProjectFolder, server: Server, mode: str) -> None:
     rows = named("a", "b", "a")
-    project.rows(rows)
-    echo(project, mode)
+    echo(project, mode, rows=rows)
     settled(project, server, 3 if mode == "suffix" else 2)
     project.rows([*rows[:2], {"id": "a", "text": "new"}])
     settled(project, server, 1 if mode in ("last", "suffix") else 0)
@@ -138,8 +133,7 @@ def test_a_repetition_that_is_edited_is_no_row_of_its_own(project: ProjectFolder
 
 @pytest.mark.parametrize("mode", MODES)
 def test_when_the_first_disappears_the_next_takes_its_place(project: ProjectFolder, server: Server, mode: str) -> None:
-    project.rows(named("a", "b", "a", "a"))
-    echo(project, mode)
+    echo(project, mode, rows=named("a", "b", "a", "a"))
     settled(project, server, 4 if mode == "suffix" else 2)
     project.rows(named("a", "b", "a", "a")[1:])
     settled(project, server, 1 if mode in ("error", "first") else 0)
@@ -157,8 +151,7 @@ def test_when_the_first_disappears_the_next_takes_its_place(project: ProjectFold
 @pytest.mark.parametrize("mode", MODES)
 def test_a_repetition_that_comes_later_or_goes_again(project: ProjectFolder, server: Server, mode: str) -> None:
     ids = [f"r-{n}" for n in range(300)]
-    project.rows(named(*ids))
-    echo(project, mode)
+    echo(project, mode, rows=named(*ids))
     settled(project, server, 300)
     once = (project.root / "output/reviews/results.jsonl").read_bytes()
     project.rows(named(*ids, "r-5"))
@@ -172,8 +165,7 @@ def test_a_repetition_that_comes_later_or_goes_again(project: ProjectFolder, ser
 
 
 def test_the_named_first_row_moves_with_the_file(project: ProjectFolder, server: Server) -> None:
-    project.rows(named("a", "a", "b"))
-    echo(project)
+    echo(project, rows=named("a", "a", "b"))
     settled(project, server, 2)
     project.rows([{"id": "z", "text": "new"}, *named("a", "a", "b")])
     settled(project, server, 1)
@@ -182,8 +174,7 @@ def test_the_named_first_row_moves_with_the_file(project: ProjectFolder, server:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_without_an_id_field_no_row_repeats_another(project: ProjectFolder, server: Server, mode: str) -> None:
-    project.rows(named("a", "a", "a"))
-    echo(project, mode, id_field=None)
+    echo(project, mode, rows=named("a", "a", "a"), id_field=None)
     settled(project, server, 3)
     assert [e["id"] for e in project.envelopes()] == [1, 2, 3]
 
@@ -415,8 +406,7 @@ def test_a_repeated_id_names_the_files_of_both_rows(project: ProjectFolder) -> N
     for _ in range(2):
         assert project.run().exit_code == 3
         assert [one["error"]["message"] for one in project.envelopes(file="errors.jsonl")] == expected
-    project.workflow(path=["data/in/3.csv", "data/in/1.csv"])  # another order, another first
-    project.run(fresh=True)
+    project.run(project.workflow(path=["data/in/3.csv", "data/in/1.csv"]), fresh=True)
     assert [one["error"]["message"].partition(";")[0] for one in project.envelopes(file="errors.jsonl")] == [
         "data/in/3.csv: row 3: id 'c' was used by data/in/3.csv: row 1 already",
         "data/in/1.csv: row 2: id 'b' was used by data/in/3.csv: row 2 already",

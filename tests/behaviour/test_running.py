@@ -8,8 +8,7 @@ def test_every_row_gets_an_envelope_in_input_order_and_another_run_asks_and_writ
     project: ProjectFolder, server: Server
 ) -> None:
     project.numbered(30)
-    report = project.run(project.workflow())
-    assert report.exit_code == 0
+    assert project.run(project.workflow()).exit_code == 0
     envelopes = project.envelopes()
     assert [e["id"] for e in envelopes] == [f"r-{i}" for i in range(1, 31)]
     assert [list(e) for e in envelopes] == [["id", "row_number", "ok", "result", "error"]] * 30

@@ -29,9 +29,7 @@ def stages(project: ProjectFolder) -> dict[str, int]:
 
 
 def test_until_leaves_the_later_stages_open_and_a_plain_run_finishes_them(project: ProjectFolder) -> None:
-    project.numbered(8)
-    project.workflow(stages=THREE)
-    first = project.run(until="classify")
+    first = project.run(project.workflow(rows=8, stages=THREE), until="classify")
     assert (first.exit_code, first.invocation["rows_parked"], first.summary["rows"]["open"]) == (0, 8, 8)
     assert (first.summary["complete"], first.files) == (False, [])
     assert stages(project) == {"classify": 8}
@@ -46,9 +44,7 @@ def test_until_leaves_the_later_stages_open_and_a_plain_run_finishes_them(projec
 
 
 def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
-    project.numbered(4)
-    project.workflow(stages=THREE)
-    project.run(until="classify")
+    project.run(project.workflow(rows=4, stages=THREE), until="classify")
     project.numbered(6)  # two rows more: they lack what `reply` needs
     report = project.run(stage="reply")
     assert stages(project) == {"classify": 4, "reply": 4}
@@ -60,8 +56,7 @@ def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
 
 
 def test_a_scope_that_means_nothing_is_refused(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow(stages=THREE)
+    project.workflow(rows=1, stages=THREE)
     scopes: list[tuple[dict[str, Any], str]] = [
         ({"stage": "clasify"}, "there is no such stage"),
         ({"until": "x"}, "there is no such stage"),
@@ -76,8 +71,7 @@ def test_a_scope_that_means_nothing_is_refused(project: ProjectFolder) -> None:
 
 def test_no_retry_failed_leaves_failures_as_they_are(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
-    project.numbered(4)
-    project.workflow()
+    project.workflow(rows=4)
     assert project.run().exit_code == ExitCode.ROWS_FAILED
     report = project.run(retry_failed=False)
     assert (report.exit_code, report.invocation["calls"], report.invocation["rows_left_failed"]) == (3, 0, 1)
@@ -86,8 +80,7 @@ def test_no_retry_failed_leaves_failures_as_they_are(project: ProjectFolder, fau
 
 def test_retry_forces_what_a_run_leaves_alone(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 4}]))
-    project.numbered(4)
-    project.workflow()
+    project.workflow(rows=4)
     for calls in (4, 1, 1, 0):
         assert project.run().invocation["calls"] == calls
     report = retry(project)
@@ -103,8 +96,7 @@ def test_retry_forces_what_a_run_leaves_alone(project: ProjectFolder, faulty: Fa
 def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, faulty: Faulty) -> None:
     bad = {"refusal": ("Review: I love number 2", "Answer I love number 4"), "length": ("Review: I love number 3",)}
     project.asks(faulty([{"kind": kind, "match": match} for kind, matches in bad.items() for match in matches]))
-    project.numbered(6)
-    project.workflow(stages=TWO)
+    project.workflow(rows=6, stages=TWO)
     assert project.run().summary["rows"]["failed"] == 3
     assert retry(project, stage="reply").invocation["rows_read"] == 1
     assert retry(project, error="Refused").invocation["rows_read"] == 2
@@ -122,9 +114,7 @@ def test_retry_chooses_by_row_stage_and_kind_of_error(project: ProjectFolder, fa
 
 
 def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder) -> None:
-    project.numbered(5)
-    project.workflow(stages=THREE)
-    project.run()
+    project.run(project.workflow(rows=5, stages=THREE))
     choice = agac.retry_choice("last", agac.Retry(from_stage="reply"), project=project.root)
     assert (choice.rows, choice.done, choice.stages, choice.calls_at_least) == (5, 5, ["reply", "close"], 10)
     assert stages(project) == {"classify": 5, "reply": 5, "close": 5}
@@ -139,9 +129,7 @@ def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder
 
 def test_an_interrupted_retry_from_a_stage_does_not_pay_twice(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang", "at": [36, 37, 38, 39]}]))
-    project.numbered(20)
-    project.workflow()
-    project.run()
+    project.run(project.workflow(rows=20))
     process = listening(project.start("retry", "last", "--from", "classify", "--yes", "--concurrency", "4"))
     wait_until(lambda: server.account()["in_flight"] == 4, "four calls that hang", process)
     for _ in range(2):
@@ -159,9 +147,7 @@ def test_a_dry_retry_changes_nothing_and_another_definition_is_not_retried(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 2"}]))
-    project.numbered(3)
-    project.workflow()
-    project.run()
+    project.run(project.workflow(rows=3))
     ran = project.agac("retry", "last", "--dry-run", "--json")
     assert (ran.code, ran.json["rows"], ran.json["calls_at_least"]) == (0, 1, 1)
     assert ran.json["by_error"] == [{"stage": "classify", "type": "Refused", "rows": 1}]
@@ -191,17 +177,14 @@ def test_what_is_never_reused_is_still_not_paid_twice_in_its_run(project: Projec
     one = {"name": "classify", "prompt": "Review: ${text}", "reuse": "never"}
     project.workflow(stages=[one, TWO[1] | {"prompt": "Answer ${classify}"}])
     assert project.run(until="classify").invocation["calls"] == 3
-    report = project.run()
-    assert report.exit_code == 0
+    assert project.run().exit_code == 0
     assert stages(project)["classify"] == 3
     project.workflow("again", stages=[one])
     assert project.run("again").invocation["calls"] == 3
 
 
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> None:
-    project.numbered(6)
-    project.workflow(stages=[TWO[0] | {"max_age": "7d"}, TWO[1]])
-    project.run()
+    project.run(project.workflow(rows=6, stages=[TWO[0] | {"max_age": "7d"}, TWO[1]]))
     assert project.run().invocation["calls"] == 0
     with store(project) as database:
         database.execute("UPDATE result SET created_at = created_at - 8 * 86400 WHERE id % 2 = 0")
@@ -215,8 +198,7 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> N
 
 
 def test_several_workflows_run_one_after_the_other(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow("one")
+    project.workflow("one", rows=3)
     project.workflow("two", stages=[{"name": "say", "prompt": "Say ${text}"}])
     ran = project.agac("run", "-a", "one", "-a", "two", "--json", code=0)
     assert [(run["workflow"], run["rows"]["done"]) for run in ran.json] == [("one", 3), ("two", 3)]
@@ -224,8 +206,7 @@ def test_several_workflows_run_one_after_the_other(project: ProjectFolder) -> No
 
 
 def test_nothing_runs_when_one_of_several_workflows_is_broken(project: ProjectFolder, server: Server) -> None:
-    project.numbered(3)
-    project.workflow("one")
+    project.workflow("one", rows=3)
     project.workflow("two", stages=[{"name": "say", "promt": "Say ${text}"}])
     ran = project.agac("run", "-a", "one", "-a", "two")
     assert (ran.code, server.account()["requests"]) == (2, 0)
@@ -236,8 +217,7 @@ def test_nothing_runs_when_one_of_several_workflows_is_broken(project: ProjectFo
 
 def test_the_worst_of_several_ends_is_told_and_a_limit_stops_the_rest(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "Bad"}]))
-    project.numbered(3)
-    project.workflow("bad", stages=[{"name": "say", "prompt": "Bad ${text}"}])
+    project.workflow("bad", rows=3, stages=[{"name": "say", "prompt": "Bad ${text}"}])
     project.workflow("good", stages=[{"name": "say", "prompt": "Good ${text}"}])
     ran = project.agac("run", "-a", "bad", "-a", "good", "--json")
     assert (ran.code, [run["exit_code"] for run in ran.json]) == (3, [3, 0])

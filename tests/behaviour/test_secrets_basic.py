@@ -40,8 +40,7 @@ def test_a_key_that_a_server_echoes_is_hidden_everywhere(project: ProjectFolder,
     with project.asking(scripted(*steps), api_key="${CANARY_KEY}") as server:
         if place == ".env":
             project.write(".env", f"CANARY_KEY={KEY}\n")
-        project.numbered(6)
-        project.workflow(stages=SAY)
+        project.workflow(rows=6, stages=SAY)
         arguments = ["--log-level", "debug", "--log-file", "agac.log", "run", "-a", "reviews", "--concurrency", "1"]
         ended = project.agac(*arguments, env={"CANARY_KEY": KEY} if place == "env" else None)
         assert server.headers[0]["authorization"] == f"Bearer {KEY}"
@@ -56,8 +55,7 @@ def test_a_key_that_a_server_echoes_is_hidden_everywhere(project: ProjectFolder,
 
 def test_a_key_written_into_agac_yml_is_refused_without_being_shown(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, api_key=KEY, headers={"x-team": KEY})
-    project.numbered(1)
-    project.workflow(stages=SAY)
+    project.workflow(rows=1, stages=SAY)
     ended = project.agac("run", "-a", "reviews", code=2)
     assert ended.err.count("looks like a secret") == 2
     assert KEY not in ended.out + ended.err
@@ -70,8 +68,7 @@ def test_header_values_from_the_environment_are_hidden(project: ProjectFolder) -
         headers={"x-team": "${TEAM_HEADER}"},
     ) as server:
         project.write(".env", f"TEAM_HEADER={HEADER}\n")
-        project.numbered(2)
-        project.workflow(stages=SAY)
+        project.workflow(rows=2, stages=SAY)
         ended = project.agac("--log-level", "debug", "run", "-a", "reviews")
         assert server.headers[0]["x-team"] == HEADER
     assert ended.code == 3
@@ -85,8 +82,7 @@ def test_a_key_with_characters_that_json_escapes_is_hidden(project: ProjectFolde
     key = 'sk-"canary"\\0123/456'
     echoed = json.dumps({"error": {"message": f"bad key {key}"}}).replace("/", slash)
     with project.asking(scripted(Step(status=400, body=echoed)), api_key="${CANARY_KEY}"):
-        project.numbered(1)
-        project.workflow(stages=SAY)
+        project.workflow(rows=1, stages=SAY)
         ended = project.agac("run", "-a", "reviews", env={"CANARY_KEY": key})
     assert ended.code == 3
     assert key not in ended.out + ended.err
@@ -96,8 +92,7 @@ def test_a_key_with_characters_that_json_escapes_is_hidden(project: ProjectFolde
 
 def test_an_address_from_the_environment_is_hidden_too(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url.replace("/v1", "/${CANARY_PATH}"))
-    project.numbered(1)
-    project.workflow(stages=SAY)
+    project.workflow(rows=1, stages=SAY)
     project.agac("run", "-a", "reviews", env={"CANARY_PATH": KEY})
     assert_hidden(project, KEY)
 
@@ -105,8 +100,7 @@ def test_an_address_from_the_environment_is_hidden_too(project: ProjectFolder, s
 def test_a_key_in_the_project_environment_is_not_in_status_or_json(project: ProjectFolder, server: Server) -> None:
     project.write(".env", f"LOCAL_KEY={KEY}\n")
     project.configure(server.base_url, api_key="${LOCAL_KEY}", headers={"x-team": "${LOCAL_KEY}"})
-    project.numbered(2)
-    project.workflow(stages=SAY)
+    project.workflow(rows=2, stages=SAY)
     said = [project.agac("--log-level", "debug", "run", "-a", "reviews", "--json"), project.agac("status", "--json")]
     assert [ran.code for ran in said] == [0, 0]
     assert not any(KEY in ran.out + ran.err for ran in said)
@@ -120,7 +114,5 @@ def test_the_dummy_key_of_a_local_server_is_a_word_that_answers_may_hold(project
         headers={"x-token": "${DAY_TOKEN}"},
     ):
         project.write(".env", "LOCAL_KEY=ollama\nDAY_TOKEN=tok-abcdef987654\n")
-        project.numbered(1)
-        project.workflow(stages=SAY)
-        project.run()
+        project.run(project.workflow(rows=1, stages=SAY))
     assert project.output() == ["I run on ollama, and the token of the day is [redacted]"]

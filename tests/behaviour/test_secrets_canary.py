@@ -41,8 +41,7 @@ def is_nowhere(project: ProjectFolder, *runs: Ran) -> None:
 def prepared(project: ProjectFolder, base_url: str, **provider: object) -> None:
     row = {"dialect": "openai-chat", "base_url": base_url, "structured": "json_schema", **provider}
     project.write("agac.yml", yaml.safe_dump({"providers": {"local": row}, "defaults": {"model": "local/small"}}))
-    project.numbered(3)
-    project.workflow(stop_loss=False)
+    project.workflow(rows=3, stop_loss=False)
 
 
 def debugged(project: ProjectFolder, *words: str, env: dict[str, str], form: str = "text") -> Ran:

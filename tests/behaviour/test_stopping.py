@@ -37,8 +37,7 @@ def runs(project: ProjectFolder, *flags: str) -> Process:
 def asks(project: ProjectFolder, server: Server, rows: int = 40, **provider: Any) -> ProjectFolder:
     """The project with so many rows, all of them asked of `server`."""
     project.configure(server.base_url, **provider)
-    project.numbered(rows)
-    project.workflow()
+    project.workflow(rows=rows)
     return project
 
 
@@ -216,8 +215,7 @@ def test_an_interrupted_fresh_run_is_continued_not_begun_anew(project: ProjectFo
 def test_ctrl_c_in_a_terminal_does_not_take_the_simulator_away(tmp_path: Path) -> None:
     """The terminal signals the whole process group; the embedded simulator has to outlive the calls in flight."""
     project = ProjectFolder(tmp_path)
-    project.numbered(2500)
-    project.workflow()
+    project.workflow(rows=2500)
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
     wait_until(lambda: row_count(project) >= 20, "some rows", process)
     os.killpg(process.pid, signal.SIGINT)
@@ -294,8 +292,7 @@ def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_af
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         project.configure(url)
-        project.numbered(2)
-        project.workflow()
+        project.workflow(rows=2)
         process = runs(project)
         why = "local (127.0.0.1) cannot be reached: connection refused. Check that the server runs"
         wait_until(lambda: "Run 1 is retrying" in project.agac("status").out, "a call that is tried again", process)

@@ -340,8 +340,7 @@ def test_a_table_behind_a_view_of_the_input_is_refused_before_any_call(project: 
     )  # fmt: skip
     source = "sqlite://data/out.db?query=SELECT * FROM seen ORDER BY id"
     project.workflow(path=source, stages=SAY, output={"to": "sqlite://data/out.db?table=source"})
-    ran = project.agac("run", "-a", "reviews", code=2)
-    assert "the input reads the table 'source'" in ran.err
+    assert "the input reads the table 'source'" in project.agac("run", "-a", "reviews", code=2).err
     assert server.account()["requests"] == 0
 
 

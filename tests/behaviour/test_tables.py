@@ -130,8 +130,7 @@ def test_names_clash_for_the_whole_table_or_not_at_all(project: ProjectFolder) -
 def test_a_column_called_error_keeps_its_name_and_numbers_below_zero_stay_in_safe_cells(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "x", "error": "mine", "n": -5, "f": -0.5, "l": ["=1"]}], "data/rows.jsonl")
     output = {"format": "csv", "csv_safe": True}
-    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output)
-    project.run()
+    project.run(project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output))
     assert table(project) == [
         ["id", "text", "error", "n", "f", "l", "result", "say.error"],
         ["a", "x", "mine", "-5", "-0.5", '["=1"]', "x", ""],
@@ -174,8 +173,7 @@ def test_a_format_that_is_not_wanted_any_more_leaves_no_file_nor_does_another_ru
     simple(project)
     assert names(project) == set()
     simple(project, format=EVERY)
-    project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}])
-    project.run()
+    project.run(project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}]))
     assert names(project) == set()
 
 
@@ -207,15 +205,13 @@ def test_a_preview_writes_tables_of_its_own(project: ProjectFolder) -> None:
     output = {"format": EVERY, "to": "sqlite://data/out.db?table=results"}
     simple(project, **output)
     for limit in (2, 1):
-        report = project.run(limit=limit)
-        assert report.files[-1] == project.root / "output/reviews/preview/results.db"
+        assert project.run(limit=limit).files[-1] == project.root / "output/reviews/preview/results.db"
     assert names(project, "reviews/preview") == {"results.db", *(f"results.{name}" for name in EVERY)}
     assert len(table(project, folder="reviews/preview")) == 2
     assert len(table(project)) == 3
     assert len(stored(project)) == 2
     assert stored(project, path="output/reviews/preview/results.db") == [("a", "one", "one", None)]
-    project.workflow(defaults=ECHO, stages=SAY)
-    project.run(limit=1)
+    project.run(project.workflow(defaults=ECHO, stages=SAY), limit=1)
     assert names(project, "reviews/preview") == set()
 
 
@@ -233,8 +229,7 @@ def test_partial_tables_hold_the_rows_that_are_settled(project: ProjectFolder, f
 def test_a_dropped_row_is_in_no_table(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "one"}, {"id": "a", "text": "two"}])
     output = {"format": ["csv", "txt"], "to": "sqlite://data/out.db?table=results"}
-    project.workflow(defaults=ECHO, stages=SAY, input={"on_duplicate_id": "last"}, output=output)
-    project.run()
+    project.run(project.workflow(defaults=ECHO, stages=SAY, input={"on_duplicate_id": "last"}, output=output))
     assert table(project)[1:] == [["a", "two", "two", ""]]
     assert raw(project, "results.txt") == "two\n"
     assert stored(project) == [("a", "two", "two", None)]
@@ -265,8 +260,7 @@ def test_cells_that_a_spreadsheet_would_run_are_texts_where_that_is_wanted(proje
     rows = [{"id": str(i), "text": "x", "=cell": cell} for i, cell in enumerate(cells)]
     project.rows(rows, "data/rows.jsonl")
     keys: dict[str, Any] = {"path": "data/rows.jsonl", "defaults": ECHO, "stages": SAY}
-    project.workflow(**keys, output={"format": ["csv", "tsv"]})
-    project.run()
+    project.run(project.workflow(**keys, output={"format": ["csv", "tsv"]}))
     assert [row[2] for row in table(project)] == ["=cell", *cells]
     project.workflow(**keys, output={"format": ["csv", "tsv"], "csv_safe": True})
     assert project.run().invocation["calls"] == 0

@@ -36,8 +36,7 @@ def seconds(iso: str) -> float:
 
 def test_a_line_for_each_row_in_the_order_of_the_input(project: ProjectFolder) -> None:
     before = time.time()
-    project.rows({"id": f'ü "{i}"\n', "text": f"number {i}"} for i in range(600))
-    project.workflow(stages=TWO_STAGES)
+    project.workflow(rows=({"id": f'ü "{i}"\n', "text": f"number {i}"} for i in range(600)), stages=TWO_STAGES)
     report = project.run(concurrency=64)
     lines = telemetry(project)
     assert [line["id"] for line in lines] == [line["id"] for line in project.envelopes()]
@@ -60,9 +59,7 @@ def test_a_line_for_each_row_in_the_order_of_the_input(project: ProjectFolder) -
 def test_every_attempt_stands_beside_the_sum(project: ProjectFolder) -> None:
     steps = [Step(status=500, headers={"retry-after-ms": "5"}, body="{}"), Step(BAD), Step(GOOD), Step("fine")]
     with project.asking(scripted(*steps)):
-        project.numbered(1)
-        project.workflow(stages=TWO_STAGES)
-        project.run()
+        project.run(project.workflow(rows=1, stages=TWO_STAGES))
     (line,) = telemetry(project)
     attempts = line["usage"]["provider_attempts"]
     assert [(a["stage"], a["attempt"], a["purpose"], a["http_status"], a["error"]) for a in attempts] == [
@@ -84,16 +81,14 @@ def test_who_was_not_asked_has_no_line(project: ProjectFolder) -> None:
     project.rows(
         [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}, {"id": "a", "text": "again"}, {"id": "c", "text": "y"}]
     )
-    project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
-    project.run(concurrency=1)
+    project.run(project.workflow(stages=[{"name": "one", "prompt": "${text}"}]), concurrency=1)
     assert [line["id"] for line in project.envelopes()] == ["a", "b", "a", "c"]
     assert [line["id"] for line in telemetry(project)] == ["a", "c"]  # b took a's answer, the second a is no row
 
 
 def test_a_failed_row_has_a_line_with_the_time_in_utc_to_the_millisecond(project: ProjectFolder) -> None:
     with project.asking(scripted(Step(BAD))):
-        project.numbered(1)
-        project.workflow(defaults={"repair": 0})
+        project.workflow(rows=1, defaults={"repair": 0})
         assert project.run().exit_code == 3
     (line,) = telemetry(project)
     assert line["ok"] is False
@@ -104,8 +99,7 @@ def test_a_failed_row_has_a_line_with_the_time_in_utc_to_the_millisecond(project
 
 
 def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow(stages=TWO_STAGES)
+    project.workflow(rows=3, stages=TWO_STAGES)
     code = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3").code
     assert code == 4
     assert [(line["id"], line["ok"]) for line in telemetry(project)] == [("r-1", True), ("r-2", None)]
@@ -124,9 +118,7 @@ def test_the_tier_that_served_is_told(project: ProjectFolder) -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
     body = json.dumps({"model": "m", "choices": [choice], "usage": usage, "service_tier": "flex \ud800"})
     with project.asking(scripted(Step(body=body))):
-        project.numbered(1)
-        project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
-        project.run()
+        project.run(project.workflow(rows=1, stages=[{"name": "one", "prompt": "${text}"}]))
     (line,) = telemetry(project)
     (attempt,) = line["usage"]["provider_attempts"]
     assert attempt["service_tier"].startswith("flex")
@@ -136,9 +128,7 @@ def test_the_tier_that_served_is_told(project: ProjectFolder) -> None:
 
 
 def test_an_unchanged_run_writes_nothing(project: ProjectFolder, server: Server) -> None:
-    project.numbered(5)
-    project.workflow(telemetry={"ttft": True})
-    project.run()
+    project.run(project.workflow(rows=5, telemetry={"ttft": True}))
     file = project.root / "output/reviews/telemetry.jsonl"
     before, asked = (file.stat().st_mtime_ns, file.read_bytes()), server.account()["requests"]
     counted = project.query("SELECT * FROM timing ORDER BY 1, 2, 3, 4")
@@ -153,13 +143,10 @@ def test_an_unchanged_run_writes_nothing(project: ProjectFolder, server: Server)
 
 
 def test_streaming_for_the_first_token_asks_nothing_again(project: ProjectFolder, server: Server) -> None:
-    project.numbered(4)
-    project.workflow(stages=TWO_STAGES)
-    plain = project.run()
+    plain = project.run(project.workflow(rows=4, stages=TWO_STAGES))
     assert plain.summary["timing_ms"]["ttft"] == {"count": 0, "p50": None, "p95": None}
     asked = server.account()["requests"]
-    project.workflow(stages=TWO_STAGES, telemetry={"ttft": True})
-    again = project.run()
+    again = project.run(project.workflow(stages=TWO_STAGES, telemetry={"ttft": True}))
     assert server.account()["requests"] == asked
     assert again.summary["run"] == plain.summary["run"]
     fresh = project.run(fresh=True)
@@ -173,8 +160,7 @@ def test_streaming_for_the_first_token_asks_nothing_again(project: ProjectFolder
     attempts = [s["attempts"][0] for s in project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]]
     assert all(0 < one["ttft_s"] <= one["time_to_response_s"] <= one["duration_s"] for one in attempts)
     assert project.agac("inspect", "last", "r-1").out.count(" ms (first token ") == 2
-    whole = project.agac("inspect", str(plain.summary["run"]), "r-1")
-    assert "first token" not in whole.out
+    assert "first token" not in project.agac("inspect", str(plain.summary["run"]), "r-1").out
     for stage in fresh.summary["stages"]:
         assert stage["timing_ms"]["ttft"]["count"] == 4
         assert 0 < stage["timing_ms"]["ttft"]["p50"] <= stage["timing_ms"]["ttft"]["p95"]
@@ -183,19 +169,15 @@ def test_streaming_for_the_first_token_asks_nothing_again(project: ProjectFolder
 def test_the_project_can_ask_for_the_first_token_and_a_workflow_decline(project: ProjectFolder, server: Server) -> None:
     settings = project.root / "agac.yml"
     settings.write_text(settings.read_text("utf-8") + "telemetry: {ttft: true}\n", encoding="utf-8")
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     assert project.run().summary["timing_ms"]["ttft"]["count"] == 1
     project.workflow(telemetry={"ttft": False})
     assert project.run(fresh=True).summary["timing_ms"]["ttft"]["count"] == 0
 
 
 def test_the_file_can_be_left_out_and_one_of_its_name_that_is_not_ours_stays(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    project.run()
-    project.workflow(telemetry={"file": False})
-    report = project.run()
+    project.run(project.workflow(rows=2))
+    report = project.run(project.workflow(telemetry={"file": False}))
     assert report.summary["run"] == 1
     names = {file.name for file in (project.root / "output/reviews").iterdir()}
     assert names == {"results.jsonl", "results.json", "errors.jsonl", "summary.json"}
@@ -203,8 +185,7 @@ def test_the_file_can_be_left_out_and_one_of_its_name_that_is_not_ours_stays(pro
     file = project.write("output/reviews/telemetry.jsonl", "mine\n")
     project.run()
     assert file.read_text("utf-8") == "mine\n"
-    project.workflow(telemetry={"file": True, "ttft": False})
-    project.run()
+    project.run(project.workflow(telemetry={"file": True, "ttft": False}))
     assert len(telemetry(project)) == 2  # the store had it all the time
 
 
@@ -230,28 +211,22 @@ def agrees(project: ProjectFolder, summary: dict[str, Any]) -> None:
 
 def test_quantiles_agree_with_the_calls_over_several_invocations(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "server_error", "rate": 0.2}], "--latency", "0.005"))
-    project.numbered(40)
-    project.workflow(stages=TWO_STAGES)
+    project.workflow(rows=40, stages=TWO_STAGES)
     assert project.agac("run", "-a", "reviews", "--budget", "calls=45", "--concurrency", "4").code == 4
-    killed = project.agac("run", "-a", "reviews", "--concurrency", "4", env=kill_at("committed:6"))
-    assert killed.code == -9
+    assert project.agac("run", "-a", "reviews", "--concurrency", "4", env=kill_at("committed:6")).code == -9
     agrees(project, project.run().summary)
 
 
 def test_dropped_runs_leave_no_histogram(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    project.run()
-    project.workflow(vars={"more": "1"})
-    project.run(fresh=True)
+    project.run(project.workflow(rows=2))
+    project.run(project.workflow(vars={"more": "1"}), fresh=True)
     assert {run for (run,) in project.query("SELECT run_id FROM timing")} == {1, 2}
     assert project.agac("gc", "--keep-runs", "1").code == 0
     assert {run for (run,) in project.query("SELECT run_id FROM timing")} == {2}
 
 
 def test_the_summary_says_how_long_a_call_takes(project: ProjectFolder) -> None:
-    project.numbered(3)
-    project.workflow(stages=TWO_STAGES, telemetry={"ttft": True})
+    project.workflow(rows=3, stages=TWO_STAGES, telemetry={"ttft": True})
     first = project.agac("run", "-a", "reviews").out
     (line,) = [line for line in first.splitlines() if line.startswith("Time per call: ")]
     assert re.fullmatch(r"Time per call: classify \S+ \w+ \(p95 .*; first token .*, p95 .*\), reply .*", line), line
@@ -282,14 +257,12 @@ def test_a_large_run_has_the_file_only_when_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr("agac.engine.export.TELEMETRY_ROWS", 5)
     file = project.root / "output/reviews/telemetry.jsonl"
-    project.numbered(5)
-    project.workflow()
+    project.workflow(rows=5)
     assert file in project.run().files
     assert len(telemetry(project)) == 5
     project.numbered(6)
     assert file not in project.run().files
     assert not file.exists()
-    project.workflow(telemetry={"file": True})
-    report = project.run()
+    report = project.run(project.workflow(telemetry={"file": True}))
     assert (report.invocation["calls"], file in report.files) == (0, True)
     assert len(telemetry(project)) == 6

@@ -41,8 +41,7 @@ def test_a_run_above_confirm_above_is_asked_about_on_a_terminal(
     keys: bytes, code: int, calls: int, project: ProjectFolder, server: Server
 ) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
-    project.numbered(20)
-    project.workflow(confirm_above={"usd": 0.1})
+    project.workflow(rows=20, confirm_above={"usd": 0.1})
     ended, seen = asked_on_terminal(project, keys)
     assert (ended, server.account()["requests"]) == (code, calls), seen
     assert "reviews is expected to cost $" in seen

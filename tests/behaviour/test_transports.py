@@ -28,8 +28,7 @@ def errors(project: ProjectFolder) -> list[tuple[str, str]]:
 def test_every_transport_brings_the_same_results_for_the_same_money(
     project: ProjectFolder, server: Server, transport: str
 ) -> None:
-    project.numbered(20)
-    project.workflow()
+    project.workflow(rows=20)
     serve(project, server)
     first = project.run()
     results, account = project.output(), server.account()
@@ -42,8 +41,7 @@ def test_every_transport_brings_the_same_results_for_the_same_money(
 
 
 def test_what_one_transport_brought_is_not_asked_again_over_another(project: ProjectFolder, server: Server) -> None:
-    project.numbered(5)
-    project.workflow()
+    project.workflow(rows=5)
     for transport in TRANSPORTS:
         serve(project, server, transport)
         project.run()
@@ -52,8 +50,7 @@ def test_what_one_transport_brought_is_not_asked_again_over_another(project: Pro
 
 def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.01")
-    project.numbered(40)
-    project.workflow()
+    project.workflow(rows=40)
     serve(project, server, "?transport=ws", limits={"concurrency": 4})
     assert project.run().invocation["rows_done"] == 40
     account = server.account()
@@ -65,8 +62,7 @@ def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, 
 def test_the_message_that_is_valid_is_the_answer(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
     """Marked as cut or not, and be it mendable: the whole one is taken, at once."""
     server = faulty([{"kind": "early_cut", "at": [1, 2]}, {"kind": "early_cut", "marked": False, "always": True}])
-    project.numbered(6)
-    project.workflow(stages=[{**STAGE, "json_repair": True}])
+    project.workflow(rows=6, stages=[{**STAGE, "json_repair": True}])
     serve(project, server, transport)
     assert project.run().invocation["rows_done"] == 6
     assert server.account()["requests"] == 6
@@ -78,8 +74,7 @@ def test_two_valid_messages_are_no_answer_and_a_second_one_is_asked_for(
     project: ProjectFolder, faulty: Faulty, transport: str
 ) -> None:
     server = faulty([{"kind": "two_answers", "first": 2}])
-    project.numbered(2)
-    project.workflow(stages=[STAGE])
+    project.workflow(rows=2, stages=[STAGE])
     serve(project, server, transport)
     assert project.run().invocation["rows_failed"] == 2
     assert set(errors(project)) == {
@@ -92,8 +87,7 @@ def test_two_valid_messages_are_no_answer_and_a_second_one_is_asked_for(
 
 def test_without_a_schema_two_messages_are_never_joined(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "early_cut", "marked": False, "at": 1}, {"kind": "early_cut", "always": True}])
-    project.numbered(2)
-    project.workflow(stages=[{"name": "reply", "prompt": "Answer: ${text}", "repair": 0}])
+    project.workflow(rows=2, stages=[{"name": "reply", "prompt": "Answer: ${text}", "repair": 0}])
     serve(project, server, limits={"concurrency": 1})
     report = project.run()
     assert report.invocation["rows_done"] == 1, "the one marked as cut is no answer, so one is left"
@@ -117,8 +111,7 @@ def test_what_breaks_on_the_way_is_asked_again(
     project: ProjectFolder, faulty: Faulty, transport: str, name: str
 ) -> None:
     server = faulty(BROKEN[name])
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     serve(project, server, transport)
     report = project.run()
     assert (report.invocation["rows_done"], report.exit_code) == (3, 0)
@@ -132,8 +125,7 @@ def test_what_breaks_on_the_way_is_asked_again(
 def test_a_reply_that_is_none_is_never_done(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
     kinds = {"length": "Truncated", "filter": "Filtered", "refusal": "Refused", "empty": "EmptyResponse"}
     server = faulty([{"kind": kind, "match": f"number {n}"} for n, kind in enumerate(kinds, 1)])
-    project.numbered(len(kinds))
-    project.workflow(stages=[STAGE])
+    project.workflow(rows=len(kinds), stages=[STAGE])
     serve(project, server, transport)
     assert project.run().invocation["rows_failed"] == len(kinds)
     assert [name for name, _ in errors(project)] == list(kinds.values())
@@ -141,8 +133,7 @@ def test_a_reply_that_is_none_is_never_done(project: ProjectFolder, faulty: Faul
 
 def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--no-websocket")
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     serve(project, server, "?transport=auto")
     assert project.run().invocation["rows_done"] == 3
     serve(project, server, "?transport=ws")
@@ -152,16 +143,14 @@ def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: P
 
 
 def test_the_budget_holds_over_sockets_too(project: ProjectFolder, server: Server) -> None:
-    project.numbered(30)
-    project.workflow(budget={"calls": 10})
+    project.workflow(rows=30, budget={"calls": 10})
     serve(project, server, "?transport=ws")
     assert project.run().exit_code == 4
     assert server.account()["requests"] == 10
 
 
 def test_json_mode_and_bare_instructions_work_over_responses(project: ProjectFolder, server: Server) -> None:
-    project.numbered(2)
-    project.workflow(stages=[{**STAGE, "instructions": "You judge."}])
+    project.workflow(rows=2, stages=[{**STAGE, "instructions": "You judge."}])
     for structured in ("json_object", "none"):
         serve(project, server, structured=structured)
         assert project.run(fresh=True).invocation["rows_done"] == 2
@@ -171,8 +160,7 @@ def test_json_mode_and_bare_instructions_work_over_responses(project: ProjectFol
 def test_what_responses_has_no_word_for_is_refused_before_anything_is_sent(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     for name in ("seed", "presence_penalty", "frequency_penalty"):
         serve(project, server, f"?{name}=1")
         ran = project.agac("run", "-a", "reviews", code=2)
@@ -182,8 +170,7 @@ def test_what_responses_has_no_word_for_is_refused_before_anything_is_sent(
 
 def test_the_embedded_simulator_speaks_both_dialects(project: ProjectFolder) -> None:
     project.configure()
-    project.numbered(3)
-    project.workflow()
+    project.workflow(rows=3)
     for model in ("simulator/small", "simulator-responses/small", "simulator-responses/small?transport=ws"):
         report = project.run(model=model, fresh=True)
         assert (report.invocation["rows_done"], report.exit_code) == (3, 0)
@@ -192,8 +179,7 @@ def test_the_embedded_simulator_speaks_both_dialects(project: ProjectFolder) -> 
 
 def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([{"kind": "hang", "first": 1}])
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     serve(project, server, "?streaming_timeout=0.1")
     assert project.run().invocation["rows_done"] == 1
     assert server.account()["requests"] == 2
@@ -201,8 +187,7 @@ def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty
 
 def test_a_run_that_is_killed_amid_its_sockets_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.01")
-    project.numbered(300)
-    project.workflow()
+    project.workflow(rows=300)
     serve(project, server, "?transport=ws", limits={"concurrency": 8})
     killed = project.start("run", "-a", "reviews")
     while server.account()["charged"] < 60:

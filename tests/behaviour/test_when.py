@@ -91,8 +91,7 @@ def test_a_dropped_row_leaves_and_is_listed_with_its_guard_and_values(project: P
 
 def test_a_guard_that_cannot_be_decided_fails_the_row(project: ProjectFolder) -> None:
     workflow(project, stage("a", "${id}", when="double(price) > 6.0"), stop_loss=False)
-    report = project.run()
-    assert report.exit_code == 3
+    assert project.run().exit_code == 3
     (error,) = project.envelopes(file="errors.jsonl")
     assert error["id"] == "r-4"
     assert error["error"]["type"] == "GuardError"

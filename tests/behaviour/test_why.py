@@ -77,14 +77,12 @@ def test_a_retry_from_a_stage_is_named(ran: ProjectFolder) -> None:
 
 
 def test_an_answer_that_was_too_old_is_named(ran: ProjectFolder) -> None:
-    ran.workflow(stages=[{**stage, "max_age": 0.001} for stage in STAGES])
-    ran.run()
+    ran.run(ran.workflow(stages=[{**stage, "max_age": 0.001} for stage in STAGES]))
     assert "run again because the answer was older than max_age" in ran.agac("why", "1", "a", "one").out
 
 
 def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "hello"}])
-    project.workflow(stages=STAGES)
+    project.workflow(rows=[{"id": "a", "text": "hello"}], stages=STAGES)
     with project.asking(scripted("one", Step(status=400, body='{"error": {"message": "no"}}'))):
         assert project.run().exit_code == 3
     shown = project.agac("why", "last", "a", "three").out
@@ -98,8 +96,7 @@ def test_a_task_that_failed_first_and_what_came_after_it(project: ProjectFolder)
 
 def test_a_stage_that_was_not_reached_and_a_row_that_cannot_be_used(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "text": "hello"}, {"id": "b", "text": "x"}, {"id": "a", "text": "again"}])
-    project.workflow(stages=STAGES)
-    project.run(until="one")
+    project.run(project.workflow(stages=STAGES), until="one")
     assert "stage two has no answer yet, so this one was not asked" in project.agac("why", "last", "a", "three").out
     project.write("data/rows.csv", "id,text\na,hello,more\n")
     project.run(fresh=True)
@@ -113,8 +110,7 @@ class TestGuards:
     def write(self, project: ProjectFolder, guard: str, **keys: Any) -> None:
         project.rows(self.ROWS)
         reply = {"name": "reply", "prompt": "sorry ${id}", "when": guard, **keys}
-        project.workflow(stages=[reply, {"name": "end", "prompt": "${id} ${reply}"}])
-        project.run()
+        project.run(project.workflow(stages=[reply, {"name": "end", "prompt": "${id} ${reply}"}]))
 
     def test_a_row_that_was_passed_over_has_a_guard_and_values_instead_of_a_prompt(
         self, project: ProjectFolder
@@ -143,8 +139,7 @@ class TestGuards:
     def test_a_stage_that_asks_no_model_says_what_it_does(self, project: ProjectFolder) -> None:
         project.rows(self.ROWS)
         stages = [{"name": "named", "rename": {"kind": "sort"}}, {"name": "end", "prompt": "${sort}"}]
-        project.workflow(stages=stages)
-        project.run()
+        project.run(project.workflow(stages=stages))
         does = '{"rename": {"kind": "sort"}}'
         assert f"This stage calls no model. It does: {does}\n" in project.agac("why", "1", "r-1", "named").out
         shown = project.agac("inspect", "1", "r-1").out

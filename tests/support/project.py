@@ -100,9 +100,15 @@ class ProjectFolder:
         *,
         stages: list[dict[str, Any]] | None = None,
         path: str = "data/rows.csv",
+        rows: int | Iterable[Mapping[str, Any]] = (),
         **keys: Any,
     ) -> str:
-        """Writes a workflow; without stages one that classifies `${text}`. Gives its name."""
+        """Writes a workflow; without stages one that classifies `${text}`. Gives its name. With `rows` it writes its
+        input, too: these, or so many `numbered` ones."""
+        if isinstance(rows, int):
+            self.numbered(rows)
+        elif rows:
+            self.rows(rows, path)
         one = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
         source = {"path": path, "id_field": "id", **keys.pop("input", {})}
         source = {key: value for key, value in source.items() if value is not None}
@@ -130,6 +136,13 @@ class ProjectFolder:
         ran = Ran(*run_forked(arguments, cwd or self.root, clean_environment(env)))
         assert code in (None, ran.code), f"ended with {ran.code}: {ran.out}{ran.err}"
         return ran
+
+    def piped(self, text: bytes, *arguments: str) -> Ran:
+        """Runs the command with this on its standard input."""
+        ended = subprocess.run(
+            command(arguments), cwd=self.root, env=clean_environment(None), input=text, capture_output=True, timeout=120
+        )
+        return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
     def fresh_agac(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         """Runs the command in an interpreter of its own: for tests of how it starts, and how it ends."""
