@@ -148,11 +148,11 @@ def test_lost_calls_count_at_the_price_of_the_first_that_is_known(project: Proje
 
 
 def test_a_refusal_by_rate_inside_a_200_costs_nothing(project: ProjectFolder) -> None:
-    refusals = iter([Step(body='{"error": {"code": 429, "message": "upstream rate limit"}}')] * 5)
+    refusals = iter([Step(body='{"error": {"code": 429, "message": "upstream rate limit"}}')] * 2)
     with answering(lambda text: next(refusals, Step("x"))) as server:
         project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 10.0}})
         project.numbered(2)
-        project.workflow(stages=[ONE], budget={"usd": 0.006})
+        project.workflow(stages=[ONE], budget={"usd": 0.003})
         report = project.run(concurrency=1)
     assert report.exit_code == ExitCode.DONE
     assert report.invocation["budgets"][0]["usd"]["held"] == 0

@@ -52,58 +52,46 @@ def test_schemas_are_kept_to_however_they_are_told(project: ProjectFolder, serve
     assert server.account()["requests"] == 8
 
 
-BROKEN: dict[str, list[dict[str, Any]]] = {
-    "overloaded": [{"kind": "server_error", "status": 529, "retry_after": 0.01, "first": 1}],
-    "a rate": [{"kind": "rate_limit", "retry_after": 0.01, "first": 1}],
-    "the server's trouble": [{"kind": "server_error", "status": 500, "first": 1}],
-    "overloaded amid the answer": [{"kind": "stream_error", "code": "overloaded_error", "first": 1}],
-    "trouble amid the answer": [{"kind": "stream_error", "first": 1}],
-    "cut at once": [{"kind": "cut", "first": 1}],
-    "cut amid the answer": [{"kind": "cut", "after_bytes": 400, "first": 1}],
-    "garbage": [{"kind": "invalid_body", "first": 1}],
-}
+BROKEN: list[dict[str, Any]] = [
+    {"kind": "server_error", "status": 529, "retry_after": 0.01},
+    {"kind": "rate_limit", "retry_after": 0.01},
+    {"kind": "server_error", "status": 500},
+    {"kind": "stream_error", "code": "overloaded_error"},
+    {"kind": "stream_error"},
+    {"kind": "cut"},
+    {"kind": "cut", "after_bytes": 400},
+    {"kind": "invalid_body"},
+]
 
 
 @transports
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_on_the_way_is_asked_again(
-    project: ProjectFolder, faulty: Faulty, transport: str, name: str
-) -> None:
-    server = faulty(BROKEN[name])
-    project.numbered(3)
+def test_what_breaks_on_the_way_is_asked_again(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
+    """Once for each row: overloaded, a rate, trouble, the same amid the answer, cut at once or amid it, garbage."""
+    server = faulty([{**fault, "match": f"number {n}", "first": 1} for n, fault in enumerate(BROKEN, 1)])
+    project.numbered(len(BROKEN))
     project.workflow()
     serve(project, server, transport)
     report = project.run()
-    assert (report.invocation["rows_done"], report.exit_code) == (3, 0)
-    assert server.account()["requests"] >= 6
+    assert (report.invocation["rows_done"], report.exit_code) == (len(BROKEN), 0)
+    assert server.account()["requests"] >= 2 * len(BROKEN)
+
+
+NO_REPLIES: list[tuple[dict[str, Any], tuple[str, str]]] = [
+    ({"kind": "length"}, ("Truncated", "the reply was cut at the limit of tokens; raise max_tokens or ask for less")),
+    ({"kind": "filter"}, ("Refused", "the model refused: category general_harms")),
+    ({"kind": "refusal", "message": "Not this."}, ("Refused", "the model refused: Not this.")),
+    ({"kind": "empty"}, ("EmptyResponse", "the reply is empty")),
+]
 
 
 @transports
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (
-            {"kind": "length"},
-            ("Truncated", "the reply was cut at the limit of tokens; raise max_tokens or ask for less"),
-        ),
-        ({"kind": "filter"}, ("Refused", "the model refused: category general_harms")),
-        ({"kind": "refusal", "message": "Not this."}, ("Refused", "the model refused: Not this.")),
-        ({"kind": "empty"}, ("EmptyResponse", "the reply is empty")),
-    ],
-)
-def test_a_reply_that_is_none_is_never_done(
-    project: ProjectFolder,
-    faulty: Faulty,
-    transport: str,
-    fault: dict[str, Any],
-    error: tuple[str, str],
-) -> None:
-    server = faulty([{**fault, "always": True}])
-    project.numbered(1)
-    project.workflow(stages=[STAGE])
-    serve(project, server, transport)
-    assert project.run().invocation["rows_failed"] == 1
-    assert errors(project) == [error]
+def test_a_reply_that_is_none_is_never_done(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
+    faults = [{**fault, "match": f"number {n}", "always": True} for n, (fault, _) in enumerate(NO_REPLIES, 1)]
+    project.numbered(len(NO_REPLIES))
+    project.workflow(stages=[STAGE], stop_loss=False)
+    serve(project, faulty(faults), transport)
+    assert project.run().invocation["rows_failed"] == len(NO_REPLIES)
+    assert errors(project) == [error for _, error in NO_REPLIES]
 
 
 @pytest.mark.parametrize("kind", ["malformed_json", "wrong_schema"])
@@ -139,24 +127,19 @@ def test_what_every_row_would_meet_stops_the_run(
     assert server.account()["requests"] <= 4
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
+def test_what_it_has_no_word_for_is_refused_before_anything_is_sent(project: ProjectFolder, server: Server) -> None:
+    project.numbered(1)
+    project.workflow()
+    for query, words in (
         ("?seed=1", "seed: Anthropic's API has no such parameter"),
         ("?presence_penalty=1", "presence_penalty: Anthropic's API has no such parameter"),
         ("?reasoning=minimal", "reasoning=minimal: local/small has no such effort; its efforts are low, medium, high"),
         ("?reasoning=2048&max_tokens=2000", "reasoning=2048: it is a part of max_tokens, 2000; raise max_tokens above"),
         ("?transport=ws", "transport=ws: local is asked over HTTP alone"),
-    ],
-)
-def test_what_it_has_no_word_for_is_refused_before_anything_is_sent(
-    project: ProjectFolder, server: Server, query: str, words: str
-) -> None:
-    project.numbered(1)
-    project.workflow()
-    serve(project, server, query)
-    ran = project.agac("run", "-a", "reviews", code=2)
-    assert words in " ".join(ran.err.split())
+    ):
+        serve(project, server, query)
+        ran = project.agac("run", "-a", "reviews", code=2)
+        assert words in " ".join(ran.err.split())
     assert server.account()["requests"] == 0
 
 

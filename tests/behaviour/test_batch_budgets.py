@@ -1,37 +1,28 @@
 """Budgets over batches: reserved when a request is enrolled, corrected when its answer is in, never passed."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance
-from support.server import Faulty, Server
+from support.batchrun import BatchProject, Make, advance
+from support.server import Server
 
 from agac.spec.workflow import Budget
 
-Make = Callable[..., BatchProject]
 SECONDS = 100
 PRICES = {"small": {"input": 1.0, "output": 2.0, "batch": 0.5}, "echo": {"input": 1.0, "output": 2.0, "batch": 0.5}}
 SAY: dict[str, Any] = {"name": "say", "prompt": "Tell of ${text}", "max_tokens": 200}
 
 
 @pytest.fixture
-def make(tmp_path: Path, faulty: Faulty) -> Iterator[Make]:
+def make(batches_at: Make) -> Make:
     """Makes a project with priced models whose batches take a while."""
-    made: list[BatchProject] = []
 
     def start(*faults: dict[str, Any], rows: int = 50, stages: Any = None, seconds: int = SECONDS, **keys: Any) -> Any:
-        server = faulty(list(faults), "--batch-seconds", str(seconds))
-        project = BatchProject(tmp_path / "project", server, prices=PRICES)
-        project.numbered(rows)
+        project = batches_at(*faults, rows=rows, seconds=seconds, prices=PRICES)
         project.batched(*(stages or [SAY]), stop_loss=False, **keys)
-        made.append(project)
         return project
 
-    yield start
-    for project in made:
-        project.assert_sound()
+    return start
 
 
 def spent(project: BatchProject) -> float:
@@ -163,10 +154,10 @@ def test_confirm_above_asks_before_anything_is_sent(make: Make) -> None:
     assert (refused.code, refused.out) == (2, "")
     assert "no calls were made" in refused.err
     assert project.account["files"] == project.account["posts"] == 0
-    assert project.agac("run", "-a", "reviews", "--yes").code == 0
+    project.agac("run", "-a", "reviews", "--yes", code=0)
     assert project.account["posts"] == 1
     advance(project.server, SECONDS)
-    assert project.agac("batch", "retrieve").code == 0
+    project.agac("batch", "retrieve", code=0)
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -187,14 +178,11 @@ def test_max_errors_stops_when_the_answers_are_in(make: Make, limit: int) -> Non
     assert project.doubles() == 0
 
 
-def test_stop_loss_submits_no_more_of_a_stage_that_fails(tmp_path: Path, faulty: Faulty) -> None:
+def test_stop_loss_submits_no_more_of_a_stage_that_fails(batches_at: Make) -> None:
     """Nobody pays for the second stage, nor for another round, when nearly all of the first failed alike."""
-    server = faulty([{"kind": "batch_line_status", "status": 400, "at": [1]}], "--batch-seconds", str(SECONDS))
-    project = BatchProject(tmp_path / "project", server)
-    project.numbered(60)
-    project.batched(SAY, {"name": "more", "prompt": "M ${say}"}, defaults={"batch": {"max_requests": 30}})
-    project.run()
-    advance(server, SECONDS)
+    project = batches_at({"kind": "batch_line_status", "status": 400, "at": [1]}, rows=60, seconds=SECONDS)
+    project.submit(SAY, {"name": "more", "prompt": "M ${say}"}, defaults={"batch": {"max_requests": 30}})
+    advance(project.server, SECONDS)
     report = project.retrieve(1)
     assert report.run is not None
     assert (report.run.stop, report.exit_code) == ("loss", 1)
@@ -204,4 +192,3 @@ def test_stop_loss_submits_no_more_of_a_stage_that_fails(tmp_path: Path, faulty:
     project.retrieve()
     assert project.query("SELECT count(*) FROM attempt WHERE error_type IS NULL") == [(30,)]
     assert project.doubles() == 0
-    project.assert_sound()

@@ -1,12 +1,11 @@
 """Workflows and rows that are edited while batches are open: what is unchanged is had, what is not is told."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance, outcomes
-from support.server import Faulty, Server
+from support.batchrun import BatchProject, Make, advance, outcomes
+from support.server import Server
 
 import agac
 
@@ -16,12 +15,10 @@ B: dict[str, Any] = {"name": "b", "prompt": "B ${a}", "model": "local/echo"}
 
 
 @pytest.fixture
-def project(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
+def project(batches_at: Make) -> Iterator[BatchProject]:
     """A project with ten rows whose batches take a while."""
-    made = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)))
-    made.numbered(10)
+    made = batches_at(seconds=SECONDS)
     yield made
-    made.assert_sound()
     assert made.doubles() == 0
 
 
@@ -290,12 +287,9 @@ def test_a_batch_that_another_run_waits_for_is_ended(project: BatchProject, serv
         {"kind": "batch_line_status", "status": 500, "match": "number 3"},
     ],
 )
-def test_a_batch_that_another_run_waits_for_goes_wrong(
-    tmp_path: Path, faulty: Faulty, server: Server, fault: dict[str, Any]
-) -> None:
+def test_a_batch_that_another_run_waits_for_goes_wrong(batches_at: Make, server: Server, fault: dict[str, Any]) -> None:
     """Whoever waited asks what is left; both runs together pay once."""
-    project = BatchProject(tmp_path / "project", faulty([{**fault, "at": [1]}], "--batch-seconds", str(SECONDS)))
-    project.numbered(10)
+    project = batches_at({**fault, "at": [1]}, seconds=SECONDS)
     followed(project)
     advance(project.server, SECONDS)
     assert project.run().exit_code == 0
@@ -304,4 +298,3 @@ def test_a_batch_that_another_run_waits_for_goes_wrong(
     assert project.charged()[1] == 20
     assert project.doubles() == 0
     project.assert_as_sync(server)
-    project.assert_sound()

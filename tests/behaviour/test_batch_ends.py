@@ -2,12 +2,11 @@
 
 import time
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, Make, advance
-from support.server import Faulty, Server
+from support.server import Server
 
 import agac
 
@@ -133,11 +132,8 @@ def test_one_of_several_is_ended(make: Make, server: Server) -> None:
     project.assert_ends_as_sync(server, (3, 10), seconds=SECONDS)
 
 
-def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(tmp_path: Path, faulty: Faulty) -> None:
-    project = BatchProject(
-        tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)), limits={"enqueued_tokens": 150}
-    )
-    project.numbered(10)
+def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(batches_at: Make) -> None:
+    project = batches_at(seconds=SECONDS, limits={"enqueued_tokens": 150})
     project.submit(SAY, defaults={"batch": {"max_requests": 5}})
     [(waiting,)] = project.query("SELECT id FROM batch WHERE submitted_at IS NULL")
     assert project.agac("batch", "cancel", str(waiting)).code == 0
@@ -148,7 +144,6 @@ def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(tmp_
     assert project.run().exit_code == 0
     project.to_the_end(seconds=SECONDS)
     assert (project.charged(), project.doubles()) == ((2, 10), 0)
-    project.assert_sound()
 
 
 def test_what_does_not_move_is_told(make: Make) -> None:

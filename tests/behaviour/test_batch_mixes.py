@@ -1,11 +1,10 @@
 """Workflows of every shape, asked in batches: what they end with is what they end with call by call."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance
+from support.batchrun import BatchProject, Make, advance
 from support.server import Faulty, Server
 from support.soak import few
 
@@ -38,8 +37,6 @@ def label(name: str, prompt: str, **keys: Any) -> Stage:
 
 
 SYNC = {"run_mode": "sync"}
-
-"""All shapes in every way; else each in some."""
 
 WORKFLOWS: dict[str, list[Stage]] = {
     "branches": [
@@ -117,11 +114,10 @@ def written(project: BatchProject, stages: list[Stage], **keys: Any) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
+def project(batches_at: Make) -> Iterator[BatchProject]:
     """A project whose server is its own; the measure is asked at another."""
-    made = BatchProject(tmp_path / "project", faulty([]))
+    made = batches_at()
     yield made
-    made.assert_sound()
     assert made.doubles() == 0
 
 
@@ -171,9 +167,9 @@ FAILING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", few(list(WORKFLOWS), 4, first=1))
-def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Faulty, name: str) -> None:
+def test_rows_that_fail_fail_alike(batches_at: Make, faulty: Faulty, name: str) -> None:
     """Errors, what follows from them, and what is asked no more."""
-    project = BatchProject(tmp_path / "project", faulty(FAILING))
+    project = batches_at(*FAILING)
     written(project, WORKFLOWS[name], stop_loss=False)
     project.run()
     if project.query("SELECT count(*) FROM batch WHERE state = 'SUBMITTED'") != [(0,)]:
@@ -182,13 +178,11 @@ def test_rows_that_fail_fail_alike(tmp_path: Path, faulty: Faulty, name: str) ->
     other = faulty(FAILING)
     project.assert_as_sync(other)
     assert charged == other.account()["charged"]
-    project.assert_sound()
 
 
 @pytest.mark.parametrize("name", few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2))
-def test_batches_of_anthropic_end_as_calls_do(tmp_path: Path, faulty: Faulty, server: Server, name: str) -> None:
-    row = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
-    project = BatchProject(tmp_path / "project", faulty([]), **row)
+def test_batches_of_anthropic_end_as_calls_do(batches_at: Make, server: Server, name: str) -> None:
+    project = batches_at(dialect="anthropic", batch={"api": "anthropic", "grace": 0.5})
     written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 7}})
     project.run()
     project.to_the_end()
@@ -196,7 +190,6 @@ def test_batches_of_anthropic_end_as_calls_do(tmp_path: Path, faulty: Faulty, se
     project.assert_as_sync(server)
     account = server.account()
     assert (charged, doubles) == (account["charged"], account["duplicates"])  # replicas are the same content here
-    project.assert_sound()
 
 
 def test_a_result_of_either_way_is_found_by_the_other(project: BatchProject, server: Server) -> None:
@@ -223,17 +216,13 @@ def test_equal_prompts_are_enrolled_once(project: BatchProject, server: Server) 
     project.assert_as_sync(server)
 
 
-def test_equal_prompts_across_two_runs_are_enrolled_once(tmp_path: Path, faulty: Faulty, server: Server) -> None:
+def test_equal_prompts_across_two_runs_are_enrolled_once(batches_at: Make, server: Server) -> None:
     """A task that is in a batch of another run of the workflow counts as had."""
-    project = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", "100"))
+    project = batches_at(seconds=100)
     written(project, [stage("a", "A ${text}")])
     project.run(limit=4)
     project.run()
     assert project.query("SELECT run_id, tasks FROM batch ORDER BY id") == [(1, 4), (2, 8)]
     advance(project.server, 100)
     assert project.run().exit_code == 0
-    project.to_the_end()
-    assert project.charged() == (2, 12)
-    assert project.doubles() == 0
-    project.assert_as_sync(server)
-    project.assert_sound()
+    project.assert_ends_as_sync(server, (2, 12))

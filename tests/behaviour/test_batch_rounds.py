@@ -1,6 +1,5 @@
 """Tasks that come back from a batch without a result: round again, to the next model, by a call, or to an error."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,13 +80,15 @@ def test_a_line_that_is_lost_each_time_is_asked_in_every_round_and_no_more(make:
     assert project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(3,)]
 
 
-def test_a_batch_that_did_something_and_shows_no_results_is_a_humans_decision(make: Make, server: Server) -> None:
+def test_a_batch_that_did_something_and_shows_no_results_is_a_humans_decision(
+    make: Make, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", ())
     project = make({"kind": "batch_omit", "at": [1]})
     assert project.retrieve().exit_code == 75
     assert project.steps() == ["NEEDS_HUMAN"]
     project.agac("doctor", "--resubmit", code=0)
-    assert project.to_the_end().exit_code == 0
-    project.assert_as_sync(server, charged=(2, 20), doubles=10)
+    project.assert_ends_as_sync(server, (2, 20), doubles=10)
 
 
 def test_fail_asks_nothing_again(make: Make) -> None:
@@ -122,10 +123,9 @@ def test_sync_is_never_begun_before_the_batch_is_in(make: Make) -> None:
     project.server.reset()
 
 
-def fallback_project(tmp_path: Path, start: Faulty, server: Server, *faults: Fault, **row: Any) -> BatchProject:
+def fallback_project(batches_at: Make, server: Server, *faults: Fault, **row: Any) -> BatchProject:
     """A stage with two models, the second at another server."""
-    project = BatchProject(tmp_path / "project", start(list(faults)))
-    project.numbered(10)
+    project = batches_at(*faults)
     other_server(project, server, **row)
     project.batched(SORT | {"model": ["local/small", "other/small"]}, defaults={"batch": {"max_rounds": 2}})
     assert project.run().exit_code == 0
@@ -135,10 +135,10 @@ def fallback_project(tmp_path: Path, start: Faulty, server: Server, *faults: Fau
 @pytest.mark.parametrize("row", [{"batch": BATCHES}, {"batch": "none"}])
 @pytest.mark.parametrize("status", [500, 400])
 def test_after_the_last_round_the_fallback_model(
-    tmp_path: Path, faulty: Faulty, server: Server, row: dict[str, Any], status: int
+    batches_at: Make, server: Server, row: dict[str, Any], status: int
 ) -> None:
     fault = {"kind": "batch_line_status", "status": status, "match": "number 3"}
-    project = fallback_project(tmp_path, faulty, server, fault, **row)
+    project = fallback_project(batches_at, server, fault, **row)
     assert project.to_the_end().exit_code == 0
     rounds = 2 if status == 500 else 1  # a 400 is the same in every round
     assert project.charged() == (rounds, 9)
@@ -151,16 +151,14 @@ def test_after_the_last_round_the_fallback_model(
     assert sorted(summary["stages"][0]["answered_by"]) == ["local/small", "other/small"]
     [one] = project.query("SELECT provider, model FROM batch WHERE position = 1") or [("other", "small")]
     assert one == ("other", "small")
-    project.assert_sound()
 
 
-def test_a_fallback_that_fails_too_is_the_end(tmp_path: Path, faulty: Faulty, server: Server) -> None:
+def test_a_fallback_that_fails_too_is_the_end(batches_at: Make, faulty: Faulty, server: Server) -> None:
     fault = {"kind": "batch_line_status", "status": 400, "match": "number 3"}
-    project = fallback_project(tmp_path, faulty, server, fault, base_url=faulty([fault]).base_url, batch=BATCHES)
+    project = fallback_project(batches_at, server, fault, base_url=faulty([fault]).base_url, batch=BATCHES)
     assert project.to_the_end().exit_code == 3
     assert failed(project) == {"r-3": "ProviderError"}
     assert project.steps() == ["CLEANED", "CLEANED"]
-    project.assert_sound()
 
 
 @pytest.mark.parametrize("retry", ["batch", "sync"])
@@ -176,21 +174,13 @@ def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: 
     assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
 
 
-@pytest.mark.parametrize("retry", ["batch", "sync"])
-@pytest.mark.parametrize("repair", [1, 2])
+@pytest.mark.parametrize(("repair", "retry"), [(0, "batch"), (1, "batch"), (2, "batch"), (1, "sync"), (2, "sync")])
 def test_a_reply_that_stays_of_the_wrong_form_fails(make: Make, retry: str, repair: int) -> None:
     """After so many re-asks, wherever they are made."""
     project = make({"kind": "wrong_schema", "match": "number 3"}, stage={"repair": repair}, retry=retry)
     assert project.to_the_end().exit_code == 3
     assert failed(project) == {"r-3": "SchemaMismatch"}
     assert project.charged() == (1 + repair if retry == "batch" else 1, 10 + repair)
-
-
-def test_without_repairs_nothing_is_quoted(make: Make) -> None:
-    project = make({"kind": "wrong_schema", "match": "number 3"}, stage={"repair": 0})
-    assert project.to_the_end().exit_code == 3
-    assert failed(project) == {"r-3": "SchemaMismatch"}
-    assert project.charged() == (1, 10)
 
 
 @pytest.mark.parametrize(
@@ -215,29 +205,27 @@ def test_a_line_that_fails_in_a_later_round_keeps_the_others(make: Make, server:
     project.assert_as_sync(server)
 
 
-def test_equal_tasks_go_round_as_one(tmp_path: Path, faulty: Faulty, server: Server) -> None:
-    faults = [
+EQUAL = [{"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30)]
+
+
+def test_equal_tasks_go_round_as_one(batches_at: Make, server: Server) -> None:
+    project = batches_at(
         {"kind": "batch_line_status", "status": 500, "lines": [1], "at": [1]},
         {"kind": "batch_omit", "lines": [2], "at": [1]},
-    ]
-    project = BatchProject(tmp_path / "project", faulty(faults))
-    project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
+    )
+    project.rows(EQUAL)
     project.submit(SORT)
     assert project.to_the_end().exit_code == 0
     assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [3, 2]
     project.assert_as_sync(server, charged=(2, 4), doubles=1)
-    project.assert_sound()
 
 
-def test_equal_tasks_fail_as_one(tmp_path: Path, faulty: Faulty) -> None:
+def test_equal_tasks_fail_as_one(batches_at: Make) -> None:
     """The rows that wait for a task that fails are no orphans: each is tried, or fails, like it."""
-    project = BatchProject(
-        tmp_path / "project", faulty([{"kind": "batch_line_status", "status": 400, "lines": [1], "at": [1]}])
-    )
-    project.rows({"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30))
+    project = batches_at({"kind": "batch_line_status", "status": 400, "lines": [1], "at": [1]})
+    project.rows(EQUAL)
     project.submit(SORT, stop_loss=False)
     project.to_the_end()
-    states = project.query("SELECT state, count(*) FROM row GROUP BY 1")
-    assert sum(count for _, count in states) == 30
-    assert all(state != 0 for state, _ in states)
-    project.assert_sound()
+    states = dict(project.query("SELECT state, count(*) FROM row GROUP BY 1"))
+    assert sum(states.values()) == 30
+    assert 0 not in states

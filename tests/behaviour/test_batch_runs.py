@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, advance, outcomes
+from support.batchrun import BatchProject, Make, advance, outcomes
 from support.processes import ended, interrupt, listening, wait_until
-from support.server import Faulty, Server
+from support.server import Server
 
 SECONDS = 100
 """How long a batch takes at the slow server, by its own clock, which only tests move."""
@@ -18,12 +18,9 @@ C: dict[str, Any] = {"name": "c", "prompt": "C ${b}", "model": "local/echo"}
 
 
 @pytest.fixture
-def slow(tmp_path: Path, faulty: Faulty) -> Iterator[BatchProject]:
+def slow(batches_at: Make) -> BatchProject:
     """A project at a server whose batches take a while; with ten rows."""
-    project = BatchProject(tmp_path / "project", faulty([], "--batch-seconds", str(SECONDS)))
-    project.numbered(10)
-    yield project
-    project.assert_sound()
+    return batches_at(seconds=SECONDS)
 
 
 @pytest.fixture
@@ -63,8 +60,7 @@ def test_run_submits_and_retrieve_finishes(slow: BatchProject, server: Server) -
 
 
 def test_retrieving_again_changes_nothing_and_asks_nothing(slow: BatchProject) -> None:
-    slow.batched()
-    slow.run()
+    slow.submit()
     slow.to_the_end(seconds=SECONDS)
     slow.agac("batch", "retrieve")  # the first process closes the log of the database
     before, account = slow.picture(), slow.server.account()
@@ -77,8 +73,7 @@ def test_retrieving_again_changes_nothing_and_asks_nothing(slow: BatchProject) -
 
 
 def test_a_retrieve_that_finds_nothing_leaves_the_outputs(slow: BatchProject) -> None:
-    slow.batched()
-    slow.run()
+    slow.submit()
     before = slow.query("SELECT state, tasks, held_usd, note FROM batch"), slow.query("SELECT * FROM row")
     counters = slow.query("SELECT * FROM counter ORDER BY 1, 2, 3, 4, 5")
     assert slow.retrieve().exit_code == 75
@@ -89,11 +84,11 @@ def test_a_retrieve_that_finds_nothing_leaves_the_outputs(slow: BatchProject) ->
 
 def test_batch_sync_batch_needs_run_retrieve_retrieve(slow: BatchProject, server: Server) -> None:
     slow.batched(A, B, C)
-    assert slow.agac("run", "-a", "reviews").code == 0
+    slow.agac("run", "-a", "reviews", code=0)
     advance(slow.server, SECONDS)
     first = slow.agac("batch", "retrieve", code=0)
     assert first.out.count("\nSubmitted batch ") + first.out.startswith("Submitted batch ") == 1
-    assert slow.agac("batch", "retrieve").code == 75
+    slow.agac("batch", "retrieve", code=75)
     advance(slow.server, SECONDS)
     second = slow.agac("batch", "retrieve", "--json", code=0)
     assert [one["done"] for one in second.json["ingested"]] == [10]
@@ -141,9 +136,9 @@ def test_an_interrupted_wait_is_taken_up_by_any_command(slow: BatchProject, serv
         assert ended(going_on).code in (0, 130)
         slow.to_the_end()
     else:
-        assert slow.agac(*then).code == 0
+        slow.agac(*then, code=0)
         advance(slow.server, SECONDS)
-        assert slow.agac(*then).code == 0
+        slow.agac(*then, code=0)
     assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((2, 30), 0, 2)
     slow.assert_as_sync(server)
 
@@ -167,32 +162,26 @@ def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Serv
     advance(slow.server, SECONDS)
     assert slow.retrieve(4).exit_code == 0
     assert slow.query("SELECT count(*) FROM row WHERE state = 1") == [(4,)]
-    slow.to_the_end(seconds=SECONDS)
-    assert (slow.charged(), slow.doubles()) == ((6, 30), 0)
-    slow.assert_as_sync(server)
+    slow.assert_ends_as_sync(server, (6, 30), seconds=SECONDS)
 
 
 def test_a_batch_is_named_by_either_id_and_from_a_subfolder(slow: BatchProject) -> None:
-    slow.batched(defaults={"batch": {"max_requests": 5}})
-    slow.run()
+    slow.submit(defaults={"batch": {"max_requests": 5}})
     advance(slow.server, SECONDS)
     [(one,), (two,)] = slow.query("SELECT provider_id FROM batch ORDER BY id")
     below = slow.root / "data"
     status = slow.agac("batch", "status", "--batch-id", one, cwd=below)
     assert status.out.startswith("Batch job status: completed\n")
-    assert slow.agac("batch", "retrieve", "--batch-id", one, cwd=below).code == 0
+    slow.agac("batch", "retrieve", "--batch-id", one, cwd=below, code=0)
     assert slow.steps() == ["CLEANED", "SUBMITTED"]
-    assert slow.agac("batch", "retrieve", "2", cwd=below).code == 0
+    slow.agac("batch", "retrieve", "2", cwd=below, code=0)
     assert slow.steps() == ["CLEANED", "CLEANED"]
     assert two != one
 
 
-def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(tmp_path: Path, faulty: Faulty, server: Server) -> None:
-    faults = [{"kind": "batch_line_status", "status": 400, "match": "number 3"}]
-    project = BatchProject(tmp_path / "project", faulty(faults))
-    project.numbered(10)
-    project.batched(A, C | {"prompt": "C ${a}"})
-    project.run()
+def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(batches_at: Make) -> None:
+    project = batches_at({"kind": "batch_line_status", "status": 400, "match": "number 3"})
+    project.submit(A, C | {"prompt": "C ${a}"})
     report = project.to_the_end()
     assert report.exit_code == 3
     assert [one for one in outcomes(project) if not one[1]] == [("r-3", False, None, "ProviderError")]
@@ -203,13 +192,11 @@ def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(tmp_path: Path, faulty:
     assert project.run().exit_code == 0
     assert project.account["requests"] == 10 + 9 + 1
     assert project.to_the_end().exit_code == 3
-    project.assert_sound()
 
 
 def test_views_of_a_run_made_of_batches(slow: BatchProject) -> None:
     slow.provider(prices={"echo": {"input": 1.0, "output": 2.0, "batch": 0.5}})
-    slow.batched(A, C | {"prompt": "C ${a}"}, defaults={"max_tokens": 50})
-    slow.run()
+    slow.submit(A, C | {"prompt": "C ${a}"}, defaults={"max_tokens": 50})
     shown = slow.agac("status")
     assert "waiting" in shown.out
     assert "Run 1 has 1 open batch: 0 done, 0 failed of 10 requests when last checked" in shown.out
