@@ -1,4 +1,5 @@
-"""kill -9 at fifty moments: start-up, amid the work, commits, exports. Nothing is lost, nothing comes twice."""
+"""kill -9 at fifty moments: start-up, amid the work, commits, exports, replicas, repairs and fallbacks. Nothing is
+lost, nothing comes twice, and what it can cost stays within its bound."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import json
 import random
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.processes import kill_at, killed, listening, quiet_account, row_count, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server, simulator
@@ -76,19 +79,106 @@ def test_calls_that_are_not_durable_yet_hold_back_further_ones(
     project.workflow()
     process = listening(project.start("run", "-a", "reviews", "--concurrency", str(concurrency)))
     wait_until(lambda: row_count(project) > 0, "the first rows", process)
-    other = sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None, timeout=60)
-    other.execute("BEGIN IMMEDIATE")
-    (stored,) = other.execute("SELECT count(*) FROM attempt").fetchone()
-    allowed = stored + 2 * concurrency
-    wait_until(lambda: server.account()["charged"] >= allowed, "as many calls as are allowed", process)
-    lost = quiet_account(server)["charged"] - stored
-    killed(process)
-    other.execute("ROLLBACK")
-    other.close()
+    with held(project) as stored:
+        wait_until(lambda: server.account()["charged"] >= stored + 2 * concurrency, "as many as are allowed", process)
+        lost = quiet_account(server)["charged"] - stored
+        killed(process)
     assert lost == 2 * concurrency
     again = project.agac("run", "-a", "reviews", "--json")
     assert (again.json["rows"]["done"], again.json["invocation"]["lost_calls_at_most"]) == (100, lost)
     assert server.account()["duplicates"] == lost
+    project.assert_sound()
+
+
+@contextmanager
+def held(project: ProjectFolder) -> Iterator[int]:
+    """Somebody else holds the database; gives how many calls are stored in it."""
+    with closing(sqlite3.connect(project.root / ".agac/agac.db", isolation_level=None, timeout=60)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield int(other.execute("SELECT count(*) FROM attempt").fetchone()[0])
+        other.execute("ROLLBACK")
+
+
+VOTE = {
+    "name": "classify", "prompt": "Of ${text}", "output_schema": {"label": "a|b|c"}, "replicas": 4, "vote": "label",
+}  # fmt: skip
+LIST = {"name": "say", "prompt": "${text} is ${classify.label}", "replicas": 2}
+
+
+def test_a_run_with_replicas_survives_being_killed_at_any_moment(slow: Server, tmp_path: Path) -> None:
+    """What one replica answered is never asked again, and the votes come out the same."""
+    chance = random.Random(7)
+    undisturbed, disturbed = (prepared(tmp_path / name, slow, [VOTE, LIST], 8) for name in ("undisturbed", "disturbed"))
+    for project in (undisturbed, disturbed):
+        project.rows({"id": f"r-{i}", "text": f"thing {i % 54}"} for i in range(60))  # six are asked twice
+    assert undisturbed.run().exit_code == 0
+    slow.reset()
+    watch = Watch(disturbed, slow, 8)
+    for kind in ("requests", "commit", "requests", "committed", "statement", "requests", "os.rename"):
+        disturb(kind, chance, watch)
+        watch.killed()
+    watch.finished()
+    for file in ("results.jsonl", "results.json", "errors.jsonl"):
+        assert written(disturbed, file) == written(undisturbed, file)
+    votes = "SELECT row_id, stage, replica, result, agreement FROM v_results ORDER BY 1, 2, 3"
+    assert disturbed.query(votes) == undisturbed.query(votes)
+    assert disturbed.query("SELECT row_key FROM task GROUP BY row_key, stage, replica HAVING count(*) > 1") == []
+    assert disturbed.query("SELECT fingerprint FROM result GROUP BY fingerprint HAVING count(*) > 1") == []
+    rolled = "SELECT error_type, count FROM counter WHERE outcome = 'agreement' AND count <> 0"
+    counted = "SELECT agreement, count(*) FROM v_results WHERE agreement IS NOT NULL GROUP BY 1"
+    assert dict(disturbed.query(rolled)) == dict(disturbed.query(counted))
+    account = quiet_account(slow)
+    assert account["charged"] - account["distinct"] == account["duplicates"] <= watch.lost_in_all
+
+
+MODELS = ["one/a", "two/b", "two/c"]
+REPAIRED = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "model": MODELS, "repair": 3}
+
+
+def with_models(project: ProjectFolder, server: Server, rows: int, **keys: Any) -> None:
+    row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}
+    project.write("agac.yml", yaml.safe_dump({"providers": {"one": row, "two": row}}))
+    project.numbered(rows)
+    project.workflow(stages=[REPAIRED], **keys)
+
+
+def test_kills_amid_repairs_and_fallbacks_lose_no_more_than_what_was_in_flight(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = faulty([{"kind": "wrong_schema", "rate": 0.5}], "--latency", "0.01")
+    with_models(project, server, 120, defaults={"concurrency": 8}, stop_loss=False)
+    watch = Watch(project, server, 8)
+    for kill in range(6):
+        before = server.account()["requests"]
+        process = project.start("run", "-a", "reviews")
+        wait_until(lambda: server.account()["requests"] >= before + 17 + 5 * kill, "requests", process)  # noqa: B023
+        killed(process)
+        watch.killed()
+    assert watch.kills == 6
+    watch.finished()
+    assert {purpose for (purpose,) in project.query("SELECT purpose FROM attempt")} == {"ask", "repair", "fallback"}
+    assert project.query("SELECT count(*) FROM row WHERE state = 1") == [(120,)]
+    assert project.query("SELECT max(number) FROM attempt")[0][0] <= 3 * (1 + 3)
+    for (value,) in project.query("SELECT value FROM result"):
+        assert json.loads(value)["sentiment"] in ("positive", "neutral", "negative")
+
+
+@pytest.mark.parametrize(("concurrency", "calls", "said"), [(32, 12, 3 * (1 + 3 + 3)), (2, 2 * 2, 2 * 2)])
+def test_the_bound_on_lost_calls_knows_of_repairs_and_fallbacks(
+    project: ProjectFolder, faulty: Faulty, concurrency: int, calls: int, said: int
+) -> None:
+    """One row, answered wrongly for ever, and a store that somebody else holds: every call is lost with the kill."""
+    server = faulty([{"kind": "wrong_schema"}], "--latency", "0.2")
+    with_models(project, server, 1)
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", str(concurrency)))
+    wait_until(lambda: server.account()["requests"] >= 1, "the first call", process)
+    with held(project) as stored:
+        wait_until(lambda: server.account()["charged"] >= min(calls + stored, 12), "all that is allowed", process)
+        lost = quiet_account(server)["charged"] - stored
+        killed(process)
+    assert lost <= calls
+    again = project.agac("run", "-a", "reviews", "--json", "--concurrency", str(concurrency), code=3)
+    assert lost <= again.json["invocation"]["lost_calls_at_most"] <= said
     project.assert_sound()
 
 

@@ -1,17 +1,22 @@
-"""Every YAML block of every page is a file, or keys of a stage, that loads; or says that it is broken, and is."""
+"""Every YAML block of every page is a file, or keys of a stage, that loads and that the JSON Schema of editors takes;
+or says that it is broken, and is."""
 
 import shutil
 import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from consoles import file_of
+from jsonschema import Draft7Validator
 from pages import ROOT, Block, blocks, pages
 
+from agac import api
 from agac.api import validate
 from agac.simulator.faults import load_rules
 
 WITH_YAML = [page for page in pages() if any(block.language == "yaml" for block in blocks(page))]
+SCHEMAS = {kind: Draft7Validator(api.file_schema(kind)) for kind in ("workflow", "project", "card")}
 FRAGMENT = "input: {path: data/product_reviews.csv}\nstages:\n  - name: classify\n"
 
 
@@ -62,6 +67,24 @@ def test_every_yaml_block_loads(page: Path, example: Path) -> None:
         assert block.text.startswith("# keys of a stage\n"), f"{block.where}: which file is it?"
         write(example, "workflows/fragment.yml", FRAGMENT + textwrap.indent(block.text, "    "))
         assert problems("fragment", example) == [], block.where
+
+
+def judged(block: Block) -> tuple[str, object] | None:
+    """The kind of file that a block shows, and what stands in it; None where agac's files are not meant."""
+    path = Path(file_of(block) or "")
+    data = yaml.safe_load(block.text)
+    if path == Path():
+        return "workflow", {"stages": [{"name": "classify", **data}]}
+    if path.stem == "broken" or path.name == "faults.yml" or path.parts[0] == ".github":
+        return None
+    return ("project" if path.name == "agac.yml" else "card" if path.parts[0] == "agentcards" else "workflow"), data
+
+
+@pytest.mark.parametrize("page", WITH_YAML, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_yaml_block_is_taken_by_its_schema(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "yaml" and (found := judged(block)) is not None:
+            assert [error.message for error in SCHEMAS[found[0]].iter_errors(found[1])] == [], block.where
 
 
 def test_the_workflow_of_the_readme_is_the_file_and_is_short() -> None:

@@ -102,11 +102,6 @@ def test_the_road_is_gone_step_by_step() -> None:
     assert jumps == set()
 
 
-def test_an_end_is_an_end() -> None:
-    assert not any(may_follow(end, step) for end in ENDS for step in BatchStep)
-    assert not any(may_follow(step, step) for step in BatchStep)
-
-
 def test_what_may_exist_is_never_declared_absent() -> None:
     """From where a batch may exist and cost there is no way to `NOT_CREATED` but by proof or by a human."""
     may_exist = {BatchStep.CREATE_INTENT, *AT_PROVIDER, BatchStep.INGESTED}
@@ -119,10 +114,27 @@ def test_what_was_taken_in_is_never_asked_for_again() -> None:
     assert [step for step in BatchStep if may_follow(BatchStep.INGESTED, step)] == [BatchStep.CLEANED]
 
 
-def test_every_step_can_be_reached_and_all_but_the_ends_are_left() -> None:
-    reached = {after for before in BatchStep for after in BatchStep if may_follow(before, after)}
-    assert reached == set(BatchStep) - {BatchStep.PLANNED}
-    assert {step for step in BatchStep if not any(may_follow(step, after) for after in BatchStep)} == ENDS
+def reached(begin: BatchStep) -> set[BatchStep]:
+    found = {begin}
+    while more := {after for before in found for after in BatchStep if may_follow(before, after)} - found:
+        found |= more
+    return found
+
+
+def test_every_step_is_reached_from_the_first_and_leads_to_an_end() -> None:
+    assert not any(may_follow(step, step) or may_follow(step, BatchStep.PLANNED) for step in BatchStep)
+    assert reached(BatchStep.PLANNED) == set(BatchStep)
+    for step in BatchStep:
+        assert reached(step) & ENDS, step
+        assert (step in ENDS) == (reached(step) == {step})
+
+
+def test_what_ran_is_ingested_before_it_ends() -> None:
+    """From where results are known to exist there is no way to an end past INGESTED, but back to where it was asked
+    for under another name, or to a human."""
+    for step in (BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED):
+        assert not any(may_follow(step, end) for end in ENDS - {BatchStep.CLEANED})
+    assert [step for step in BatchStep if may_follow(step, BatchStep.CLEANED)] == [BatchStep.INGESTED]
 
 
 def test_where_a_batch_is() -> None:

@@ -1,4 +1,4 @@
-"""What is written into batches and read back: names, steps, and results whatever bytes they are made of."""
+"""What is written into batches and read back: names, and results whatever bytes they are made of."""
 
 import json
 from collections.abc import Iterator
@@ -14,12 +14,9 @@ from support.recount import assert_recounted
 from support.soak import campaign
 
 from agac.core.keys import batch_intent, custom_id, read_custom_id
-from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
 from property.answering import FIELDS, Content, Provider, serving
 
 PRINTS = st.binary(min_size=16, max_size=16)
-
-# names
 
 
 @given(project=st.text(), run=st.integers(1), batch=st.integers(1), place=st.integers(0, 10**9), print_=PRINTS)
@@ -49,38 +46,6 @@ def test_any_text_is_a_name_of_ours_or_none(text: str) -> None:
 def test_different_batches_have_different_names(ones: list[tuple[int, int, bytes]]) -> None:
     assert len({batch_intent("token", *one) for one in ones}) == len(ones)
 
-
-# steps
-
-ENDS = {BatchStep.CLEANED, BatchStep.NOT_CREATED, BatchStep.REJECTED}
-
-
-def reached(begin: BatchStep) -> set[BatchStep]:
-    found = {begin}
-    while True:
-        more = {after for before in found for after in BatchStep if may_follow(before, after)} - found
-        if not more:
-            return found
-        found |= more
-
-
-def test_every_step_is_reached_from_the_first_and_leads_to_an_end() -> None:
-    assert reached(BatchStep.PLANNED) == set(BatchStep)
-    for step in BatchStep:
-        assert reached(step) & ENDS, step
-        assert (step in ENDS) == (reached(step) == {step})
-
-
-def test_what_ran_is_ingested_before_it_ends() -> None:
-    """From where results are known to exist there is no way to an end past INGESTED, but back to where it was asked
-    for under another name, or to a human."""
-    for step in (BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED):
-        assert not any(may_follow(step, end) for end in ENDS - {BatchStep.CLEANED})
-    assert [step for step in BatchStep if may_follow(step, BatchStep.CLEANED)] == [BatchStep.INGESTED]
-    assert not WAITING & AT_PROVIDER
-
-
-# results
 
 NAMED: list[Any] = ["response", "result", "error", "status_code", "body", "choices", "message", "type", "code", "id"]
 VALUES = st.recursive(

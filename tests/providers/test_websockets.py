@@ -211,30 +211,22 @@ async def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> 
     assert [number for number, _ in seen.messages] == [1, 2]
 
 
-def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with server() as seen, sockets(seen.port) as sender:
-            await sender.send(WIRE)
-            monkeypatch.setattr(sending, "MAX_LIFETIME_S", -1.0)
-            await sender.send(WIRE)
-        assert len(seen.upgrades) == 2
-
-    asyncio.run(check())
-    monkeypatch.undo()
+async def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sending.MAX_LIFETIME_S < 60 * 60
+    async with server() as seen, sockets(seen.port) as sender:
+        await sender.send(WIRE)
+        monkeypatch.setattr(sending, "MAX_LIFETIME_S", -1.0)
+        await sender.send(WIRE)
+    assert len(seen.upgrades) == 2
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
-async def test_without_websockets_auto_goes_on_by_events_and_asks_no_more(status: int) -> None:
+async def test_without_websockets_auto_goes_on_by_events_and_ws_says_what_to_write(status: int) -> None:
     async with server(refuse=status) as seen, sockets(seen.port, fallback=True) as sender:
         replies = [await sender.send(WIRE) for _ in range(3)]
     assert [reply.status for reply in replies if isinstance(reply, HttpReply)] == [200] * 3
     assert len(seen.upgrades) == 1
     assert seen.posts == [{"stream": True, "model": "m"}] * 3
-
-
-@pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
-async def test_without_websockets_ws_says_what_to_write(status: int) -> None:
     async with server(refuse=status) as seen, sockets(seen.port) as sender:
         fault = await sender.send(WIRE)
     assert isinstance(fault, Fault)

@@ -279,25 +279,23 @@ async def test_results_are_gone(batches: Any) -> None:
         assert (account["charged"], account["faults"]) == (2, {"batch_gone": 1})
 
 
-def test_results_come_in_another_order_with_a_mark_and_empty_lines(served: Any) -> None:
+async def test_results_come_in_another_order_with_a_mark_and_empty_lines(batches: Any) -> None:
     rules = [{"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}]
 
-    async def scenario() -> tuple[bytes, dict[str, int]]:
-        async with served(faults=rules) as client:
-            api: BatchClient = client.batches
-            batch = await api.run(20)
-            return await api.content(batch["output_file_id"]), (await api.counted())["faults"]
+    async def results() -> bytes:
+        async with batches(faults=rules) as api:
+            found: bytes = await api.content((await api.run(20))["output_file_id"])
+            assert (await api.counted())["faults"] == {rule["kind"]: 1 for rule in rules}
+            return found
 
-    raw, told = asyncio.run(scenario())
-    assert told == {"batch_shuffle": 1, "batch_bom": 1, "batch_blank_lines": 1}
+    raw = await results()
     assert raw.startswith(b"\xef\xbb\xbf{")
     lines = raw.decode("utf-8-sig").split("\n")
     assert lines[1::2] == [""] * 20
     order = [json.loads(one)["custom_id"] for one in lines[:-1:2]]
     assert sorted(order) == sorted(f"r-{number}" for number in range(1, 21))
     assert order != sorted(order, key=lambda name: int(name[2:]))
-    again, _ = asyncio.run(scenario())
-    assert [json.loads(one)["custom_id"] for one in again.decode("utf-8-sig").split("\n")[:-1:2]] == order
+    assert [json.loads(one)["custom_id"] for one in (await results()).decode("utf-8-sig").split("\n")[:-1:2]] == order
 
 
 @pytest.mark.parametrize("form", ["unknown", "null", "list", "no_custom_id", "not_utf8"])
@@ -357,14 +355,13 @@ async def test_requests_end_without_an_answer(batches: Any) -> None:
         assert statuses(await api.results(await api.run(4)))["r-3"] == 200
 
 
-def test_a_share_of_the_requests_fails_the_same_ones_each_time(served: Any) -> None:
-    async def scenario() -> dict[str, Any]:
-        async with served(faults=[{"kind": "batch_line_status", "rate": 0.3, "status": 503}]) as client:
-            return statuses(await client.batches.results(await client.batches.run(200)))
-
-    first = asyncio.run(scenario())
-    assert 30 < list(first.values()).count(503) < 90
-    assert asyncio.run(scenario()) == first
+async def test_a_share_of_the_requests_fails_the_same_ones_each_time(batches: Any) -> None:
+    found = []
+    for _ in range(2):
+        async with batches(faults=[{"kind": "batch_line_status", "rate": 0.3, "status": 503}]) as api:
+            found.append(statuses(await api.results(await api.run(200))))
+    assert 30 < list(found[0].values()).count(503) < 90
+    assert found[1] == found[0]
 
 
 async def test_pages_are_small_however_large_they_should_be(batches: Any) -> None:
@@ -412,20 +409,18 @@ def test_all_that_is_wrong_with_rules_about_batches_is_said_at_once() -> None:
     ]
     with pytest.raises(SimulatorError) as caught:
         parse_rules(rules, "f.yml")
-    found = caught.value.problems
-    assert len(found) == len(rules)
-    assert found[0].startswith("f.yml: faults[0]: unknown kind 'batch_drop'; did you mean 'batch_")
-    assert found[1] == f"f.yml: faults[1].op: must be one of {', '.join(OPERATIONS)}, not 'make'"
-    assert found[2] == "f.yml: faults[2].status: must be a status from 400 to 599, not 200"
-    assert found[3].startswith("f.yml: faults[3]: 'batch_slow' takes no key 'match'; it is for: rate_limit, ")
-    assert (
-        found[4] == "f.yml: faults[4].lines: must be a list of numbers of a batch's requests, counted from 1, not [0]"
-    )
-    assert found[5].startswith("f.yml: faults[5]: 'batch_reject' takes no key 'lines'; it is for: batch_line_status, ")
-    assert found[6].startswith("f.yml: faults[6].form: must be one of unknown, null, ")
-    assert (
-        found[7] == "f.yml: faults[7].at: must be a list of numbers of calls, counted from 1 for each operation, not 0"
-    )
-    assert found[8].startswith("f.yml: faults[8]: 'batch_paged' takes no key 'at'; it is for: ")
-    assert found[9].startswith("f.yml: faults[9]: 'cut' takes no key 'op'; it is for: batch_drop_before, ")
-    assert found[10] == "f.yml: faults[10].in_ms: says how `retry_after` is told, which is missing; add it"
+    beginnings = [
+        "[0]: unknown kind 'batch_drop'; did you mean 'batch_",
+        f"[1].op: must be one of {', '.join(OPERATIONS)}, not 'make'",
+        "[2].status: must be a status from 400 to 599, not 200",
+        "[3]: 'batch_slow' takes no key 'match'; it is for: rate_limit, ",
+        "[4].lines: must be a list of numbers of a batch's requests, counted from 1, not [0]",
+        "[5]: 'batch_reject' takes no key 'lines'; it is for: batch_line_status, ",
+        "[6].form: must be one of unknown, null, ",
+        "[7].at: must be a list of numbers of calls, counted from 1 for each operation, not 0",
+        "[8]: 'batch_paged' takes no key 'at'; it is for: ",
+        "[9]: 'cut' takes no key 'op'; it is for: batch_drop_before, ",
+        "[10].in_ms: says how `retry_after` is told, which is missing; add it",
+    ]
+    for told, beginning in zip(caught.value.problems, beginnings, strict=True):
+        assert told.startswith(f"f.yml: faults{beginning}")

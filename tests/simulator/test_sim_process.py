@@ -67,8 +67,9 @@ def wait_until_gone(pid: int, seconds: float = 20) -> bool:
     return is_gone(pid)
 
 
-def test_ready_line_names_a_server_that_answers() -> None:
-    with started("--seed", "3") as (process, ready):
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_ready_line_names_a_server_that_answers(host: str) -> None:
+    with started("--seed", "3", "--host", host) as (process, ready):
         assert ready["pid"] == process.pid
         assert ready["base_url"].startswith("http://127.0.0.1:")
         assert account(ready["base_url"])["requests"] == 0
@@ -81,14 +82,11 @@ def test_signal_stops_it_cleanly(number: signal.Signals) -> None:
         assert process.wait(20) == 0
 
 
-def test_end_of_standard_input_stops_it() -> None:
+def test_end_of_standard_input_stops_it_with_the_flag_alone() -> None:
     with started("--exit-with-stdin") as (process, _):
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(20) == 0
-
-
-def test_without_the_flag_standard_input_is_left_alone() -> None:
     with started() as (process, ready):
         assert process.stdin is not None
         process.stdin.close()
@@ -121,32 +119,18 @@ def child_of(pid: int, *, apart_from: set[int] | None = None) -> int:
     return child
 
 
-def test_killed_parent_leaves_no_orphan() -> None:
+def test_killed_parent_leaves_no_orphan_and_ctrl_c_reaches_the_parent_alone() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         base_url = parent.stdout.readline().strip()
         assert account(base_url)["requests"] == 0
         child = child_of(parent.pid)
+        assert os.getsid(child) == child  # so that the terminal's signals are not for it
         parent.kill()
         parent.wait(20)
     assert wait_until_gone(child)
     with pytest.raises(urllib.error.URLError):
         account(base_url)
-
-
-def test_ctrl_c_reaches_the_parent_alone() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        parent.stdout.readline()
-        child = child_of(parent.pid)
-        assert os.getsid(child) == child
-        parent.kill()
-    assert wait_until_gone(child)
-
-
-def test_localhost_is_served_by_name() -> None:
-    with started("--host", "localhost") as (_, ready):
-        assert account(ready["base_url"])["requests"] == 0
 
 
 def test_taken_port_is_said_and_exits_1() -> None:
@@ -175,28 +159,19 @@ def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
     assert "did you mean 'rate'?" in lines[3]
 
 
-def test_embedded_simulator_is_there_within_the_block_only(tmp_path: Path) -> None:
+async def test_embedded_simulator_is_there_within_the_block_only(tmp_path: Path) -> None:
     faults = tmp_path / "faults.json"
     faults.write_text('[{"kind": "quota"}]')
-
-    async def scenario() -> str:
-        async with embedded_simulator(Settings(faults=faults)) as base_url:
-            found = await asyncio.to_thread(account, base_url)
-            assert found["simulated"] is True
-            return base_url
-
-    base_url = asyncio.run(scenario())
+    async with embedded_simulator(Settings(faults=faults)) as base_url:
+        assert (await asyncio.to_thread(account, base_url))["simulated"] is True
     with pytest.raises(urllib.error.URLError):
         account(base_url)
 
 
-def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(SimulatorError) as caught:
         async with embedded_simulator(Settings(latency="soon", faults=tmp_path / "none.yml")):
             raise AssertionError("it started")
-
-    with pytest.raises(SimulatorError) as caught:
-        asyncio.run(scenario())
     assert caught.value.exit_code == 2
     assert len(caught.value.problems) == 2
     assert "'soon'" in caught.value.problems[0]
@@ -218,29 +193,20 @@ async def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) 
     writer.close()
 
 
-def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
-
     others = children_of(os.getpid())
-
-    async def scenario() -> int:
-        async with embedded_simulator():
-            child = child_of(os.getpid(), apart_from=others)
-            os.kill(child, signal.SIGSTOP)
-            return child
-
-    assert is_gone(asyncio.run(scenario()))
+    async with embedded_simulator():
+        child = child_of(os.getpid(), apart_from=others)
+        os.kill(child, signal.SIGSTOP)
+    assert is_gone(child)
 
 
-def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "START_SECONDS", 0.001)
-
-    async def scenario() -> None:
+    with pytest.raises(SimulatorError, match="was not ready after") as caught:
         async with embedded_simulator():
             raise AssertionError("it started")
-
-    with pytest.raises(SimulatorError, match="was not ready after") as caught:
-        asyncio.run(scenario())
     assert caught.value.exit_code == 1
 
 

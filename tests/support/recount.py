@@ -22,9 +22,19 @@ def assert_recounted(query: Query) -> None:
     assert query("PRAGMA integrity_check") == [("ok",)]
     if query("PRAGMA user_version") != [(migrations()[-1][0],)]:
         return  # killed while it was made: it holds no row yet
-    assert told_rows(query) == counted_rows(query)
-    assert told_tasks(query) == counted_tasks(query)
-    assert told_made(query) == counted_made(query)
+    told = query("SELECT run_id, outcome, error_type, count FROM counter WHERE stage = ''")
+    assert _summed(told) == counted_rows(query)
+    told = query(
+        "SELECT run_id, stage, outcome, error_type, count FROM counter "
+        "WHERE stage <> '' AND outcome NOT IN ('call', 'how', 'agreement')"
+    )
+    assert _summed(told) == counted_tasks(query)
+    counted_made = query(
+        "SELECT run_id, origin, state, coalesce(error_stage, ''), coalesce(error_type, ''), count(*) FROM row "
+        "WHERE origin IS NOT NULL AND place >= 0 AND state <> 6 GROUP BY 1, 2, 3, 4, 5"
+    )
+    told = query("SELECT run_id, origin, state, error_stage, error_type, count FROM made")
+    assert _summed(told) == _summed(counted_made)
 
 
 def assert_descent(query: Query) -> None:
@@ -49,11 +59,6 @@ def counted_rows(query: Query) -> Counts:
     return found
 
 
-def told_rows(query: Query) -> Counts:
-    """The same, as the roll-ups have it."""
-    return _summed(query("SELECT run_id, outcome, error_type, count FROM counter WHERE stage = ''"))
-
-
 def counted_tasks(query: Query) -> Counts:
     """The tasks of each run by stage, outcome and kind of error: those of rows that left the input count no more, parts
     of large groups count as such."""
@@ -68,31 +73,6 @@ def counted_tasks(query: Query) -> Counts:
     for run, stage, outcome, error, count in rows:
         found[run, names[run][stage], outcome, error] += count
     return found
-
-
-def told_tasks(query: Query) -> Counts:
-    """The same, as the roll-ups have it."""
-    return _summed(
-        query(
-            "SELECT run_id, stage, outcome, error_type, count FROM counter "
-            "WHERE stage <> '' AND outcome NOT IN ('call', 'how', 'agreement')"
-        )
-    )
-
-
-def counted_made(query: Query) -> Counts:
-    """Rows that stages made, by run, stage, state and error."""
-    return _summed(
-        query(
-            "SELECT run_id, origin, state, coalesce(error_stage, ''), coalesce(error_type, ''), count(*) FROM row "
-            "WHERE origin IS NOT NULL AND place >= 0 AND state <> 6 GROUP BY 1, 2, 3, 4, 5"
-        )
-    )
-
-
-def told_made(query: Query) -> Counts:
-    """The same, as the table `made` has it."""
-    return _summed(query("SELECT run_id, origin, state, error_stage, error_type, count FROM made"))
 
 
 def stage_names(query: Query) -> dict[int, list[str]]:

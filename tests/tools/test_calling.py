@@ -27,7 +27,7 @@ def test_a_row_rows_or_nothing(tools: Any, processes: int | None, define: str) -
 
 @WAYS
 @DEFS
-def test_arguments_and_results_are_copies(tools: Any, processes: int | None, define: str) -> None:
+async def test_arguments_and_results_are_copies(tools: Any, processes: int | None, define: str) -> None:
     tools.write(
         "tools/clean.py",
         f"seen = []\n{define} f(row):\n    row['tags'].append('more')\n    row['new'] = 1\n    del row['text']\n"
@@ -35,11 +35,8 @@ def test_arguments_and_results_are_copies(tools: Any, processes: int | None, def
     )
     row = {"text": "ä\n", "tags": ["a", {"b": None}]}
 
-    async def twice() -> tuple[Returned, Returned]:
-        async with Runner(tools.ref(), tools.root, processes) as runner:
-            return await runner.call(row), await runner.call(row)
-
-    first, second = asyncio.run(twice())
+    async with Runner(tools.ref(), tools.root, processes) as runner:
+        first, second = await runner.call(row), await runner.call(row)
     assert row == {"text": "ä\n", "tags": ["a", {"b": None}]}
     one = {"tags": ["a", {"b": None}, "more"], "new": 1}
     assert first.rows == (one,)
@@ -227,7 +224,9 @@ def test_a_long_traceback_is_cut_in_its_middle(tools: Any) -> None:
 
 
 @WAYS
-def test_what_it_prints_goes_to_stderr(tools: Any, processes: int | None, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_what_it_prints_goes_to_stderr(
+    tools: Any, processes: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
     tools.write(
         "tools/clean.py",
         "import os, sys, threading\nprint('import')\ndef f(row):\n    print('call')\n    sys.stdout.write('write\\n')\n"
@@ -236,20 +235,17 @@ def test_what_it_prints_goes_to_stderr(tools: Any, processes: int | None, capfd:
         + "    return row\n",
     )
 
-    async def one() -> None:
-        async with Runner(tools.ref(), tools.root, processes) as runner:
-            await runner.call({})
-            print("ours")
-
     before = sys.stdout
-    asyncio.run(one())
+    async with Runner(tools.ref(), tools.root, processes) as runner:
+        await runner.call({})
+        print("ours")
     assert sys.stdout is before
     out, err = capfd.readouterr()
     assert out == "ours\n"
     assert sorted(err.split()) == sorted(["import", "call", "write", "thread", *(["child"] if processes else [])])
 
 
-def test_what_an_async_function_prints_goes_to_stderr_and_what_we_print_meanwhile_does_not(
+async def test_what_an_async_function_prints_goes_to_stderr_and_what_we_print_meanwhile_does_not(
     tools: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tools.write(
@@ -258,15 +254,12 @@ def test_what_an_async_function_prints_goes_to_stderr_and_what_we_print_meanwhil
         "    for _ in range(9): await asyncio.sleep(0)\n    print('two')\n    return row\n",
     )
 
-    async def one() -> None:
-        async with Runner(tools.ref(), tools.root) as runner:
-            call = asyncio.create_task(runner.call({}))
-            for _ in range(3):
-                await asyncio.sleep(0)
-            print("ours")
-            await call
-
-    asyncio.run(one())
+    async with Runner(tools.ref(), tools.root) as runner:
+        call = asyncio.create_task(runner.call({}))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        print("ours")
+        await call
     assert capsys.readouterr() == ("ours\n", "one\ntwo\n")
 
 

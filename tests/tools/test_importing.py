@@ -1,6 +1,5 @@
 """How functions are imported: projects and modules of one name do not meet, and errors say where."""
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def test_modules_of_one_name_in_several_folders(tools: Any) -> None:
         assert tools.gives({}, f"{folder}/clean.py:f") == {"x": folder}
 
 
-def test_projects_of_one_process_do_not_meet(tools: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_projects_of_one_process_do_not_meet(tools: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     roots = [tmp_path_factory.mktemp("project") for _ in range(2)]
     runners = []
     for number, root in enumerate(roots):
@@ -65,11 +64,8 @@ def test_projects_of_one_process_do_not_meet(tools: Any, tmp_path_factory: pytes
         (root / "tools/clean.py").write_text("def f(row):\n    from tools.words import x\n    return {'x': x}\n")
         runners.append(Runner(type(tools)(root).ref(), root))
 
-    async def both() -> list[Any]:
-        async with runners[0] as one, runners[1] as two:
-            return [(await runner.call({})).rows[0]["x"] for runner in (one, two, one)]
-
-    assert asyncio.run(both()) == [0, 1, 0]
+    async with runners[0] as one, runners[1] as two:
+        assert [(await runner.call({})).rows[0]["x"] for runner in (one, two, one)] == [0, 1, 0]
 
 
 def test_a_module_may_go_by_the_name_of_an_installed_one(tools: Any) -> None:
@@ -96,17 +92,13 @@ def test_an_edited_file_is_imported_again_by_the_same_process(tools: Any, edited
 
 
 @WAYS
-def test_a_file_that_changed_since_the_plan_is_not_run(tools: Any, processes: int | None) -> None:
+async def test_a_file_that_changed_since_the_plan_is_not_run(tools: Any, processes: int | None) -> None:
     tools.write("tools/clean.py", "def f(row): return row\n")
     ref = tools.ref()
     tools.write("tools/clean.py", "def f(row): return None\n")
-
-    async def enter() -> None:
+    with pytest.raises(UsageError, match=r"tools/clean\.py, or a file that it imports, was changed meanwhile"):
         async with Runner(ref, tools.root, processes):
             pass
-
-    with pytest.raises(UsageError, match=r"tools/clean\.py, or a file that it imports, was changed meanwhile"):
-        asyncio.run(enter())
 
 
 @WAYS
@@ -136,18 +128,14 @@ def test_a_file_that_changed_since_the_plan_is_not_run(tools: Any, processes: in
         ("def f(row): ...\nraise SystemExit(7)\n", "SystemExit: 7 (tools/clean.py:2)", "Correct tools/clean.py"),
     ],
 )
-def test_a_file_that_cannot_be_imported_says_where(
+async def test_a_file_that_cannot_be_imported_says_where(
     tools: Any, processes: int | None, text: str, message: str, remedy: str
 ) -> None:
     tools.write("tools/words.py", "x = 1\n")
     tools.write("tools/clean.py", text)
-
-    async def enter() -> None:
+    with pytest.raises(UsageError) as caught:
         async with Runner(tools.ref(), tools.root, processes):
             pass
-
-    with pytest.raises(UsageError) as caught:
-        asyncio.run(enter())
     assert caught.value.message.startswith(f"tools/clean.py:f cannot be imported: {message}")
     assert caught.value.remedy is not None
     assert caught.value.remedy.startswith(remedy)

@@ -55,19 +55,16 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_process_that_died_while_it_was_idle_is_replaced(tools: Any) -> None:
+async def test_a_process_that_died_while_it_was_idle_is_replaced(tools: Any) -> None:
     tools.write("tools/clean.py", "import os\ndef f(row): return {'pid': os.getpid()}\n")
 
-    async def twice() -> tuple[int, int]:
-        async with Runner(tools.ref(), tools.root, 1) as runner:
-            first = (await runner.call({})).rows[0]["pid"]
-            os.kill(first, signal.SIGKILL)
-            while is_alive(first):  # reaped by the event loop's watcher
-                await asyncio.sleep(0.01)
+    async with Runner(tools.ref(), tools.root, 1) as runner:
+        first = (await runner.call({})).rows[0]["pid"]
+        os.kill(first, signal.SIGKILL)
+        while is_alive(first):  # reaped by the event loop's watcher
             await asyncio.sleep(0.01)
-            return first, (await runner.call({})).rows[0]["pid"]
-
-    first, second = asyncio.run(twice())
+        await asyncio.sleep(0.01)
+        first, second = first, (await runner.call({})).rows[0]["pid"]
     assert first != second
 
 
@@ -125,15 +122,11 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def test_a_module_that_kills_its_process_when_imported_is_an_error(tools: Any) -> None:
+async def test_a_module_that_kills_its_process_when_imported_is_an_error(tools: Any) -> None:
     tools.write("tools/clean.py", "import os\nos._exit(5)\ndef f(row): return row\n")
-
-    async def enter() -> None:
+    with pytest.raises(UsageError, match="cannot be imported: the process ended with exit status 5"):
         async with Runner(tools.ref(), tools.root, 2):
             pass
-
-    with pytest.raises(UsageError, match="cannot be imported: the process ended with exit status 5"):
-        asyncio.run(enter())
 
 
 def test_what_a_function_wants_done_at_its_end_is_done(tools: Any) -> None:
