@@ -182,19 +182,8 @@ class Pinned:
 
     def _edited(self, name: str, one: tuple[str, ...]) -> None:
         """The last prompt is another one, and two rows are enough."""
-        self.json(
-            "run",
-            *one,
-            "--limit",
-            "2",
-            "--model",
-            "simulator/large",
-            "--run-mode",
-            "sync",
-            "--yes",
-            "--concurrency",
-            "1",
-        )
+        flags = "--limit 2 --model simulator/large --run-mode sync --yes --concurrency 1"
+        self.json("run", *one, *flags.split())
         self.json("why", "last", *self.examples()[0])
         self.json("runs")
         self.json("status")

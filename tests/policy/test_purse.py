@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,11 +109,17 @@ def run_of(budget: Budget) -> tuple[StopSignal, BudgetBalance, BudgetLimiter]:
     return stop_signal, balance, BudgetLimiter(stop_signal, run=[balance], stages={}, row=Budget(calls=1))
 
 
+async def asking(limiter: BudgetLimiter, usd: float) -> asyncio.Task[Any]:
+    """A call that wants so much set aside, as soon as it may be."""
+    task = asyncio.ensure_future(limiter.reserve(0, None, Amount(usd, 0, 1)))
+    await asyncio.sleep(0)
+    return task
+
+
 async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve(0, None, Amount(0.9, 0, 1))
-    second = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.5, 0, 1)))
-    await asyncio.sleep(0)
+    second = await asking(limiter, 0.5)
     assert not second.done()
     limiter.settle(first, Amount(0.1, 0, 1))
     assert (await second).worst == Amount(0.5, 0, 1)
@@ -122,8 +129,7 @@ async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
 async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
     stop_signal, balance, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve(0, None, Amount(0.6, 0, 1))
-    second = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.5, 0, 1)))
-    await asyncio.sleep(0)
+    second = await asking(limiter, 0.5)
     limiter.settle(first, Amount(0.6, 0, 1))
     with pytest.raises(RunStopped):
         await second
@@ -134,10 +140,8 @@ async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
 async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
     _, _, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
-    large = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.9, 0, 1)))
-    await asyncio.sleep(0)
-    small = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
-    await asyncio.sleep(0)
+    large = await asking(limiter, 0.9)
+    small = await asking(limiter, 0.1)
     assert not small.done()
     limiter.settle(first, Amount(0.0, 0, 1))
     await large
@@ -147,10 +151,8 @@ async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
 async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
     _, balance, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
-    waiting = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.9, 0, 1)))
-    await asyncio.sleep(0)
-    small = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
-    await asyncio.sleep(0)
+    waiting = await asking(limiter, 0.9)
+    small = await asking(limiter, 0.1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     limiter.settle(await small, Amount(0.1, 0, 1))
@@ -171,8 +173,7 @@ async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
 async def test_an_interrupt_wakes_who_waits() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
     await limiter.reserve(0, None, Amount(1.0, 0, 1))
-    waiting = asyncio.ensure_future(limiter.reserve(0, None, Amount(0.1, 0, 1)))
-    await asyncio.sleep(0)
+    waiting = await asking(limiter, 0.1)
     stop_signal.interrupt()
     with pytest.raises(RunStopped):
         await waiting

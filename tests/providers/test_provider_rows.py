@@ -38,24 +38,18 @@ def test_every_shipped_row_is_usable(row: Provider) -> None:
     assert row.api_key is None
 
 
-def test_a_key_comes_from_the_environment() -> None:
-    providers = build({"OPENAI_API_KEY": " sk-secret-1\n"})
-    assert providers["openai"].api_key == "sk-secret-1"
-    assert providers["openai"].missing_variables == ()
-    assert providers["openai"].secrets == ("sk-secret-1",)
+def test_a_key_comes_from_the_environment_and_is_never_another_providers() -> None:
+    providers = build({"OPENAI_API_KEY": " sk-secret-1\n"}, local=spec("openai-chat", "http://127.0.0.1:8000/v1"))
+    openai = providers["openai"]
+    assert (openai.api_key, openai.missing_variables, openai.secrets) == ("sk-secret-1", (), ("sk-secret-1",))
+    assert [name for name, row in providers.items() if row.api_key] == ["openai", "responses"]
 
 
 def test_a_missing_key_is_no_problem_until_its_provider_is_used() -> None:
     providers = build({"OPENAI_API_KEY": "  "})
-    assert providers["openai"].missing_variables == ("OPENAI_API_KEY",)
-    assert providers["groq"].missing_variables == ("GROQ_API_KEY",)
-    assert providers["simulator"].missing_variables == ()
-    assert providers["ollama"].missing_variables == ()
-
-
-def test_one_providers_key_is_never_anothers() -> None:
-    providers = build({"OPENAI_API_KEY": "sk-secret-1"}, local=spec("openai-chat", "http://127.0.0.1:8000/v1"))
-    assert [name for name, row in providers.items() if row.api_key] == ["openai", "responses"]
+    assert {name: providers[name].missing_variables for name in ("openai", "groq", "simulator", "ollama")} == {
+        "openai": ("OPENAI_API_KEY",), "groq": ("GROQ_API_KEY",), "simulator": (), "ollama": (),
+    }  # fmt: skip
 
 
 def test_an_endpoint_is_four_lines() -> None:
@@ -63,8 +57,7 @@ def test_an_endpoint_is_four_lines() -> None:
     local = build({"HOST": "127.0.0.1", "LOCAL_API_KEY": "key-local-1"}, local=local_row)["local"]
     assert (local.base_url, local.api_key) == ("http://127.0.0.1:8000/v1", "key-local-1")
     assert (local.key_variable, local.structured, local.batch) == ("LOCAL_API_KEY", "json_schema", None)
-    assert not local.simulated
-    assert not local.embedded
+    assert (local.simulated, local.embedded) == (False, False)
 
 
 def test_a_new_endpoint_is_trusted_with_json_only() -> None:
@@ -161,11 +154,8 @@ def test_a_simulator_with_an_address_is_not_started_but_still_simulated() -> Non
 
 
 def test_an_address_can_come_from_the_environment_as_a_whole() -> None:
-    local_row = spec("openai-chat", "${LOCAL_URL}")
-    assert (
-        build({"LOCAL_URL": "http://127.0.0.1:8000/v1/"}, local=local_row)["local"].base_url
-        == "http://127.0.0.1:8000/v1"
-    )
+    local = build({"LOCAL_URL": "http://127.0.0.1:8000/v1/"}, local=spec("openai-chat", "${LOCAL_URL}"))["local"]
+    assert local.base_url == "http://127.0.0.1:8000/v1"
 
 
 def test_every_missing_variable_is_remembered_once() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import ssl
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,15 +100,20 @@ async def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
         ("502 Bad Gateway", FaultKind.RETRY),
     ],
 )
-async def test_a_proxy_that_refuses_is_named_without_its_password(refusal: str, kind: FaultKind) -> None:
+async def test_a_proxy_that_refuses_calls_and_batches_is_named_without_its_password(
+    refusal: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with tunnelling(0, refusal) as tunnel:
-        env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
-        async with sender("https://api.example.test/v1", env) as sending:
-            found = await sending.send(b"{}")
-    assert isinstance(found, Fault)
-    assert (found.kind, found.ambiguous) == (kind, False)
-    assert PASSWORD not in found.message
-    assert "proxy" in found.message
+        proxy = f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"
+        async with sender("https://api.example.test/v1", {"HTTPS_PROXY": proxy}) as sending:
+            called = await sending.send(b"{}")
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        batched = await look("https://api.example.test/v1")
+    for found in (called, batched):
+        assert isinstance(found, Fault)
+        assert (found.kind, found.ambiguous) == (kind, False)
+        assert PASSWORD not in found.message
+        assert "proxy" in found.message
 
 
 async def test_a_proxy_that_is_not_there_is_named() -> None:
@@ -163,15 +168,12 @@ def test_the_first_named_file_of_certificates_counts(tmp_path: Path) -> None:
     ]
 
 
-def test_servers_are_verified_whatever_the_environment_says() -> None:
-    for env in ({}, {"SSL_CERT_FILE": AUTHORITY}):
+def test_servers_are_verified_whatever_the_environment_says_and_a_folder_of_certificates_is_taken_too(
+    tmp_path: Path,
+) -> None:
+    for env in ({}, {"SSL_CERT_FILE": AUTHORITY}, {"SSL_CERT_FILE": str(tmp_path)}):
         context = tls_context(env)
-        assert context.verify_mode is ssl.CERT_REQUIRED
-        assert context.check_hostname
-
-
-def test_a_folder_of_certificates_is_taken_too(tmp_path: Path) -> None:
-    assert tls_context({"SSL_CERT_FILE": str(tmp_path)}).verify_mode is ssl.CERT_REQUIRED
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("no certificate", "holds no certificates")])
@@ -184,17 +186,13 @@ def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path, content: s
     assert caught.value.message.startswith(f"REQUESTS_CA_BUNDLE: {file}")
 
 
-def look(base_url: str) -> Awaitable[ProviderBatch | Fault]:
+async def look(base_url: str) -> ProviderBatch | Fault:
     """How a batch stands, asked through the maker's SDK."""
-
-    async def asked() -> ProviderBatch | Fault:
-        api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key="sk-key-123456"), Redactor())
-        try:
-            return await api.look("b")
-        finally:
-            await api.close()
-
-    return asked()
+    api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key="sk-key-123456"), Redactor())
+    try:
+        return await api.look("b")
+    finally:
+        await api.close()
 
 
 async def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,26 +208,6 @@ async def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None
         assert isinstance(await look("https://api.example.test/v1"), ProviderBatch)
         [asked] = tunnel.asked
         assert "sk-key" not in asked
-
-
-@pytest.mark.parametrize(
-    ("refusal", "kind"),
-    [
-        ("407 Proxy Authentication Required", FaultKind.FATAL),
-        ("403 Forbidden", FaultKind.FATAL),
-        ("502 Bad Gateway", FaultKind.RETRY),
-    ],
-)
-async def test_a_proxy_that_refuses_batches_is_named_too(
-    refusal: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with tunnelling(0, refusal) as tunnel:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
-        found = await look("https://api.example.test/v1")
-    assert isinstance(found, Fault)
-    assert (found.kind, found.ambiguous) == (kind, False)
-    assert PASSWORD not in found.message
-    assert "proxy" in found.message
 
 
 async def test_batches_of_a_server_that_is_not_trusted() -> None:

@@ -51,7 +51,7 @@ def test_how_long_until_a_limit_is_reset(text: str | None, seconds: float | None
     assert duration(text) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_limits_are_read_from_a_response() -> None:
+def test_limits_are_read_from_a_response_as_far_as_it_tells_them() -> None:
     headers = {
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -59,13 +59,7 @@ def test_limits_are_read_from_a_response() -> None:
         "x-ratelimit-reset-tokens": "6m0s",
     }
     assert rate_state(headers) == RateState(59, 1.0, 149984, 360.0)
-
-
-def test_a_response_that_says_only_half_is_read() -> None:
     assert rate_state({"x-ratelimit-remaining-tokens": "7"}) == RateState(remaining_tokens=7)
-
-
-def test_a_response_without_limits_says_nothing() -> None:
     assert rate_state({"x-ratelimit-limit-requests": "60"}) is None
 
 

@@ -209,12 +209,9 @@ async def test_server_stops_although_a_client_hangs(served: Any) -> None:
         await hanging
 
 
-def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: int = 0) -> list[int]:
-    async def scenario() -> list[int]:
-        async with served(faults=rules, seed=seed) as client:
-            return [(await client.ask(text))[0] for text in texts]
-
-    return asyncio.run(scenario())
+async def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: int = 0) -> list[int]:
+    async with served(faults=rules, seed=seed) as client:
+        return [(await client.ask(text))[0] for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -226,26 +223,26 @@ def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: i
         ({"match": "needle"}, ["a needle here", "none"], [500, 200]),
     ],
 )
-def test_when_a_rule_applies(served: Any, rule: Any, texts: list[str], expected: list[int]) -> None:
-    assert outcomes([{"kind": "server_error", **rule}], served, texts) == expected
+async def test_when_a_rule_applies(served: Any, rule: Any, texts: list[str], expected: list[int]) -> None:
+    assert await outcomes([{"kind": "server_error", **rule}], served, texts) == expected
 
 
-def test_conditions_must_all_hold_and_the_first_rule_wins(served: Any) -> None:
+async def test_conditions_must_all_hold_and_the_first_rule_wins(served: Any) -> None:
     rules = [
         {"kind": "server_error", "match": "a", "at": [2, 3]},
         {"kind": "rate_limit", "match": "a"},
         {"kind": "unauthorized", "always": True},
     ]
-    assert outcomes(rules, served, ["a", "a", "b"]) == [429, 500, 401]
+    assert await outcomes(rules, served, ["a", "a", "b"]) == [429, 500, 401]
 
 
-def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
+async def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:
     rules = [{"kind": "server_error", "rate": 0.2}]
     texts = [f"row {i}" for i in range(400)]
-    one = outcomes(rules, served, texts)
-    assert outcomes(rules, served, texts[::-1])[::-1] == one
+    one = await outcomes(rules, served, texts)
+    assert (await outcomes(rules, served, texts[::-1]))[::-1] == one
     assert 50 <= one.count(500) <= 110
-    assert outcomes(rules, served, texts, seed=1) != one
+    assert await outcomes(rules, served, texts, seed=1) != one
 
 
 def test_rate_is_drawn_anew_for_each_attempt() -> None:

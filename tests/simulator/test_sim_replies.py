@@ -1,6 +1,5 @@
 """Replies follow from seed and content, and look as if somebody had read the prompt."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +15,15 @@ SENTIMENT = {
 WithSchema = Callable[..., dict[str, Any]]
 
 
-def test_same_request_gets_the_same_bytes_in_any_order(served: Any) -> None:
+async def test_same_request_gets_the_same_bytes_in_any_order(served: Any) -> None:
     bodies = [{"model": "small", "messages": [{"role": "user", "content": f"Row {i}"}]} for i in range(20)]
 
     async def replies(order: list[dict[str, Any]]) -> list[bytes]:
         async with served() as client:
             return [(await client.post(body))[2] for body in order]
 
-    forwards = asyncio.run(replies(bodies))
-    backwards = asyncio.run(replies(bodies[::-1]))
-    assert forwards == backwards[::-1]
+    forwards = await replies(bodies)
+    assert forwards == (await replies(bodies[::-1]))[::-1]
     assert len(set(forwards)) == 20
 
 
@@ -44,13 +42,13 @@ async def test_reply_does_not_depend_on_the_order_of_keys_or_on_streaming(client
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def test_seed_model_and_parameters_change_the_reply(served: Any) -> None:
+async def test_seed_model_and_parameters_change_the_reply(served: Any) -> None:
     async def reply(seed: int, **more: Any) -> Any:
         async with served(seed=seed) as client:
             return (await client.ask("A long enough text about lamps, tables and chairs to draw from", **more))[2]["id"]
 
-    ids = [asyncio.run(reply(0)), asyncio.run(reply(1)), asyncio.run(reply(-1))]
-    ids += [asyncio.run(reply(0, model="large")), asyncio.run(reply(0, temperature=1))]
+    ids = [await reply(seed) for seed in (0, 1, -1)]
+    ids += [await reply(0, model="large"), await reply(0, temperature=1)]
     assert len(set(ids)) == 5
 
 
@@ -101,12 +99,8 @@ async def test_schema_at_the_end_of_the_system_message_is_kept(client: Any, resp
     assert set(content) == {"sentiment", "reason"}
 
 
-async def test_schema_in_a_users_text_is_only_text(client: Any) -> None:
-    content = await client.content('JSON Schema:\n{"type": "integer"}')
-    assert content.endswith(".")
-
-
-async def test_json_mode_without_a_schema_gives_an_object(client: Any) -> None:
+async def test_schema_in_a_users_text_is_only_text_and_json_mode_without_one_gives_an_object(client: Any) -> None:
+    assert (await client.content('JSON Schema:\n{"type": "integer"}')).endswith(".")
     content = await client.content(response_format={"type": "json_object"})
     assert isinstance(json.loads(content)["answer"], str)
 

@@ -105,11 +105,8 @@ def test_every_key_is_described(top: type[BaseModel], model: type[BaseModel], pa
 @pytest.mark.parametrize(("top", "model", "path"), ALL)
 def test_every_model_is_strict_and_frozen(top: type[BaseModel], model: type[BaseModel], path: Path_) -> None:
     assert issubclass(model, FileModel)
-    assert (model.model_config["strict"], model.model_config["frozen"], model.model_config["extra"]) == (
-        True,
-        True,
-        "forbid",
-    )
+    config = model.model_config
+    assert (config["strict"], config["frozen"], config["extra"]) == (True, True, "forbid")
 
 
 @pytest.mark.parametrize("top", [ProjectFile, WorkflowFile, CardFile])

@@ -2,6 +2,8 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from support.project import ProjectFolder
@@ -51,15 +53,8 @@ def put_task(project: ProjectFolder, row_key: int, **columns: Any) -> None:
         database.execute(f"INSERT INTO batch_task ({names}) VALUES ({marks})", list(values.values()))
 
 
-class store:  # noqa: N801 - reads like a function
+@contextmanager
+def store(project: ProjectFolder) -> Iterator[sqlite3.Connection]:
     """The database, for statements of a test; what they change is committed."""
-
-    def __init__(self, project: ProjectFolder) -> None:
-        self._connection = sqlite3.connect(project.root / ".agac/agac.db")
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.commit()
-        self._connection.close()
+    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
+        yield database

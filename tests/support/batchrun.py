@@ -1,8 +1,6 @@
 """A project whose stages are asked in batches, with the same workflow asked call by call beside it as the measure."""
 
 import hashlib
-import json
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import yaml
 
 import agac
+from support.batchcase import post
 from support.batched import store
 from support.project import ProjectFolder
 from support.server import Server
@@ -21,10 +20,7 @@ BATCHES = {"api": "openai", "grace": 0.5}
 
 def advance(server: Server, seconds: float) -> None:
     """Moves the simulator's clock forward."""
-    address = f"{server.base_url.removesuffix('/v1')}/account/clock"
-    body = json.dumps({"advance": seconds}).encode()
-    request = urllib.request.Request(address, data=body, headers={"content-type": "application/json"})
-    urllib.request.urlopen(request, timeout=60).close()
+    post(server, "/account/clock", {"advance": seconds})
 
 
 def outcomes(project: ProjectFolder, name: str = "reviews") -> list[tuple[Any, ...]]:
