@@ -25,9 +25,9 @@ from agac.api.status import (
 from agac.core.errors import ErrorType
 from agac.core.types import Message, Outcome, Report, iso, json_form, texts_of
 from agac.engine.replay import RowHistory
-from agac.engine.telemetry import calls_of
+from agac.engine.settle import votes
+from agac.engine.telemetry import calls_of, share
 from agac.engine.validate import complaint
-from agac.engine.votes import share, votes
 from agac.plan.diff import workflow_changes
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root

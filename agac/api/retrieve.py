@@ -18,8 +18,9 @@ from agac.api.run import batching_of, calling, interruptible, reachable, recorde
 from agac.api.status import blocking, database_path, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.types import Fault, Report
-from agac.engine.batch import coordinator as stored_batches
-from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, Finding, batch_maintenance, clean_up
+from agac.engine.batch import doctor as stored_batches
+from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
+from agac.engine.batch.doctor import Finding, batch_maintenance
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation

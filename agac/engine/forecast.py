@@ -15,8 +15,8 @@ from agac.engine.estimate import TEXT, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.retry_policy import is_left
+from agac.engine.settle import outcome_of_vote
 from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
-from agac.engine.votes import outcome_of_vote
 from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer

@@ -18,7 +18,7 @@ from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, Work
 from agac.engine.limits import RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.votes import outcome_of_vote
+from agac.engine.settle import outcome_of_vote
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python

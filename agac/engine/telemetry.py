@@ -13,7 +13,6 @@ from typing import Any
 from agac.core.types import Outcome, iso
 from agac.data.json_formats import encode
 from agac.data.sinks import JsonSink
-from agac.engine.votes import share
 from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
@@ -328,3 +327,9 @@ def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
         "cost_is_simulated": simulated > 0,
         "calls_without_price": sum(c.unpriced for c in calls),
     }
+
+
+def share(agreement: str) -> float:
+    """`2/3` as a number."""
+    count, _, most = agreement.partition("/")
+    return int(count) / int(most)

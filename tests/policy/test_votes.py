@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.core.types import Params
 from agac.engine.caller import seeded
-from agac.engine.votes import outcome_of_vote, share
+from agac.engine.settle import outcome_of_vote
+from agac.engine.telemetry import share
 from agac.providers.table import SHIPPED
 
 VALUES = st.recursive(

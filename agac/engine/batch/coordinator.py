@@ -1,5 +1,4 @@
-"""All batches of one invocation: filled while rows walk, submitted in the background, ingested when they end; and
-batches without a run (`agac doctor`): cancelled by the user, compared with the provider, adopted or sent again."""
+"""All batches of one invocation: filled while rows walk, submitted in the background, ingested when they end."""
 
 from __future__ import annotations
 
@@ -9,20 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from agac.core.errors import AgacError, UsageError
-from agac.core.redact import Redactor
-from agac.core.types import Fault, Report, dollars
+from agac.core.errors import AgacError
 from agac.engine.batch.enrol import Enrolment, OpenBatch
 from agac.engine.batch.ingest import STRANGE, counts_of
 from agac.engine.batch.lifecycle import BatchContext
-from agac.engine.batch.poll import NOT_CANCELLED, cancel, collect, forget_files, observe, take_late
-from agac.engine.batch.submit import CLOCKS_APART, UNSURE, deadline, look_for, look_once, order_of, send
+from agac.engine.batch.poll import collect
+from agac.engine.batch.submit import deadline, look_for, send
 from agac.engine.caller import Caller
-from agac.engine.invocation import Batching, Clocks, InvocationContext
-from agac.engine.limits import NOTHING, Amount, RunStopped, StopSignal
-from agac.engine.settle import Totals
+from agac.engine.invocation import InvocationContext
+from agac.engine.limits import NOTHING, Amount, RunStopped
 from agac.plan.plan import Plan
-from agac.providers.batch import BatchState, ProviderBatch
 from agac.store.batches import (
     AT_PROVIDER,
     WAITING,
@@ -30,7 +25,6 @@ from agac.store.batches import (
     BatchStep,
     batches_of_run,
     intents,
-    known_ids,
     outdated_tasks,
     read_batch,
     rows_in_batches,
@@ -40,8 +34,6 @@ from agac.store.batches import (
     was_batched,
 )
 from agac.store.db import Database
-from agac.store.runs import lease_held
-from agac.store.writer import Ledger
 
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
 # enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this goes round until nothing is open.
@@ -351,203 +343,3 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
     finally:
         batches.enrolment.drop()
         await context.close()
-
-
-NO_RUN = 0
-
-
-@asynccontextmanager
-async def batch_maintenance(
-    database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
-) -> AsyncIterator[BatchContext]:
-    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another process works on the
-    workflow."""
-    async with lease_held(database, workflow, clocks.wall) as lease:
-        ledger = Ledger(
-            database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
-        )  # fmt: skip
-        context = BatchContext(
-            database, ledger, batching, redactor, clocks, StopSignal(),
-            workflow=workflow, run=NO_RUN, event=NO_RUN, totals=Totals(),
-        )  # fmt: skip
-        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
-        try:
-            yield context
-        finally:
-            beating.cancel()
-            await asyncio.wait({beating})
-            await context.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding(Report):
-    """One thing that was found: of which `kind`, whether it was set right already (`done`), and what to do if not."""
-
-    JSON_KEYS = ("kind", "batch=number", "provider_id", "message", "remedy", "done")
-
-    kind: str
-    message: str
-    batch: BatchRecord | None = None
-    remedy: str | None = None
-    done: bool = False
-
-    @property
-    def number(self) -> int | None:
-        """The batch that it is about."""
-        return self.batch.id if self.batch else None
-
-    @property
-    def provider_id(self) -> str | None:
-        """The provider's id of that batch."""
-        return self.batch.provider_id if self.batch else None
-
-
-async def look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
-    """An open batch: found where it was lost, reported where it is undecided."""
-    match BatchStep(record.state):
-        case BatchStep.CREATE_INTENT:  # it was being created when something ended
-            after = await look_for(context, record)
-            if after.state == BatchStep.SUBMITTED:
-                return [_adopted(after)]
-            if after.state == BatchStep.NEEDS_HUMAN:
-                return [_undecided(after)]
-            if after.state == BatchStep.CREATE_INTENT:
-                message = f"batch {after.id} is looked for: {after.note or 'it may still show up'}"
-                return [Finding("lost", message, after)]
-            message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
-            return [Finding("lost", message, after, done=True)]
-        case BatchStep.NEEDS_HUMAN:  # nobody could find it; perhaps with the right key
-            if record.provider_id is not None or context.account(record.provider).mark != record.account:
-                return [_undecided(record)]
-            after = await look_once(context, record)
-            return [_adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)]
-        case BatchStep.SUBMITTED | BatchStep.TERMINAL:
-            seen = await observe(context, record)
-            if not isinstance(seen, Fault):
-                return []
-            message = f"batch {record.id} ({record.provider_id}): {seen.message}"
-            remedy = "if it stays so, check that the key is that of the project which submitted it"
-            return [Finding("not_asked", message, record, remedy=remedy)]
-        case BatchStep.PLANNED:
-            note = await give_up_torn(context, record)
-            return [Finding("damaged", f"batch {record.id}: {note}; its tasks go into another one", record, done=True)]
-        case _:
-            return []
-
-
-def _adopted(record: BatchRecord) -> Finding:
-    message = f"batch {record.id} was found at {record.provider} as {record.provider_id}, and taken over"
-    return Finding("adopted", message, record, done=True)
-
-
-def _undecided(record: BatchRecord) -> Finding:
-    cost = dollars(record.held_usd, 2) if record.held_usd >= 0.1 else dollars(record.held_usd, 6).rstrip("0")
-    worst = f"; its requests cost up to {cost}, and would be billed twice" if record.priced else ""
-    again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
-    adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
-    return Finding(
-        "needs_human",
-        f"batch {record.id} ({record.tasks:,} requests to {record.lane}): {record.note}{worst}",
-        record,
-        remedy=again if record.provider_id is not None else adopt + again,
-    )
-
-
-async def find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
-    """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
-    never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
-    twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
-    if record.created_after is None or not (never or twice):
-        return []
-    form = await context.format(record)
-    account = context.account(record.provider)
-    if form is None or account.traits.finds_by == "count":
-        return []
-    findings = []
-    async for seen in account.api.candidates(order_of(context, record, form), record.planned_at - CLOCKS_APART):
-        if isinstance(seen, Fault):
-            return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
-        known = seen.id in record.not_ours or bool(await known_ids(context.database, [seen.id]))
-        if known or (seen.state is BatchState.FAILED and not seen.results):  # one that was refused cost nothing
-            continue
-        findings.append(await _came_late(context, record, seen))
-    return findings
-
-
-async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> Finding:
-    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept for reuse."""
-    if not seen.state.is_terminal:
-        fault = await context.account(record.provider).api.cancel(seen.id)
-        message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: "
-        message += "it was cancelled" if fault is None else fault.message
-        remedy = "run `agac doctor` again once it has ended: it stores the finished answers"
-        return Finding("given_up", message, record, remedy=remedy)
-    kept, twice = await take_late(context, record, seen)
-    message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
-    message += f", {twice:,} were billed twice" if twice else ""
-    return Finding("given_up", message, record, done=True)
-
-
-async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str) -> Finding:
-    """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
-    seen = await context.account(record.provider).api.look(provider_id)
-    if isinstance(seen, Fault):
-        raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
-    if await known_ids(context.database, [seen.id]):
-        raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
-    if seen.total is not None and seen.total != record.tasks:
-        raise UsageError(
-            f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
-            remedy="check the id",
-        )
-    form = await context.format(record)
-    due = deadline(context, form) if form is not None else None
-    after = await context.journal.submitted(record, seen, due, None)
-    return Finding("adopted", f"batch {after.id} is {seen.id} from now on", after, done=True)
-
-
-async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
-    """A user says that the batch or its results are lost: its requests are sent again."""
-    note = "its user chose to send its requests again"
-    after = await context.journal.release(record, "batch", note)
-    forget_files(context, after)
-    await clean_up(context)
-    message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"
-    return Finding("needs_human", message, after, done=True)
-
-
-ENDED = "run"
-"""What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
-
-
-async def end(context: BatchContext, record: BatchRecord) -> bool:
-    """Ends a batch wherever it stands: whether anything was to be ended. Killed anywhere: decided is decided, the next
-    look at it asks its provider again."""
-    step = BatchStep(record.state)
-    if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
-        note = "its user ended it before it was created"
-        forget_files(context, await context.journal.release(record, ENDED, note))
-        return True
-    if step is BatchStep.CREATE_INTENT:
-        record = await look_for(context, record)
-        if record.state == BatchStep.CREATE_INTENT:
-            raise UsageError(
-                f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
-                remedy="run `agac doctor`, then the same command again",
-            )
-        return await end(context, record)
-    if step is not BatchStep.SUBMITTED:
-        return False
-    if record.note == UNSURE:
-        raise UsageError(
-            f"batch {record.id} was matched by its size alone, and may not be ours",
-            remedy="wait until it has ended: its results show whether it is ours",
-        )
-    record = await cancel(context, await context.journal.cancel(record, ENDED))
-    if (record.note or "").startswith(NOT_CANCELLED):
-        raise AgacError(
-            f"batch {record.id} runs on: {record.note}",
-            remedy="the next command that checks it asks the provider again; to be sure, run this command again",
-        )
-    await observe(context, record)
-    return True
