@@ -291,7 +291,7 @@ class TableSink:
                     self._connection.execute("PRAGMA journal_mode = MEMORY")
                 self._connection.execute("BEGIN IMMEDIATE")
                 columns = self._prepare(self._connection, layout)
-        except BaseException:
+        except BaseException:  # also when it is interrupted, the database is not left locked
             self.abort()
             raise
         self._statement = _upsert(table, [column.name for column in columns])
@@ -362,7 +362,7 @@ class FreshDatabase(AtomicFile):
         super().__init__(path)
         try:
             self._sink = TableSink(self.temporary, table, layout, path.name, unshared=True)
-        except BaseException:
+        except BaseException:  # also when it is interrupted, no temporary file stays
             super().abort()
             raise
 

@@ -153,7 +153,7 @@ class ModelConnection(Route):
                 await deadline.wait(self.uncommitted.enter())
             try:
                 return await self._in_lane(body, deadline, cut_off)
-            except BaseException:
+            except BaseException:  # a cancelled call, too, gives its place back; one that ended does with its commit
                 self.uncommitted.leave()
                 raise
         finally:

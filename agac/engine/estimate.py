@@ -1,4 +1,4 @@
-"""What tasks will take: tokens, dollars and batches, and how many tasks a retry runs at most."""
+"""What tasks will take: tokens, dollars and batches, and what one call costs at most."""
 
 from __future__ import annotations
 

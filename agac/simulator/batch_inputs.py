@@ -129,7 +129,7 @@ async def on_disk(body: AsyncIterable[bytes], folder: Path, prefix: str, most: i
                     file.write(piece)
         if size > most:
             raise too_large
-    except BaseException:
+    except BaseException:  # a client that goes away, too, leaves no half file
         Path(name).unlink()
         raise
     return Path(name)

@@ -300,7 +300,7 @@ class BatchStore:
         db.execute("BEGIN IMMEDIATE")
         try:
             yield db
-        except BaseException:
+        except BaseException:  # whatever ends the block, nothing of it stays
             db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")

@@ -240,7 +240,7 @@ def transaction(writer: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         writer.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # whatever ends the block, nothing of it stays
         if writer.in_transaction:  # a full disk made SQLite roll back already
             writer.execute("ROLLBACK")
         raise

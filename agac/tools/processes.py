@@ -119,7 +119,7 @@ class Processes:
         """Starts the first. Raises UsageError when the function cannot be had."""
         try:
             self._idle.append(await self._started())
-        except BaseException:
+        except BaseException:  # also when it is cancelled, no process stays
             await self._end()
             raise
         return self
