@@ -17,7 +17,7 @@ from agac.engine.dry_run import DryRun, Rows
 from agac.engine.estimate import LOCAL, CostEstimate, Cuts, cuts, estimate, history
 from agac.engine.forecast import BaselineRun, Forecast, Reason, StageForecast
 from agac.engine.invocation import Retry, Scope
-from agac.engine.limits import Amount, RunBudgets
+from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables
 from agac.plan.diff import OTHER_TEXT
@@ -288,19 +288,16 @@ async def _budgets(
     database: Database | None, plan: Plan, run: int | None, stages: list[PlannedTasks]
 ) -> list[dict[str, Any]]:
     """Every budget that bounds the run, in the form of a run's summary."""
-    budgets = RunBudgets.of(plan)
-    if budgets is None:
-        return []
-    if database is None or run is None:
-        whole, own = budgets.balances([], 0)
-    else:
-        whole, own = budgets.balances(await runs.counters(database, run), await runs.lost_calls(database, run, 0))
+    balances = balances_of(plan)
+    if balances and database is not None and run is not None:
+        counts = await runs.counters(database, run)
+        balances = balances_of(plan, counts, await runs.lost_calls(database, run, 0))
         for batch in await batches_of_run(database, run):
-            if batch.state not in CLOSED:
-                for balance in (*whole, *([own[batch.stage]] if batch.stage in own else [])):
-                    balance.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
+            own = [one for one in balances if one.stage in (None, plan.stages[batch.stage].name)]
+            for balance in own if batch.state not in CLOSED else ():
+                balance.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
     found = []
-    for balance in [*whole, *own.values()]:
+    for balance in balances:
         need = needed([stage for stage in stages if balance.stage in (None, stage.stage.name)])
         (facts,) = budget_facts([balance])
         found.append({**facts, "enough": not balance.would_exceed(need)})

@@ -387,7 +387,7 @@ async def _finishing(
         most = totals.rows_failed + max(totals.rows_failed, FURTHER_ERRORS)
         return Finishing(rows, usd, need.tokens, need.calls, max_errors=most)
     if reached.stage is None:
-        budget = _enough(limiter.of_run, need, limiter.missed)
+        budget = _enough([one for one in limiter.balances if one.stage is None], need, limiter.missed)
     else:
         own = needed([one for one in left if one.stage.name == reached.stage])
         budget = _enough([reached], own, limiter.missed)

@@ -27,9 +27,9 @@ from agac.engine.limits import (
     BudgetLimiter,
     Reservation,
     RowBudgetExceeded,
-    RunBudgets,
     RunStopped,
     StopSignal,
+    balances_of,
     counted,
 )
 from agac.engine.rate_limiter import CallLimit, Lane
@@ -205,7 +205,8 @@ async def open_connections(
         senders: dict[tuple[str, str], Sending] = {}
         lanes: dict[str, Lane] = {}
         connections: dict[int, tuple[ModelConnection, ...]] = {}
-        budgets = RunBudgets.of(plan)
+        budgets = [*(balance.budget for balance in balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
+        in_dollars = any(budget.usd is not None for budget in budgets)
         for stage in plan.asking:
             # a stage's own bound, where it is tighter than the number of rows that walk at a time
             own = CallLimit(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
@@ -233,7 +234,7 @@ async def open_connections(
                     timeout=timeout,
                     lane=lanes[model.lane],
                     stage_limit=own,
-                    most=WorstCase(model, in_dollars=budgets.in_dollars) if budgets else None,
+                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None,
                     uncommitted=uncommitted,
                     checker=checker,
                     price=price_by_tier(model),
@@ -421,7 +422,7 @@ class Caller:
         active, connection = attempts.active, attempts.connection
         if active.budget is None:
             active.budget = budgets.row_balance()
-        reserved = budgets.reserve(connection.stage.index, active.budget, connection.worst_case(body))
+        reserved = budgets.reserve(connection.stage.name, active.budget, connection.worst_case(body))
         reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
             return await connection.send(body, active.deadline, self._settler.given_up)

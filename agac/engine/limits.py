@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -213,9 +213,9 @@ class BudgetBalance:
     reservations: int = 0
     batches: int = 0
 
-    def would_exceed(self, worst: Amount, *, reserved: bool = True) -> bool:
-        """Whether so much more does not fit, beside what is set aside (`reserved`) or if all of that came back."""
-        usd, tokens, calls = (self.spent.plus(self.reserved) if reserved else self.spent).plus(worst)
+    def would_exceed(self, worst: Amount) -> bool:
+        """Whether so much more does not fit, beside what is set aside."""
+        usd, tokens, calls = self.spent.plus(self.reserved).plus(worst)
         cap = self.budget
         if (cap.usd is not None and usd > cap.usd) or (cap.tokens is not None and tokens > cap.tokens):
             return True
@@ -246,38 +246,26 @@ class Reservation(NamedTuple):
 
 
 class BudgetLimiter:
-    """All budgets of an invocation. `run` bound everything (`of_run`), `stages` one stage each, `row` what each row may
-    spend.
+    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend.
 
     At a limit `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.
     """
 
-    def __init__(
-        self,
-        stop_signal: StopSignal,
-        *,
-        run: Iterable[BudgetBalance],
-        stages: Mapping[int, BudgetBalance],
-        row: Budget | None,
-    ) -> None:
-        self._stop_signal = stop_signal
-        self.of_run, self._stages, self._row = tuple(run), dict(stages), row
-        self._waiting: deque[tuple[Reservation, asyncio.Future[None]]] = deque()
+    def __init__(self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None) -> None:
+        self._stop_signal, self.balances, self._row = stop_signal, tuple(balances), row
+        self._waiting = 0
+        self._turn = asyncio.Lock()  # in the order in which they came: a large amount is not overtaken forever
+        self._changed = asyncio.Event()
         self._batches: dict[int, Reservation] = {}
         self.reached: BudgetBalance | None = None
         self.missed = NOTHING
-        stop_signal.when_stopped(self._halt)
-
-    @property
-    def balances(self) -> tuple[BudgetBalance, ...]:
-        """The budgets of the run and of its stages."""
-        return (*self.of_run, *self._stages.values())
+        stop_signal.when_stopped(self._changed.set)
 
     def row_balance(self) -> BudgetBalance | None:
         """What one row may spend, for a row that begins."""
         return None if self._row is None else BudgetBalance("row", self._row)
 
-    async def reserve(self, stage: int, row: BudgetBalance | None, worst: Amount) -> Reservation:
+    async def reserve(self, stage: str, row: BudgetBalance | None, worst: Amount) -> Reservation:
         """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
 
         A caller that waits here holds no slot of any lane, so that calls that can make room continue. Raises
@@ -288,56 +276,59 @@ class BudgetLimiter:
         if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
         balances = self._balances_of(stage)
-        if self._waiting or _over(balances, worst) is not None:
-            await self._wait(worst, balances)
-        else:
-            for balance in balances:
-                balance.reserve(worst)
-        if row is None:
-            return Reservation(worst, balances)
-        row.reserve(worst)
-        return Reservation(worst, (*balances, row))
+        if self._waiting or _over(balances, worst):
+            await self._room(balances, worst)
+        reservation = Reservation(worst, balances if row is None else (*balances, row))
+        for balance in reservation.balances:
+            balance.reserve(worst)
+        return reservation
 
-    async def _wait(self, worst: Amount, balances: tuple[BudgetBalance, ...]) -> None:
-        """Waits until its turn came and the amount was set aside by whoever made room."""
-        wanted, place = Reservation(worst, balances), asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, place))
-        self._serve()
+    async def _room(self, balances: tuple[BudgetBalance, ...], worst: Amount) -> None:
+        """Waits until it is this call's turn, and the amount fits."""
+        self._waiting += 1
         try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self.settle(wanted, NOTHING)  # it was served just then
-            else:
-                self._serve()
-            raise
+            async with self._turn:
+                while over := _over(balances, worst):
+                    self._stop_signal.check()
+                    hopeless = [one for one in over if not one.reservations]
+                    if any(0 < one.reservations == one.batches for one in over):
+                        self.missed, self.reached = worst, over[0]
+                        raise BlockedByBatches
+                    if hopeless:
+                        self.reached, self.missed = hopeless[0], worst
+                        self._stop_signal.reach_limit(
+                            f"the {hopeless[0].name} is used up: the next call might exceed it"
+                        )
+                        raise RunStopped
+                    self._changed.clear()
+                    await self._changed.wait()
+                self._stop_signal.check()
+        finally:
+            self._waiting -= 1
 
     def settle(self, reservation: Reservation, real: Amount, unconfirmed: Amount = NOTHING) -> None:
         """A call ended: what was set aside for it becomes what it cost, or may have cost (`unconfirmed`)."""
         for balance in reservation.balances:
             balance.settle(reservation.worst, real, unconfirmed)
-        self._serve()
+        self._changed.set()
 
-    def reserve_for_batch(self, batch: int, stage: int, worst: Amount) -> bool:
+    def reserve_for_batch(self, batch: int, stage: str, worst: Amount) -> bool:
         """Sets the worst case of a task in a batch aside until that is ingested, if it fits. Nobody waits for it: what
         does not fit is enrolled once other batches have shown what they really cost."""
-        if not self.has_room(batch, stage, worst):
-            self.note_missed(stage, worst)
-            return False
-        self.load(batch, stage, worst)
-        return True
+        fits = self.has_room(stage, worst)
+        if fits:
+            self.load(batch, stage, worst)
+        return fits
 
-    def note_missed(self, stage: int, worst: Amount) -> None:
-        """Remembers for what there was no room, should the run end for it."""
-        self.missed, self.reached = worst, _over(self._balances_of(stage), worst) or self.reached
+    def has_room(self, stage: str, worst: Amount) -> bool:
+        """Whether the worst case of a task in a batch would fit; what does not is remembered, should the run end for
+        it."""
+        over = _over(self._balances_of(stage), worst)
+        if over or self._waiting:
+            self.missed, self.reached = worst, over[0] if over else self.reached
+        return not (over or self._waiting)
 
-    def has_room(self, batch: int | None, stage: int, worst: Amount) -> bool:
-        """Whether the worst case of a task would fit, in a batch that is open or (None) in a new one."""
-        reservation = self._batches.get(batch) if batch is not None else None
-        balances = reservation.balances if reservation is not None else self._balances_of(stage)
-        return not self._waiting and _over(balances, worst) is None
-
-    def load(self, batch: int, stage: int, worst: Amount) -> None:
+    def load(self, batch: int, stage: str, worst: Amount) -> None:
         """Sets an amount aside for a batch, whether it fits or not: an earlier invocation did for one that is open."""
         reservation = self._batches.get(batch)
         if reservation is None:
@@ -349,9 +340,8 @@ class BudgetLimiter:
             balance.reserved = balance.reserved.plus(worst)
         self._batches[batch] = reservation._replace(worst=reservation.worst.plus(worst))
 
-    def _balances_of(self, stage: int) -> tuple[BudgetBalance, ...]:
-        own = self._stages.get(stage)
-        return (*self.of_run, own) if own else self.of_run
+    def _balances_of(self, stage: str) -> tuple[BudgetBalance, ...]:
+        return tuple(balance for balance in self.balances if balance.stage in (None, stage))
 
     def ingested(self, batch: int, real: Amount) -> None:
         """A batch ended: what was set aside for it becomes what it cost."""
@@ -366,40 +356,10 @@ class BudgetLimiter:
         name = self.reached.name if self.reached is not None else "budget"
         self._stop_signal.reach_limit(f"the {name} is used up: the next batch might exceed it")
 
-    def _serve(self) -> None:
-        """Serves those who wait, in the order in which they came: a large amount is not overtaken forever."""
-        while self._waiting:
-            (worst, balances), place = self._waiting[0]
-            over = [balance for balance in balances if balance.would_exceed(worst)]
-            if place.done():  # cancelled, and about to learn of it
-                self._waiting.popleft()
-            elif not over:
-                self._waiting.popleft()
-                for balance in balances:
-                    balance.reserve(worst)
-                place.set_result(None)
-            elif any(one.batches and one.reservations == one.batches for one in over):
-                self._waiting.popleft()
-                self.missed, self.reached = worst, over[0]
-                place.set_exception(BlockedByBatches())
-            else:
-                idle = (one for one in over if not one.reservations)
-                hopeless = next((one for one in idle if one.would_exceed(worst, reserved=False)), None)
-                if hopeless is not None:
-                    self.reached, self.missed = hopeless, worst
-                    self._stop_signal.reach_limit(f"the {hopeless.name} is used up: the next call might exceed it")
-                return
 
-    def _halt(self) -> None:
-        while self._waiting:
-            _, place = self._waiting.popleft()
-            if not place.done():
-                place.set_exception(RunStopped())
-
-
-def _over(balances: Iterable[BudgetBalance], worst: Amount) -> BudgetBalance | None:
-    """The first budget into which so much more does not fit."""
-    return next((balance for balance in balances if balance.would_exceed(worst)), None)
+def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalance]:
+    """The budgets into which so much more does not fit."""
+    return [balance for balance in balances if balance.would_exceed(worst)]
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
@@ -416,65 +376,36 @@ def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
     return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - reported)
 
 
-@dataclass(frozen=True, slots=True)
-class RunBudgets:
-    """Every budget of a plan: named ones of the run, one per stage by its index and name, one for each row. They count
-    over all invocations of a run."""
+def balances_of(plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0) -> list[BudgetBalance]:
+    """The budgets of a plan's run and of its stages, which count over all invocations of a run, each with what was
+    spent of it before. `lost_calls`: calls of earlier invocations that may have been billed and left nothing.
 
-    run: tuple[tuple[str, Budget], ...]
-    stages: tuple[tuple[int, str, Budget], ...]
-    row: Budget | None
-
-    @staticmethod
-    def of(plan: Plan) -> RunBudgets | None:
-        """The plan's budgets; None when it has none."""
-        rules = plan.rules
-        named = (("budget of agac.yml", rules.project), ("budget of the run", rules.workflow))
-        run = tuple((name, budget) for name, budget in named if budget)
-        stages = tuple((stage.index, stage.name, stage.budget) for stage in plan.asking if stage.budget)
-        return RunBudgets(run, stages, rules.row) if run or stages or rules.row else None
-
-    @property
-    def in_dollars(self) -> bool:
-        """Whether one of them bounds dollars."""
-        budgets = [*(b for _, b in self.run), *(b for _, _, b in self.stages), *([self.row] if self.row else [])]
-        return any(budget.usd is not None for budget in budgets)
-
-    def balances(
-        self, counts: Iterable[Count], lost_calls: int
-    ) -> tuple[list[BudgetBalance], dict[int, BudgetBalance]]:
-        """The budgets of the run, and those of stages by index, each with what was spent of it before. `lost_calls`:
-        calls of earlier invocations that may have been billed and left nothing.
-
-        Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
-        every budget that it may belong to.
-        """
-        counts = [count for count in counts if count.outcome == "call"]
-        run = [_loaded(BudgetBalance(name, budget), counts, lost_calls) for name, budget in self.run]
-        stages = {}
-        for index, name, budget in self.stages:
-            own = [count for count in counts if count.stage == name]
-            stages[index] = _loaded(BudgetBalance(f"budget of stage {name!r}", budget, name), own, lost_calls)
-        return run, stages
+    Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
+    every budget that it may belong to.
+    """
+    of_run = (("budget of agac.yml", plan.rules.project), ("budget of the run", plan.rules.workflow))
+    balances = [BudgetBalance(name, budget) for name, budget in of_run if budget]
+    balances += [BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name) for s in plan.asking if s.budget]
+    calls = [count for count in counts if count.outcome == "call"]
+    for balance in balances:
+        _load(balance, [count for count in calls if balance.stage in (None, count.stage)], lost_calls)
+    return balances
 
 
-def _loaded(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> BudgetBalance:
-    """The balance with what was spent before."""
+def _load(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> None:
     known = unconfirmed = priced = Amount()
     for c in counts:
-        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
-        known, held = known.plus(one), Amount(c.held_cost, c.held_tokens)
-        unconfirmed = unconfirmed.plus(held)
+        one, held = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks), Amount(c.held_cost, c.held_tokens)
+        known, unconfirmed = known.plus(one), unconfirmed.plus(held)
         if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
             priced = priced.plus(one).plus(held)
     lost = Amount(0.0, 0, lost_calls)
     if priced.calls:
         share = lost_calls / priced.calls
         lost = Amount(priced.usd * share, math.ceil(priced.tokens * share), lost_calls)
-    unconfirmed = unconfirmed.plus(lost)
-    balance.spent, balance.unconfirmed = known.plus(unconfirmed), unconfirmed
+    balance.unconfirmed = unconfirmed.plus(lost)
+    balance.spent = known.plus(balance.unconfirmed)
     balance.unpriced = 0 if priced.calls else lost_calls
-    return balance
 
 
 def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:

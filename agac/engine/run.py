@@ -21,7 +21,7 @@ from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows, scan_ids
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work
-from agac.engine.limits import BudgetLimiter, RunBudgets, RunStopped, StopReason, StopRules, StopSignal
+from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
@@ -330,10 +330,9 @@ async def _context(
     totals.stages |= {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, run):
         totals.expected = runs.row_counts(counts)["present"]
-    budgets = RunBudgets.of(plan)
-    if budgets is not None:
-        of_run, of_stages = budgets.balances(counts, await runs.lost_calls(database, run, event))
-        invocation.budgets = BudgetLimiter(stop_signal, run=of_run, stages=of_stages, row=budgets.row)
+    balances = balances_of(plan, counts, await runs.lost_calls(database, run, event))
+    if balances or plan.rules.row:
+        invocation.budgets = BudgetLimiter(stop_signal, balances, plan.rules.row)
     done: Counter[str] = Counter()
     for count in counts:
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0

@@ -86,9 +86,9 @@ class Batches:
                 await self._journal.release(record, "run", note)
             elif record.state == BatchStep.PLANNED:
                 await give_up_torn(context, record)
-            elif context.budget is not None and own and record.ingested_at is None:
+            elif context.budget is not None and context.plan is not None and own and record.ingested_at is None:
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
-                context.budget.load(record.id, record.stage, amount)
+                context.budget.load(record.id, context.plan.stages[record.stage].name, amount)
         with suppress(RunStopped):
             await self._collect()
         await clean_up(context)

@@ -231,11 +231,11 @@ class Enrolment:
                 del self._filling[lane]
                 filling = None
             worst = form.worst_case(body)
-            if (held := self._afford(active, stage, filling, worst)) is not None:
+            if (held := self._afford(active, stage, worst)) is not None:
                 return held
             if filling is None:
                 filling = self._filling[lane] = await self._begin(form, fingerprint)
-            if budget is not None and not budget.reserve_for_batch(filling.record.id, stage.index, worst):
+            if budget is not None and not budget.reserve_for_batch(filling.record.id, stage.name, worst):
                 self.held_back += 1
                 return Parked.PARKED
             if active.budget is not None:
@@ -249,9 +249,7 @@ class Enrolment:
         context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
         return Parked.ENROLLED
 
-    def _afford(
-        self, active: ActiveRow, stage: PlannedStage, filling: OpenBatch | None, worst: Amount
-    ) -> RowError | Parked | None:
+    def _afford(self, active: ActiveRow, stage: PlannedStage, worst: Amount) -> RowError | Parked | None:
         """Why a budget has no room for a task; None: it has."""
         budget = self._context.budget
         if budget is None:
@@ -260,9 +258,8 @@ class Enrolment:
             active.budget = budget.row_balance()
         if active.budget is not None and active.budget.would_exceed(worst):
             return RowError(ErrorType.BUDGET_EXCEEDED, "row_budget: its request could cost more than the row has left")
-        if budget.has_room(filling.record.id if filling is not None else None, stage.index, worst):
+        if budget.has_room(stage.name, worst):
             return None
-        budget.note_missed(stage.index, worst)
         self.held_back += 1
         return Parked.PARKED
 

@@ -55,9 +55,8 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
     async def program() -> None:
         stop_signal = StopSignal()
         run = [BudgetBalance("run", Budget(usd, tokens, calls)), BudgetBalance("project", Budget(calls=350))]
-        stages = {1: BudgetBalance("stage", Budget(calls=stage))} if stage else {}
-        limiter = BudgetLimiter(stop_signal, run=run, stages=stages, row=Budget(usd=0.8, calls=2))
-        balances = [*run, *stages.values()]
+        balances = [*run, *([BudgetBalance("stage", Budget(calls=stage), "a")] if stage else [])]
+        limiter = BudgetLimiter(stop_signal, balances, Budget(usd=0.8, calls=2))
         sent = 0
         stop_signal.when_stopped(lambda: nothing_could_make_room(limiter))
 
@@ -69,7 +68,7 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
                     chance.choice(tasks).cancel()
                 worst = Amount(chance.uniform(0.01, 0.4), chance.randrange(10, 400), 1)
                 try:
-                    reservation = await limiter.reserve(index % 2, row, worst)
+                    reservation = await limiter.reserve("ab"[index % 2], row, worst)
                 except RowBudgetExceeded:
                     assert row is not None
                     assert row.would_exceed(worst)
@@ -106,19 +105,19 @@ def test_256_calls_at_a_time_never_exceed_any_budget(
 
 def run_of(budget: Budget) -> tuple[StopSignal, BudgetBalance, BudgetLimiter]:
     stop_signal, balance = StopSignal(), BudgetBalance("run", budget)
-    return stop_signal, balance, BudgetLimiter(stop_signal, run=[balance], stages={}, row=Budget(calls=1))
+    return stop_signal, balance, BudgetLimiter(stop_signal, [balance], Budget(calls=1))
 
 
 async def asking(limiter: BudgetLimiter, usd: float) -> asyncio.Task[Any]:
     """A call that wants so much set aside, as soon as it may be."""
-    task = asyncio.ensure_future(limiter.reserve(0, None, Amount(usd, 0, 1)))
+    task = asyncio.ensure_future(limiter.reserve("a", None, Amount(usd, 0, 1)))
     await asyncio.sleep(0)
     return task
 
 
 async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve(0, None, Amount(0.9, 0, 1))
+    first = await limiter.reserve("a", None, Amount(0.9, 0, 1))
     second = await asking(limiter, 0.5)
     assert not second.done()
     limiter.settle(first, Amount(0.1, 0, 1))
@@ -128,7 +127,7 @@ async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
 
 async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
     stop_signal, balance, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve(0, None, Amount(0.6, 0, 1))
+    first = await limiter.reserve("a", None, Amount(0.6, 0, 1))
     second = await asking(limiter, 0.5)
     limiter.settle(first, Amount(0.6, 0, 1))
     with pytest.raises(RunStopped):
@@ -139,7 +138,7 @@ async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
 
 async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
     _, _, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
+    first = await limiter.reserve("a", None, Amount(0.5, 0, 1))
     large = await asking(limiter, 0.9)
     small = await asking(limiter, 0.1)
     assert not small.done()
@@ -150,7 +149,7 @@ async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
 
 async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
     _, balance, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve(0, None, Amount(0.5, 0, 1))
+    first = await limiter.reserve("a", None, Amount(0.5, 0, 1))
     waiting = await asking(limiter, 0.9)
     small = await asking(limiter, 0.1)
     waiting.cancel()
@@ -163,16 +162,16 @@ async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
 async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
     row = limiter.row_balance()
-    limiter.settle(await limiter.reserve(0, row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
+    limiter.settle(await limiter.reserve("a", row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
     with pytest.raises(RowBudgetExceeded):
-        await limiter.reserve(0, row, Amount(0.1, 0, 1))
-    await limiter.reserve(0, limiter.row_balance(), Amount(0.1, 0, 1))
+        await limiter.reserve("a", row, Amount(0.1, 0, 1))
+    await limiter.reserve("a", limiter.row_balance(), Amount(0.1, 0, 1))
     assert stop_signal.stop is None
 
 
 async def test_an_interrupt_wakes_who_waits() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
-    await limiter.reserve(0, None, Amount(1.0, 0, 1))
+    await limiter.reserve("a", None, Amount(1.0, 0, 1))
     waiting = await asking(limiter, 0.1)
     stop_signal.interrupt()
     with pytest.raises(RunStopped):
