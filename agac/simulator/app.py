@@ -22,13 +22,16 @@ from aiohttp import WSCloseCode, web
 
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.batch_api import (
+    MESSAGE_ROUTES,
+    OPENAI_ROUTES,
     BatchCall,
-    BatchRoutes,
     Effect,
-    MessageBatchRoutes,
-    OpenAiBatchRoutes,
+    MessageCall,
+    OpenAiCall,
     drop_connection,
+    json_response,
 )
+from agac.simulator.batch_inputs import MAX_FILE_BYTES
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import BatchThreads
 from agac.simulator.faults import (
@@ -59,7 +62,7 @@ from agac.simulator.replies import (
 )
 from agac.simulator.settings import RateLimits, Settings, SimulatorError, parse_latency, read_limits
 
-MAX_BODY_BYTES = 256 * 2**20
+MAX_MESSAGE_BYTES = 256 * 2**20
 BAD_KEY = "sk-invalid"
 """The key that is refused."""
 
@@ -217,12 +220,6 @@ def check_key(http: web.Request) -> None:
         raise status_error(401)
 
 
-def json_response(data: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """Any JSON, marked as simulated."""
-    body = json.dumps(data).encode()
-    return web.Response(status=status, body=body, content_type="application/json", headers=MARK | (headers or {}))
-
-
 async def health(http: web.Request) -> web.Response:
     """GET /health."""
     return json_response({"ok": True, "simulated": True})
@@ -261,7 +258,7 @@ class Simulator:
 
     def app(self) -> web.Application:
         """The routes."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_FILE_BYTES)
         for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
             app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
             app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
@@ -269,15 +266,15 @@ class Simulator:
         app.router.add_post("/v1/messages", partial(self.post, MESSAGES))
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.models)
-        openai, azure = OpenAiBatchRoutes("openai", self.batches), OpenAiBatchRoutes("azure", self.batches)
-        for prefix, batches in (
-            ("/v1", openai),
-            ("/openai/v1", azure),
-            ("/openai", azure),
-            ("/v1/messages/batches", MessageBatchRoutes("anthropic", self.batches)),
+        for prefix, family, kind, routes in (
+            ("/v1", "openai", OpenAiCall, OPENAI_ROUTES),
+            ("/openai/v1", "azure", OpenAiCall, OPENAI_ROUTES),
+            ("/openai", "azure", OpenAiCall, OPENAI_ROUTES),
+            ("/v1/messages/batches", "anthropic", MessageCall, MESSAGE_ROUTES),
         ):
-            for method, path, operation, effect in batches.routes():
-                app.router.add_route(method, prefix + path, partial(self.batch_call, batches, operation, effect))
+            for method, path, operation, effect in routes:
+                make = partial(kind, family, self.batches, operation)
+                app.router.add_route(method, prefix + path, partial(self.batch_call, make, effect))
         app.router.add_get("/account", self.report)
         app.router.add_post("/account/reset", self.reset)
         app.router.add_post("/account/limits", self.set_limits)
@@ -296,16 +293,15 @@ class Simulator:
         self.batches.stop()
 
     async def batch_call(
-        self, batches: BatchRoutes, operation: str, effect: Effect, http: web.Request
+        self, make: Callable[[web.Request], BatchCall], effect: Effect, http: web.Request
     ) -> web.StreamResponse:
         """One call of a batch API."""
+        call = make(http)
         try:
             check_key(http)
-            batches.check_headers(http)
-            done = await BatchCall(self.batches, operation, http).serve(effect)
+            return await call.serve(effect)
         except ApiError as error:
-            return self.error_response(error, batches.api)
-        return json_response(done) if isinstance(done, dict) else done
+            return self.error_response(error, call.api)
 
     async def post(self, api: ModelApi, http: web.Request) -> web.StreamResponse:
         """One request, one reply."""
@@ -316,7 +312,7 @@ class Simulator:
 
     async def socket(self, http: web.Request) -> web.StreamResponse:
         """GET /v1/responses: a WebSocket that takes one request after the other."""
-        ws = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES)
+        ws = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES)
         if not self.settings.websocket or not ws.can_prepare(http).ok:
             return await self.unknown(http)
         try:

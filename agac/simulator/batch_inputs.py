@@ -1,25 +1,21 @@
-"""What comes in for batches: uploaded files and what is wrong in them, the requests that create batches, and
-Anthropic's large bodies."""
+"""What comes in for batches: uploaded files and what is wrong in them, and the requests that create batches."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
 from agac.simulator.anthropic import bad
 from agac.simulator.batch_store import Batch
 from agac.simulator.openai import OPENAI_ENDPOINTS, missing
-from agac.simulator.replies import ApiError, unknown_model
+from agac.simulator.replies import ApiError, encoded, read_object, unknown_model
 
-UPLOAD_PIECE = 2**18
 MAX_FILE_BYTES = 512 * 2**20
-MAX_FIELD_BYTES = 10_000
 MAX_BODY_BYTES = 256_000_000
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
@@ -34,72 +30,43 @@ MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
 MAX_MESSAGE_REQUESTS = 100_000
 ID_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
-READ_PIECE = 2**20
-BLANK = " \t\r\n"
-NEAR_END = 16
-"""An error so close to the end of what was read so far may be no error, once more is read."""
-
 
 class Upload(NamedTuple):
-    """A file that came in: the path of its bytes, its name and purpose, and for how many seconds it is to be kept, None
-    if nothing was said."""
+    """A file that came in: its bytes, its name and purpose, and for how many seconds it is to be kept, None if nothing
+    was said."""
 
-    path: Path
+    content: IO[bytes]
     name: str
     purpose: str
     kept_seconds: float | None
 
 
-@asynccontextmanager
-async def receive_upload(http: web.Request, folder: Path) -> AsyncIterator[Upload]:
-    """The file of a multipart body, in `folder`; deleted at the end if it was not taken over. Raises ApiError for an
-    upload that OpenAI refuses."""
-    if not http.content_type.startswith("multipart/"):
-        raise ApiError(400, "We expected a multipart/form-data body with 'file' and 'purpose'.")
-    path, name, fields = None, "", dict[str, str]()
-    too_large = f"The file is larger than {MAX_FILE_BYTES:,} bytes, the most."
+async def read_upload(http: web.Request) -> Upload:
+    """The file of a multipart body; raises ApiError for an upload that OpenAI refuses."""
     try:
-        try:
-            async for part in await http.multipart():
-                if not isinstance(part, BodyPartReader):
-                    raise ApiError(400, "A part of the body has parts of its own.")
-                if part.name == "file":
-                    error = ApiError(413, too_large, code="file_too_large")
-                    path = await on_disk(pieces(part), folder, ".upload-", MAX_FILE_BYTES, error)
-                    name = part.filename or "file"
-                else:
-                    fields[part.name or ""] = (await part.read_chunk(MAX_FIELD_BYTES)).decode(errors="replace")
-        except ValueError as wrong:
-            raise ApiError(400, f"We could not parse the multipart body: {wrong}") from wrong
-        yield checked_upload(path, name, fields)
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-
-async def pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
-    """The bytes of a part."""
-    while piece := await part.read_chunk(UPLOAD_PIECE):
-        yield piece
-
-
-def checked_upload(path: Path | None, name: str, fields: dict[str, str]) -> Upload:
-    """An upload; raises ApiError."""
-    if path is None:
+        fields = await http.post()
+    except web.HTTPRequestEntityTooLarge as wrong:
+        message = f"The file is larger than {MAX_FILE_BYTES:,} bytes, the most."
+        raise ApiError(413, message, code="file_too_large") from wrong
+    except ValueError as wrong:
+        raise ApiError(400, f"We could not parse the multipart body: {wrong}") from wrong
+    file, purpose = fields.get("file"), fields.get("purpose")
+    if not isinstance(file, web.FileField):
         raise missing("file")
-    purpose = fields.get("purpose")
     if not purpose:
         raise missing("purpose")
-    if purpose not in PURPOSES:
+    if not isinstance(purpose, str) or purpose not in PURPOSES:
         known = ", ".join(f"'{one}'" for one in PURPOSES)
-        raise ApiError(400, f"'{purpose}' is not one of [{known}] - 'purpose'", param="purpose")
-    if purpose == "batch" and not name.endswith(".jsonl"):
-        raise ApiError(400, f"Invalid file format for Batch API: '{name}'. Must be .jsonl", param="file")
-    if path.stat().st_size == 0:
+        raise ApiError(400, f"'{purpose!s}' is not one of [{known}] - 'purpose'", param="purpose")
+    if purpose == "batch" and not file.filename.endswith(".jsonl"):
+        raise ApiError(400, f"Invalid file format for Batch API: '{file.filename}'. Must be .jsonl", param="file")
+    if not file.file.seek(0, os.SEEK_END):
         raise ApiError(400, "The file is empty.", param="file")
+    file.file.seek(0)
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     unsaid = anchor is None and seconds is None
-    return Upload(path, name, purpose, None if unsaid else read_kept_seconds(anchor, seconds, "expires_after"))
+    kept_seconds = None if unsaid else read_kept_seconds(anchor, seconds, "expires_after")
+    return Upload(file.file, file.filename, purpose, kept_seconds)
 
 
 def read_kept_seconds(anchor: object, seconds: object, param: str) -> float:
@@ -114,32 +81,6 @@ def read_kept_seconds(anchor: object, seconds: object, param: str) -> float:
         message = f"Invalid '{param}.seconds': expected an integer from {MIN_KEPT_S} to {MAX_KEPT_S}."
         raise ApiError(400, message, param=f"{param}.seconds")
     return float(kept)
-
-
-async def on_disk(body: AsyncIterable[bytes], folder: Path, prefix: str, most: int, too_large: ApiError) -> Path:
-    """A new file in `folder` with what comes in; raises `too_large` for more than so many bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
-    size = 0
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123, ASYNC230 (a descriptor, a local disk)
-            async for piece in body:
-                size += len(piece)
-                if size <= most:  # the rest is read too, so that the client gets the answer
-                    file.write(piece)
-        if size > most:
-            raise too_large
-    except BaseException:  # a client that goes away, too, leaves no half file
-        Path(name).unlink()
-        raise
-    return Path(name)
-
-
-async def receive_body(http: web.Request, folder: Path) -> Path:
-    """The body of a large request on disk, in `folder`; raises ApiError for one that is too large."""
-    message = f"Request exceeds the maximum size of {MAX_BODY_BYTES:,} bytes."
-    error = ApiError(413, message, code="request_too_large")
-    return await on_disk(http.content.iter_chunked(UPLOAD_PIECE), folder, ".body-", MAX_BODY_BYTES, error)
 
 
 def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
@@ -261,25 +202,25 @@ class CheckedInput:
         self.tokens += len(raw) // 4
 
 
-def split_requests(body: Path, requests: Path) -> int:
-    """Writes each request of Anthropic's body as a line; gives their count. Raises ApiError for what it refuses."""
-    seen: set[int] = set()
-    count = -1
-    try:
-        with body.open(encoding="utf-8") as source, requests.open("wb") as lines:
-            for count, (written, request) in enumerate(ArrayReader(source).elements("requests")):
-                if count >= MAX_MESSAGE_REQUESTS:
-                    raise bad("requests", f"List should have at most {MAX_MESSAGE_REQUESTS} items")
-                check_request(f"requests.{count}", request, seen)
-                lines.write(written.replace("\n", " ").replace("\r", " ").encode() + b"\n")  # never within a string
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The request body is not valid JSON: {error}") from error
-    if count < 0:
+def split_requests(body: bytes) -> list[bytes]:
+    """Each request of Anthropic's body as a line. Raises ApiError for what it refuses."""
+    if len(body) > MAX_BODY_BYTES:
+        message = f"Request exceeds the maximum size of {MAX_BODY_BYTES:,} bytes."
+        raise ApiError(413, message, code="request_too_large")
+    requests = read_object(body).get("requests")
+    if requests is not None and not isinstance(requests, list):
+        raise bad("requests", "Input should be a valid list")
+    if not requests:
         raise bad("requests", "List should have at least 1 item")
-    return count + 1
+    if len(requests) > MAX_MESSAGE_REQUESTS:
+        raise bad("requests", f"List should have at most {MAX_MESSAGE_REQUESTS} items")
+    seen: set[str] = set()
+    for number, request in enumerate(requests):
+        check_request(f"requests.{number}", request, seen)
+    return [encoded(request) + b"\n" for request in requests]
 
 
-def check_request(place: str, request: Any, seen: set[int]) -> None:
+def check_request(place: str, request: Any, seen: set[str]) -> None:
     """Raises ApiError for what Anthropic refuses at once; the `params` are checked only when the request is done."""
     if not isinstance(request, dict):
         raise bad(place, "Input should be an object")
@@ -297,84 +238,6 @@ def check_request(place: str, request: Any, seen: set[int]) -> None:
         raise bad(f"{place}.custom_id", "String should match pattern '^[a-zA-Z0-9_-]{1,64}$'")
     if not isinstance(request["params"], dict):
         raise bad(f"{place}.params", "Input should be an object")
-    if hash(custom_id) in seen:
+    if custom_id in seen:
         raise bad(f"{place}.custom_id", f"custom_id {json.dumps(custom_id)} is not unique in the batch")
-    seen.add(hash(custom_id))
-
-
-class ArrayReader:
-    """Reads a JSON object from a text file, element by element where one of its values is an array: no more of it is in
-    memory than the longest element needs."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self._text = ""
-        self._at = 0
-        self._ended = False
-        self._decoder = json.JSONDecoder()
-
-    def elements(self, name: str) -> Iterator[tuple[str, Any]]:
-        """The elements of the array `name` of the object, as written and as read; what else the object says is passed
-        over. Raises ValueError for what is no such object."""
-        for _ in self._members("{", "}"):
-            key, _ = self._value()
-            self._take(":")
-            if key != name:
-                self._value()
-                continue
-            for _ in self._members("[", "]"):
-                value, written = self._value()
-                yield written, value
-        if self._peek():
-            raise ValueError("there is more after the object")
-
-    def _members(self, opening: str, closing: str) -> Iterator[None]:
-        """Stands before each member of an object or an array in turn, which the caller reads."""
-        self._take(opening)
-        more = self._peek() != closing
-        while more:
-            yield
-            if more := self._peek() == ",":
-                self._take(",")
-        self._take(closing)
-
-    def _value(self) -> tuple[Any, str]:
-        """The next value, and how it is written."""
-        self._peek()
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                unfinished = error.msg.startswith("Unterminated") or error.pos > len(self._text) - NEAR_END
-                if self._ended or not unfinished:
-                    raise
-            else:
-                if end < len(self._text) or self._ended:
-                    break
-            self._more()
-        written, self._at = self._text[self._at : end], end
-        return value, written
-
-    def _peek(self) -> str:
-        """The next character that is not blank, empty at the end."""
-        while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in BLANK:
-                    return self._text[self._at]
-                self._at += 1
-            if self._ended:
-                return ""
-            self._more()
-
-    def _take(self, expected: str) -> None:
-        found = self._peek()
-        if found != expected:
-            raise ValueError(f"expected {expected!r}, not {found!r}" if found else f"expected {expected!r} at its end")
-        self._at += 1
-
-    def _more(self) -> None:
-        """Reads on, twice as much as is held, so that long elements are not read again too often."""
-        rest = self._text[self._at :]
-        piece = self._file.read(max(READ_PIECE, len(rest)))
-        self._ended = not piece
-        self._text, self._at = rest + piece, 0
+    seen.add(custom_id)

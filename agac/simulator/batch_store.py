@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -306,7 +306,7 @@ class BatchStore:
         db.execute("COMMIT")
 
     @contextmanager
-    def working(self, stopped: Callable[[], bool]) -> Iterator[bool]:
+    def working(self, stopping: threading.Event) -> Iterator[bool]:
         """Held by the one process that works on batches; ends with the process, however it dies. False: the simulator
         was stopped while another process held it."""
         if sys.platform == "win32":  # there, one process uses a state file
@@ -314,11 +314,11 @@ class BatchStore:
             return
         self.folder.mkdir(exist_ok=True)
         with (self.folder / ".working").open("wb") as lock:
-            while not stopped():
+            while not stopping.is_set():
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    time.sleep(LOCK_INTERVAL_S)
+                    stopping.wait(LOCK_INTERVAL_S)
                 else:
                     yield True
                     return
@@ -383,15 +383,11 @@ class BatchStore:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add_file(
-        self, path: Path, name: str, purpose: str, *, expires_at: float | None, file_id: str = "", lag: int = 0
+        self, file_id: str, path: Path, name: str, purpose: str, expires_at: float, lag: int = 0
     ) -> StoredFile:
         """Takes over the bytes at `path` as a file."""
-        now = self.now()
-        file_id = file_id or self.new_id("file-", path.name, now)
-        size = path.stat().st_size
-        if path != self.file_path(file_id):
-            path.replace(self.file_path(file_id))
-        values = (file_id, name, purpose, size, now, expires_at, lag)
+        values = (file_id, name, purpose, path.stat().st_size, self.now(), expires_at, lag)
+        path.replace(self.file_path(file_id))
         row = self.db().execute(
             "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at, lag) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "RETURNING seq",
@@ -401,23 +397,20 @@ class BatchStore:
 
     def file(self, file_id: str) -> StoredFile | None:
         """A file that exists and has not expired."""
-        return next(iter(self._files("id = ?", [file_id], 1, newest=True)), None)
+        return next(iter(self._files("id = ?", file_id)), None)
 
-    def files(
-        self, purpose: str | None, after: str | None = None, limit: int = -1, *, newest: bool = True
-    ) -> list[StoredFile]:
-        """Files of one purpose or of all, those that come after the one named."""
-        if after is None:
-            return self._files("purpose = COALESCE(?, purpose)", [purpose], limit, newest=newest)
-        later = f"seq {'<' if newest else '>'} (SELECT seq FROM file WHERE id = ?)"  # noqa: S608 (our own words)
-        return self._files(f"purpose = COALESCE(?, purpose) AND {later}", [purpose, after], limit, newest=newest)
+    def files(self, purpose: str | None, after: str | None = None, *, newest: bool = True) -> list[StoredFile]:
+        """Files of one purpose or of all, the newest or the oldest first: those that come after the one named."""
+        sign = -1 if newest else 1
+        later = "? IS NULL OR seq * ? > (SELECT seq * ? FROM file WHERE id = ?)"
+        where = f"purpose = COALESCE(?, purpose) AND ({later}) ORDER BY seq * ?"
+        return self._files(where, purpose, after, sign, sign, after, sign)
 
-    def _files(self, where: str, values: list[str | None], limit: int, *, newest: bool) -> list[StoredFile]:
+    def _files(self, where: str, *values: str | int | None) -> list[StoredFile]:
         rows = self.rows(
             "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "  # noqa: S608 (our own words)
-            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where} "
-            f"ORDER BY seq {'DESC' if newest else 'ASC'} LIMIT ?",
-            (self.now(), *values, limit),
+            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where}",
+            (self.now(), *values),
         )
         return [StoredFile(*row) for row in rows]
 
@@ -460,10 +453,10 @@ class BatchStore:
         self.save(batch)
         return batch
 
-    def cancel(self, batch: Batch, now: float) -> None:
+    def cancel(self, batch: Batch) -> None:
         """Stores that a batch is to end; once is enough."""
         if batch.cancel_at is None:
-            batch.cancel_at = now
+            batch.cancel_at = self.now()
             self.count("cancelled")
             self.save(batch)
 
@@ -486,18 +479,19 @@ class BatchStore:
         statement = "SELECT told FROM batch WHERE id = ?1 AND (?2 IS NULL OR (family = ?2 AND ended < 2))"
         return next((read_batch(stored) for (stored,) in self.rows(statement, (batch_id, family))), None)
 
-    def batches(
-        self, family: str, limit: int = -1, *, before: int | None = None, after: int | None = None
-    ) -> list[Batch]:
-        """Batches, the newest first: those older than number `before`; or the ones next newer than number `after`."""
-        order = "ASC" if after is not None else "DESC"
+    def fresh(self, batch_id: str) -> Batch:
+        """A batch that exists, as it is now."""
+        batch = self.batch(batch_id)
+        assert batch is not None
+        return batch
+
+    def batches(self, family: str, *, before: int | None = None, after: int | None = None) -> list[Batch]:
+        """Batches, the newest first: those older than number `before`, or newer than number `after`."""
         rows = self.rows(
-            f"SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? AND seq > ? "  # noqa: S608 (our own words)
-            f"ORDER BY seq {order} LIMIT ?",
-            (family, before if before is not None else 2**62, after if after is not None else -1, limit),
+            "SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? AND seq > ? ORDER BY seq DESC",
+            (family, 2**62 if before is None else before, -1 if after is None else after),
         )
-        found = [read_batch(stored) for (stored,) in rows]
-        return found if after is None else found[::-1]
+        return [read_batch(stored) for (stored,) in rows]
 
     def open_batches(self) -> list[Batch]:
         """Batches that have not ended, the oldest first."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import IO, Any, ParamSpec, TypeVar
@@ -20,14 +22,7 @@ from typing import IO, Any, ParamSpec, TypeVar
 from agac.simulator.anthropic import MessageBatches
 from agac.simulator.batch_inputs import CheckedInput, input_problem
 from agac.simulator.batch_store import DAY, Batch, BatchStore
-from agac.simulator.faults import (
-    BatchFaults,
-    FaultPlan,
-    LineFaults,
-    changed_answer,
-    error_of,
-    rule_error,
-)
+from agac.simulator.faults import BatchFaults, FaultPlan, LineFaults, changed_answer, error_of, rule_error
 from agac.simulator.openai import OpenAiBatches
 from agac.simulator.replies import AnswerWriter, ApiError, BatchEndpoint, encoded, unknown_model
 
@@ -83,17 +78,13 @@ class AnsweredChunk:
 class BatchWorker:
     """Works on the batches of one state file, with the same answers, seed and rules (`plan`) as for single requests.
 
-    `charged_before` says whether a content was charged there, `stopped` whether to leave the rest for later.
+    `charged_before` says whether a content was charged there, `stopping` that the rest is to be left for later.
     """
 
     def __init__(
-        self,
-        store: BatchStore,
-        plan: FaultPlan,
-        charged_before: Callable[[bytes], bool],
-        stopped: Callable[[], bool],
+        self, store: BatchStore, plan: FaultPlan, charged_before: Callable[[bytes], bool], stopping: threading.Event
     ) -> None:
-        self.store, self.plan, self.charged_before, self.stopped = store, plan, charged_before, stopped
+        self.store, self.plan, self.charged_before, self.stopping = store, plan, charged_before, stopping
         self.writer = AnswerWriter()
 
     def catch_up(self, batch_id: str | None) -> None:
@@ -103,14 +94,14 @@ class BatchWorker:
         waiting = [batch for batch in self.store.open_batches() if batch_id in (None, batch.id)]
         if not any(batch.behind(now) for batch in waiting):
             return
-        with self.store.working(self.stopped) as alone:
+        with self.store.working(self.stopping) as alone:
             for batch in waiting if alone else ():
                 self.finish_due(batch.id, now)
 
     def finish_due(self, batch_id: str, now: float) -> None:
         """Does all that is due in one batch; one whose files were deleted has failed."""
         try:
-            while not self.stopped():
+            while not self.stopping.is_set():
                 batch = self.store.batch(batch_id)
                 if batch is None or batch.ended or not batch.behind(now):
                     return
@@ -119,11 +110,10 @@ class BatchWorker:
                 elif batch.executed < batch.due(now):
                     self.execute(batch, now)
                 elif (end := batch.ending(now)) is not None:
-                    end_batch(self.store, batch, *end)
+                    self.end(batch, *end)
         except FileNotFoundError as error:
             message = f"The files of the simulator are not there any more: {error.filename}"
-            problems = [input_problem("input_file_gone", message)]
-            self.settle_input(batch_id, errors=problems, ended="failed", ended_at=now)
+            self.settle_input(batch_id, [input_problem("input_file_gone", message)])
 
     def validate(self, batch: Batch) -> None:
         """Reads the whole input; a batch with errors in it has failed, and nothing of it ran."""
@@ -140,24 +130,20 @@ class BatchWorker:
                 message = f"Enqueued token limit reached for {checked.model}. {limit}"
                 message += "Please try again once some batches have completed."
                 errors = [input_problem("token_limit_exceeded", message)]
-        if errors:
-            self.settle_input(batch.id, errors=errors, ended="failed", ended_at=self.store.now())
-        else:
-            found = {"total": checked.total, "model": checked.model, "enqueued_tokens": checked.tokens}
-            self.settle_input(batch.id, errors=[], **found)
+        self.settle_input(batch.id, errors, total=checked.total, model=checked.model, enqueued_tokens=checked.tokens)
 
-    def settle_input(self, batch_id: str, **found: Any) -> None:
-        """Writes what was found about the input of a batch."""
+    def settle_input(self, batch_id: str, errors: list[dict[str, Any]], **found: Any) -> None:
+        """Writes what was found about the input of a batch, which has failed if there are errors."""
         with self.store.write():
-            fresh = self.store.batch(batch_id)
-            assert fresh is not None
-            fresh = replace(fresh, validated=True, **found)
-            if fresh.ended != "failed":
-                self.store.count("requests", fresh.total)
-            else:
+            batch = self.store.fresh(batch_id)
+            if errors:
+                batch = replace(batch, validated=True, errors=errors, ended="failed", ended_at=self.store.now())
                 self.store.count("rejected")
-                self.store.count_faults(fresh, "checked")
-            self.store.save(fresh)
+                self.store.count_faults(batch, "checked")
+            else:
+                batch = replace(batch, validated=True, **found)
+                self.store.count("requests", batch.total)
+            self.store.save(batch)
 
     def execute(self, batch: Batch, now: float) -> None:
         """Answers what is due by then, in chunks. A chunk's lines are on disk before it is charged; the remains of an
@@ -166,11 +152,11 @@ class BatchWorker:
         about = family, family.endpoint(batch), LineFaults(batch.faults, self.plan.seed)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
-            open_part(self.store, batch, "output") as output,
-            open_part(self.store, batch, "error") as errors,
+            self.open_part(batch, "output") as output,
+            self.open_part(batch, "errors") as errors,
         ):
             requests.seek(batch.read)
-            while batch.executed < (goal := batch.due(now)) and not self.stopped():
+            while batch.executed < (goal := batch.due(now)) and not self.stopping.is_set():
                 chunk = AnsweredChunk(batch, *about)
                 for number in range(batch.executed + 1, min(batch.executed + CHUNK, goal) + 1):
                     self.answer(number, requests.readline(), chunk)
@@ -185,12 +171,10 @@ class BatchWorker:
         line = json.loads(raw)
         custom_id, good = line["custom_id"], False
         about = chunk.batch, number, custom_id
-        rules = chunk.line_faults.of_line(number, raw, custom_id) if chunk.line_faults.rules else []
+        rules = chunk.line_faults.of_line(number, raw, custom_id)
         kinds = [rule.kind for rule in rules]
-        instead = None
-        if rules:
-            chunk.faults.update(kinds)
-            instead = next((rule for rule in rules if rule.phase == "result"), None)
+        chunk.faults.update(kinds)
+        instead = next((rule for rule in rules if rule.phase == "result"), None)
         try:
             if instead is None:
                 reply = encoded(self.reply(line[chunk.format.body_key], chunk))
@@ -226,7 +210,7 @@ class BatchWorker:
             raise unknown_model(call.model)
         answer = self.writer.answer(call)
         # requests of batches have no numbers among single ones: rules with `at` leave them alone
-        rule = self.plan.pick(0, call) if self.plan.rules else None
+        rule = self.plan.pick(0, call)
         if rule is not None and rule.phase in ("error", "answer"):  # the others are about connections
             chunk.faults[rule.kind] += 1
             if rule.phase == "error":
@@ -242,11 +226,9 @@ class BatchWorker:
     def commit(self, chunk: AnsweredChunk, out_size: int, err_size: int) -> Batch:
         """Charges a chunk and stores that it is done, in one transaction."""
         with self.store.write():
-            fresh = self.store.batch(chunk.batch.id)
-            assert fresh is not None
-            for name, more in chunk.added.items():
-                setattr(fresh, name, getattr(fresh, name) + more)
-            fresh.out_size, fresh.err_size = out_size, err_size
+            fresh = self.store.fresh(chunk.batch.id)
+            added = {name: getattr(fresh, name) + more for name, more in chunk.added.items()}
+            fresh = replace(fresh, out_size=out_size, err_size=err_size, **added)
             self.store.save(fresh)
             known = sum(not self.store.was_charged(digest) for digest in chunk.known)
             self.store.count("charged", len(chunk.digests))
@@ -257,82 +239,78 @@ class BatchWorker:
                 self.store.count(f"fault.{kind}", times)
         return fresh
 
+    def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
+        """Where its good lines ("output") or its others ("errors") are gathered, to append to, with no more in it than
+        was committed: the remains of a chunk that a kill left are cut off."""
+        path = self.store.file_path(f"{batch.id}.{suffix}")
+        path.touch()
+        file = path.open("r+b")
+        file.truncate(batch.out_size if suffix == "output" else batch.err_size)
+        file.seek(0, os.SEEK_END)
+        return file
 
-def open_part(store: BatchStore, batch: Batch, kind: str) -> IO[bytes]:
-    """Where its good lines ("output") or its others ("error") are gathered, to append to, with no more in it than was
-    committed: the remains of a chunk that a kill left are cut off."""
-    suffix, size = ("output", batch.out_size) if kind == "output" else ("errors", batch.err_size)
-    path = store.file_path(f"{batch.id}.{suffix}")
-    path.touch()
-    file = path.open("r+b")
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-def result_id(store: BatchStore, batch: Batch, kind: str) -> str:
-    """The id of a file of its results: the same however often it is made."""
-    return store.new_id("file-", batch.id, kind)
-
-
-def end_batch(store: BatchStore, batch: Batch, ended: str, when: float) -> None:
-    """Writes what is left and turns results into files; a kill before the commit leaves it to be done again, and a
-    result file that was not committed is taken back then."""
-    one_file = FAMILIES[batch.family].one_file
-    parts = {"output": store.file_path(f"{batch.id}.output"), "error": store.file_path(f"{batch.id}.errors")}
-    batch.ended, batch.ended_at = ended, when
-    for kind, path in parts.items():
-        made = store.file_path(result_id(store, batch, kind))
-        if made.exists() and not path.exists():
-            made.replace(path)
-        with open_part(store, batch, kind) as lines:
-            if ended != "completed" and one_file == (kind == "output"):
-                write_unfinished(store, batch, lines)
-    output, errors = parts.values()
-    shaped = shape(batch, output)
-    with store.write():
-        if one_file:
-            batch.output_id = shaped.name
-            errors.unlink()
-        else:
-            if batch.fault("batch_empty_output_id"):
-                batch.output_id = ""
-            elif batch.fault("batch_null_output"):
-                shaped.unlink()
+    def end(self, batch: Batch, ended: str, when: float) -> None:
+        """Writes what is left and turns results into files; a kill before the commit leaves it to be done again, and a
+        result file that was not committed is taken back then."""
+        family, store = FAMILIES[batch.family], self.store
+        batch.ended, batch.ended_at = ended, when
+        output, errors = (store.file_path(f"{batch.id}.{suffix}") for suffix in ("output", "errors"))
+        for path, kind in ((output, "output"), (errors, "error")):
+            made = store.file_path(self.result_id(batch, kind))
+            if made.exists() and not path.exists():
+                made.replace(path)
+            with self.open_part(batch, path.suffix[1:]) as lines:
+                if ended != "completed" and family.one_file == (kind == "output"):
+                    lines.writelines(self.unfinished(batch))
+        shaped = shape(batch, output)
+        with store.write():
+            if family.one_file:
+                batch.output_id = shaped.name
+                errors.unlink()
             else:
-                batch.output_id = result_file(store, batch, shaped, "output", keep_empty=False)
-            keep_empty = batch.family == "azure" or bool(batch.fault("batch_zero_error_file"))
-            batch.error_id = result_file(store, batch, errors, "error", keep_empty=keep_empty)
-        store.count_faults(batch, "ended")
-        store.save(batch)
-        store.drop_bytes(batch.input_id)
-    if shaped != output:
-        output.unlink(missing_ok=True)
+                keep_empty = batch.family == "azure" or bool(batch.fault("batch_zero_error_file"))
+                batch.output_id = self.output_file(batch, shaped)
+                batch.error_id = self.result_file(batch, errors, "error", keep_empty=keep_empty)
+            store.count_faults(batch, "ended")
+            store.save(batch)
+            store.drop_bytes(batch.input_id)
+        if shaped != output:
+            output.unlink(missing_ok=True)
 
+    def unfinished(self, batch: Batch) -> Iterator[bytes]:
+        """A line for every request that was not done."""
+        with self.store.file_path(batch.input_id).open("rb") as requests:
+            requests.seek(batch.read)
+            for number in range(batch.executed + 1, batch.total + 1):
+                custom_id = json.loads(requests.readline())["custom_id"]
+                yield FAMILIES[batch.family].unfinished_line(batch, number, custom_id)
 
-def write_unfinished(store: BatchStore, batch: Batch, results: IO[bytes]) -> None:
-    """Writes a line for every request that was not done."""
-    family = FAMILIES[batch.family]
-    with store.file_path(batch.input_id).open("rb") as requests:
-        requests.seek(batch.read)
-        for number in range(batch.executed + 1, batch.total + 1):
-            results.write(family.unfinished_line(batch, number, json.loads(requests.readline())["custom_id"]))
+    def result_id(self, batch: Batch, kind: str) -> str:
+        """The id of a file of its results: the same however often it is made."""
+        return self.store.new_id("file-", batch.id, kind)
 
+    def output_file(self, batch: Batch, path: Path) -> str | None:
+        """Makes the file of good results, unless a fault names none."""
+        if batch.fault("batch_empty_output_id"):
+            return ""
+        if batch.fault("batch_null_output"):
+            path.unlink()
+            return None
+        return self.result_file(batch, path, "output", keep_empty=False)
 
-def result_file(store: BatchStore, batch: Batch, path: Path, kind: str, *, keep_empty: bool) -> str | None:
-    """Makes a file of results, None without any; of one that is gone only the name is left."""
-    if path.stat().st_size == 0 and not keep_empty:
-        path.unlink()
-        return None
-    file_id = result_id(store, batch, kind)
-    kept = RESULTS_FILE_KEPT if batch.kept_seconds is None else batch.kept_seconds
-    if store.file(file_id) is None:
-        assert batch.ended_at is not None
-        name, expires_at = f"{batch.id}_{kind}.jsonl", batch.ended_at + kept
-        store.add_file(path, name, "batch_output", expires_at=expires_at, file_id=file_id)
-        if batch.fault("batch_gone"):
-            store.delete_file(file_id)
-    return file_id
+    def result_file(self, batch: Batch, path: Path, kind: str, *, keep_empty: bool) -> str | None:
+        """Makes a file of results, None without any; of one that is gone only the name is left."""
+        if path.stat().st_size == 0 and not keep_empty:
+            path.unlink()
+            return None
+        file_id = self.result_id(batch, kind)
+        kept = RESULTS_FILE_KEPT if batch.kept_seconds is None else batch.kept_seconds
+        if self.store.file(file_id) is None:
+            assert batch.ended_at is not None
+            self.store.add_file(file_id, path, f"{batch.id}_{kind}.jsonl", "batch_output", batch.ended_at + kept)
+            if batch.fault("batch_gone"):
+                self.store.delete_file(file_id)
+        return file_id
 
 
 def shape(batch: Batch, path: Path) -> Path:
@@ -377,7 +355,7 @@ class BatchThreads:
     ) -> None:
         self.store, self.faults, self.seconds = store, faults, seconds
         self._stopping = threading.Event()
-        self._worker = BatchWorker(store, plan, charged_before, self._stopping.is_set)
+        self._worker = BatchWorker(store, plan, charged_before, self._stopping)
         self._store_thread = ThreadPoolExecutor(1, "simulator-state")
         self._work_thread = ThreadPoolExecutor(1, "simulator-batches")
         self._queue_lock = threading.Lock()
@@ -386,8 +364,7 @@ class BatchThreads:
 
     async def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a function of the store, one such call at a time."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._store_thread, lambda: function(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._store_thread, partial(function, *args, **kwargs))
 
     async def change(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same in one transaction."""
