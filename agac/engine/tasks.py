@@ -24,7 +24,8 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
 from agac.store.records import Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
-from agac.tools.processes import FunctionFailed, Runner
+from agac.tools.functions import FunctionFailed
+from agac.tools.processes import Call, open_function
 
 MAX_KEYS = 512
 """Keys in one look-up."""
@@ -74,28 +75,26 @@ FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue]], Awaitable[Ans
 async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
     """Calls the functions of a plan, which are imported: the one place in the engine that does. Raises UsageError when
     one cannot be imported."""
-    runners: dict[int, Runner] = {}
+    calls: dict[int, Call] = {}
     clean = work.redactor.clean
 
     async def call(stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue]) -> Answer | RowError:
         assert isinstance(stage.operation, Python)
         name = str(stage.operation.function)
-        try:
-            came = await runners[stage.index].call(given)
-        except FunctionFailed as failed:
-            return RowError(ErrorType.PYTHON_ERROR, clean(failed.message), clean(failed.traceback_text))
-        if came.kind == "rows" and stage.makes != "rows":
+        value = await calls[stage.index](given)
+        if isinstance(value, FunctionFailed):
+            return RowError(ErrorType.PYTHON_ERROR, clean(value.message), clean(value.traceback_text))
+        if isinstance(value, list) and stage.makes != "rows":
             message = f"{name} gave a list of rows; after explode let it give one row, or None"
             return RowError(ErrorType.PYTHON_ERROR, message)
-        value = list(came.rows) if came.kind == "rows" else came.rows[0] if came.rows else None
         endpoint = Endpoint("python", "", name, False)
         return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
 
     async with AsyncExitStack() as stack:
         for stage in work.plan.stages:
             if isinstance(stage, LocalStage) and isinstance(does := stage.operation, Python):
-                runner = Runner(does.function, work.root, does.processes)
-                runners[stage.index] = await stack.enter_async_context(runner)
+                opened = open_function(does.function, work.root, does.processes)
+                calls[stage.index] = await stack.enter_async_context(opened)
         yield call
 
 

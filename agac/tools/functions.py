@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Generic, Literal, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 from weakref import WeakSet
 
 from agac.core.errors import UsageError
@@ -148,25 +148,17 @@ _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 Record = dict[str, JSONValue]
 
 
+Returned = Record | list[Record] | None
+"""What a function gave for a row: one row, a list of rows (perhaps empty), or None; copies."""
+
+
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """What a function gave for a row: one row, a list of rows (perhaps empty), or None. `rows` are copies."""
-
-    kind: Literal["row", "rows", "none"]
-    rows: tuple[Record, ...]
-
-
-class FunctionFailed(Exception):
+class FunctionFailed:
     """A function gave no result for a row. `message` is one line and ends with the place in the user's file;
     `traceback_text` begins at the user's own frame, and is empty where no exception was raised."""
 
-    def __init__(self, message: str, traceback_text: str = "") -> None:
-        super().__init__(message, traceback_text)  # both, so that it can be pickled
-        self.message = message
-        self.traceback_text = traceback_text
-
-    def __str__(self) -> str:
-        return self.message
+    message: str
+    traceback_text: str = ""
 
 
 def returned(value: Any, named: str) -> Returned | FunctionFailed:
@@ -174,13 +166,11 @@ def returned(value: Any, named: str) -> Returned | FunctionFailed:
 
     `named` is the function as the workflow names it: `tools/clean.py:normalise`.
     """
-    if value is None:
-        return Returned("none", ())
     try:
-        if isinstance(value, dict):
-            return Returned("row", (plain(value),))
+        if value is None or isinstance(value, dict):
+            return cast("Returned", plain(value))
         if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
-            return Returned("rows", tuple(_inner(one, f"[{i}]", -1, row=True) for i, one in enumerate(value)))
+            return [cast("Record", _inner(one, f"[{i}]", -1, row=True)) for i, one in enumerate(value)]
         if hasattr(value, "__await__") and callable(close := getattr(value, "close", None)):
             close()  # nobody will await it: before Python complains about it
         plain(value)  # says what it is, if it is nothing that JSON has
@@ -302,13 +292,33 @@ def outcome_of(function: Function, row: Record, root: Path, named: str) -> Retur
     return returned(value, named)
 
 
+async def awaited(function: Function, row: Record) -> Any:
+    """What a function gives that is called in an event loop."""
+    value = function(row)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def awaited_outcome(function: Function, root: Path, named: str, row: Record) -> Returned | FunctionFailed:
+    """What such a function makes of a copy of `row`, here and now."""
+    try:
+        with user_code():
+            value = await awaited(function, plain(row, SPARE_DEPTH))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return failure(error, root, named)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row)
+        return failure(error, root, named)
+    return returned(value, named)
+
+
 # Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that ended meanwhile), and a
 # call that never returns would keep the whole process from ending. And Python runs one thread at a time: threads that
 # compute keep the event loop waiting, with 32 of them for a tenth of a second each time. So there are fewer of them as
 # soon as the loop is late for what they ended, and more again while it is not; threads that wait cost it nothing.
-
-_Given = TypeVar("_Given")
-_Got = TypeVar("_Got")
 
 MAX_LEFT = 100
 """Threads that may be left alone with calls that nobody waits for any more; beyond, such calls keep their places."""
@@ -319,23 +329,25 @@ LATE, IN_TIME = 0.015, 0.004
 """Seconds that the loop takes to hear of a call's end: above, there are too many threads; below, not."""
 
 
-class _Call(Generic[_Given]):
-    __slots__ = ("begun", "ended", "given", "left", "waiter")
+@dataclass(slots=True, eq=False)
+class _Call:
+    """`left`: nobody waits for it any more, and its thread no longer counts."""
 
-    def __init__(self, given: _Given, waiter: asyncio.Future[Any]) -> None:
-        self.given, self.waiter = given, waiter
-        self.begun = self.ended = False
-        self.left = False  # by whoever waited for it
+    given: Any
+    waiter: asyncio.Future[Any]
+    begun: bool = False
+    ended: bool = False
+    left: bool = False
 
 
-class Threads(Generic[_Given, _Got]):
+class Threads:
     """Calls `function`, at most `most` times at once. Lives in one event loop; `close` waits for nobody."""
 
-    def __init__(self, function: Callable[[_Given], _Got], most: int) -> None:
+    def __init__(self, function: Callable[[Any], Any], most: int) -> None:
         self._function, self._most = function, most
         self._loop = asyncio.get_running_loop()
-        self._waiting: SimpleQueue[_Call[_Given] | None] = SimpleQueue()
-        self._ended: deque[tuple[_Call[_Given], _Got | None, BaseException | None]] = deque()
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._ended: deque[tuple[_Call, Any, BaseException | None]] = deque()
         self._delivery_due = False
         self._delivery_at = 0.0
         self._late = 0.0  # seconds, smoothed
@@ -345,15 +357,14 @@ class Threads(Generic[_Given, _Got]):
         self._serving = 0  # threads that take calls
         self._left = 0  # threads with a call that nobody waits for
 
-    async def call(self, given: _Given) -> _Got:
+    async def call(self, given: Any) -> Any:
         """What `function` gives; raises what it raises."""
         call = _Call(given, self._loop.create_future())
         self._open += 1
         self._waiting.put(call)
         self._serve()
         try:
-            result: _Got = await call.waiter
-            return result
+            return await call.waiter
         except asyncio.CancelledError:
             self._leave(call)
             raise
@@ -371,7 +382,7 @@ class Threads(Generic[_Given, _Got]):
             self._serving += 1
         threading.Thread(target=self._work, name="agac python stage", daemon=True).start()
 
-    def _leave(self, call: _Call[_Given]) -> None:
+    def _leave(self, call: _Call) -> None:
         """A call that was cancelled: its thread cannot be stopped, so another may take its place."""
         if call.begun and not call.ended and self._left < MAX_LEFT:
             call.left = True
@@ -427,7 +438,7 @@ class Threads(Generic[_Given, _Got]):
 
 # Standard output is for results: what functions of the user's print goes to standard error.
 #
-# `sys.stdout` is exchanged while a Runner is open, and decides at each use: what runs in the context of a call, and
+# `sys.stdout` is exchanged while a function is open, and decides at each use: what runs in the context of a call, and
 # every thread that was started since, prints to standard error; all others print where they did.
 
 _in_call: ContextVar[bool] = ContextVar("_in_call", default=False)

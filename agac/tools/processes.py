@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import pickle
@@ -11,28 +10,25 @@ import signal
 import sys
 import threading
 from codecs import getincrementaldecoder
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from agac.core.errors import UsageError
 from agac.spec.python_code import FunctionRef
 from agac.tools.functions import (
-    SPARE_DEPTH,
-    Function,
     FunctionFailed,
     Record,
     Returned,
     Threads,
+    awaited,
+    awaited_outcome,
     exchanged,
-    failure,
     is_awaited,
     load_function,
     outcome_of,
-    plain,
-    returned,
     user_code,
 )
 
@@ -50,11 +46,47 @@ _START = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given
 _MAIN = "from agac.tools.processes import work_off; work_off(given['work'])"
 
 LENGTH = 8
-"""Bytes of the length before each pickle. To a process: rows. Back: `True` when the function is there, then for each
-row a `Returned` or a `FunctionFailed`; a UsageError's parts instead when the function cannot be had."""
+"""Bytes of the length before each pickle. To a process: rows. Back: None when the function is there, a UsageError when
+it cannot be had; then for each row what became of it."""
 
 WATCH = 1.0
 """Seconds between a process's looks whether agac is still there; a call may take hours after it was killed."""
+
+THREADS = 32
+"""Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
+
+Call = Callable[[Record], Awaitable[Returned | FunctionFailed]]
+
+
+@asynccontextmanager
+async def open_function(ref: FunctionRef, root: Path, processes: int | None = None) -> AsyncIterator[Call]:
+    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`.
+
+    A function written with `async def` is awaited in the event loop. Any other runs in threads, at most `THREADS` calls
+    at once. With `processes`, calls run in that many processes, each with its own copy of the module; a process that
+    dies fails the row that it had, and a new one takes its place. Raises UsageError (see `load_function`), later too
+    when a further process finds that the function's text was changed.
+
+    A call gets a copy of its row, and may be cancelled. What a function does in a process ends then, as the process
+    does; what it does in a thread goes on, and its result is thrown away.
+    """
+    async with AsyncExitStack() as stack:
+        if processes is not None:
+            yield (await stack.enter_async_context(Processes(ref, root, processes))).call
+            return
+        stack.enter_context(exchanged())
+        function = load_function(ref, root)
+        if is_awaited(function, ref):
+            yield partial(awaited_outcome, function, root, str(ref))
+            return
+
+        def in_thread(row: Record) -> Returned | FunctionFailed:
+            with user_code():
+                return outcome_of(function, row, root, str(ref))
+
+        threads = Threads(in_thread, THREADS)
+        stack.callback(threads.close)
+        yield threads.call
 
 
 def _frame(value: Any) -> bytes:
@@ -84,17 +116,12 @@ def work_off(work: str) -> None:
     try:
         function = load_function(ref, root)
     except UsageError as error:
-        put((error.message, error.remedy, getattr(error, "__notes__", [])))
+        put(error)
         return
-
-    async def awaited(row: Record) -> Any:
-        value = function(row)
-        return await value if inspect.isawaitable(value) else value
-
     # a function that is awaited has an event loop of its own here, the same for all rows
     loop = asyncio.Runner() if is_awaited(function, ref) else None
-    called = function if loop is None else lambda row: loop.run(awaited(row))
-    put(True)
+    called = function if loop is None else lambda row: loop.run(awaited(function, row))
+    put(None)
     while len(head := rows.read(LENGTH)) == LENGTH:
         row: Record = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
         put(outcome_of(called, row, root, str(ref)))
@@ -110,7 +137,9 @@ class Processes:
     """At most `most` processes, started as calls need them."""
 
     def __init__(self, ref: FunctionRef, root: Path, most: int) -> None:
-        self._ref, self._root = ref, root
+        given = {"path": sys.path, "work": pickle.dumps((os.getpid(), root, ref)).hex()}
+        self._program = (sys.executable, "-c", _START + _MAIN, json.dumps(given))
+        self._ref = ref
         self._places = asyncio.Semaphore(most)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -131,15 +160,13 @@ class Processes:
         """What the function gives for `row`; a failure also where the process dies of it."""
         async with self._places:
             worker = await self._free()
+            worker.input.write(_frame(row))
             try:
-                answer: Returned | FunctionFailed = await worker.ask(row)
-            except asyncio.CancelledError:
-                worker.kill()
-                raise
+                outcome: Returned | FunctionFailed = await worker.answer()
             except _Died as died:
                 return FunctionFailed(f"{died} ({self._ref})")
             self._idle.append(worker)
-        return answer
+        return outcome
 
     async def _free(self) -> _Worker:
         while self._idle:
@@ -149,32 +176,22 @@ class Processes:
         return await self._started()
 
     async def _started(self) -> _Worker:
-        given = {"path": sys.path, "work": pickle.dumps((os.getpid(), self._root, self._ref)).hex()}
-        program = (sys.executable, "-c", _START + _MAIN, json.dumps(given))
-        worker = _Worker()
-        self._all.add(worker)
         loop = asyncio.get_running_loop()
+        _, worker = await loop.subprocess_exec(_Worker, *self._program, start_new_session=True)
+        self._all.add(worker)
         try:
-            await loop.subprocess_exec(lambda: worker, *program, start_new_session=True)
-            ready = await worker.answer()
-        except asyncio.CancelledError:
-            worker.kill()
-            raise
+            refused: UsageError | None = await worker.answer()
         except _Died as died:
             remedy = "See what it printed above; the file is imported by each process."
             raise UsageError(f"{self._ref} cannot be imported: {died}", remedy=remedy) from None
-        if ready is not True:
-            message, remedy, notes = ready
-            error = UsageError(message, remedy=remedy)
-            for note in notes:
-                error.add_note(note)
-            raise error
+        if refused is not None:
+            raise refused
         return worker
 
     async def _end(self) -> None:
         for worker in self._all:
-            worker.stop() if worker in self._idle else worker.kill()
-        endings = [worker.ended for worker in self._all if worker.transport is not None]
+            worker.input.close() if worker in self._idle else worker.kill()
+        endings = [worker.ended for worker in self._all]
         if endings:
             _, late = await asyncio.wait(endings, timeout=MAX_WAIT_S)
             for worker in self._all:
@@ -190,45 +207,32 @@ class _Died(Exception):
 class _Worker(asyncio.SubprocessProtocol):
     """Our end of one process."""
 
+    transport: asyncio.SubprocessTransport
+    input: asyncio.WriteTransport
+
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.transport: asyncio.SubprocessTransport | None = None
-        self._came = bytearray()
-        self._waiter: asyncio.Future[Any] | None = None
-        self._answers: list[Any] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers = asyncio.StreamReader()  # without a limit: it is fed by hand
         self._decode = getincrementaldecoder("utf-8")("replace").decode
-        self._exited = False
-        self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def is_alive(self) -> bool:
         """Whether it can be asked."""
-        return not self._exited and not self.ended.done()
-
-    async def ask(self, row: Record) -> Any:
-        """The answer to a row. Raises _Died."""
-        self._input().write(_frame(row))
-        return await self.answer()
+        return self.transport.get_returncode() is None
 
     async def answer(self) -> Any:
-        """What it says next. Raises _Died."""
-        if self._answers:
-            return self._answers.pop(0)
-        if self.ended.done():
-            raise _Died(self._how())
-        self._waiter = self._loop.create_future()
+        """What it says next; cancelled, it is ended. Raises _Died."""
         try:
-            return await self._waiter
-        finally:
-            self._waiter = None
-
-    def stop(self) -> None:
-        """Lets it end: there are no more rows."""
-        if self.is_alive():
-            self._input().close()
+            length = int.from_bytes(await self._answers.readexactly(LENGTH), "big")
+            return pickle.loads(await self._answers.readexactly(length))  # noqa: S301  (our own worker's)
+        except asyncio.IncompleteReadError:
+            raise _Died(self._how()) from None
+        except asyncio.CancelledError:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """Ends it, and what it started, in whatever it does."""
-        if self.transport is None or self._exited:
+        if not self.is_alive():
             return
         with suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
@@ -239,44 +243,28 @@ class _Worker(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The process was started."""
         self.transport = cast("asyncio.SubprocessTransport", transport)
+        self.input = cast("asyncio.WriteTransport", self.transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """A part of an answer, or of what the function prints."""
-        if fd != 1:
-            if (stream := sys.stderr) is not None:  # as it is now: a live display may stand in for it
-                stream.write(self._decode(data))
-            return
-        self._came += data
-        while len(self._came) >= LENGTH:
-            end = LENGTH + int.from_bytes(self._came[:LENGTH], "big")
-            if len(self._came) < end:
-                return
-            answer = pickle.loads(memoryview(self._came)[LENGTH:end].tobytes())  # noqa: S301  (our own worker's)
-            del self._came[:end]
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(answer)
-            else:
-                self._answers.append(answer)
+        if fd == 1:
+            self._answers.feed_data(data)
+        elif (stream := sys.stderr) is not None:  # as it is now: a live display may stand in for it
+            stream.write(self._decode(data))
 
     def process_exited(self) -> None:
-        """Its last words may still be in the pipe."""
-        self._exited = True
-        self._loop.call_later(_DRAIN, self._over)
+        """What it wrote last may still be in the pipe."""
+        asyncio.get_running_loop().call_later(_DRAIN, self.connection_lost, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has ended, and so have its pipes."""
-        self._over()
-
-    def _over(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        self.transport.close()
+        self._answers.feed_eof()
         if not self.ended.done():
             self.ended.set_result(None)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(_Died(self._how()))
 
     def _how(self) -> str:
-        code = self.transport.get_returncode() if self.transport is not None else None
+        code = self.transport.get_returncode()
         if code is None or code >= 0:
             return f"the process ended with exit status {code}"
         with suppress(ValueError):
@@ -284,83 +272,3 @@ class _Worker(asyncio.SubprocessProtocol):
             more = "; the machine may be out of memory" if name == "SIGKILL" else ""
             return f"the process was killed by {name}{more}"
         return f"the process was killed by signal {-code}"
-
-    def _input(self) -> asyncio.WriteTransport:
-        assert self.transport is not None
-        return cast("asyncio.WriteTransport", self.transport.get_pipe_transport(0))
-
-
-__all__ = ["FunctionFailed", "Returned", "Runner", "load_function"]
-
-THREADS = 32
-"""Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
-
-
-class Runner:
-    """Calls one function for many rows: `async with Runner(ref, root) as runner: await runner.call(row)`.
-
-    A function written with `async def` is awaited in the event loop. Any other runs in threads, at most `THREADS` calls
-    at once. With `processes`, calls run in that many processes, each with its own copy of the module; a process that
-    dies fails the row that it had, and a new one takes its place. Entering raises UsageError (see `load_function`).
-    """
-
-    def __init__(self, ref: FunctionRef, root: Path, processes: int | None = None) -> None:
-        self._ref, self._root, self._processes = ref, root, processes
-        self._stack = AsyncExitStack()
-        self._ask: Callable[[Record], Awaitable[Returned | FunctionFailed]]
-        self._function: Function
-
-    async def __aenter__(self) -> Runner:
-        async with AsyncExitStack() as stack:
-            if self._processes is not None:
-                processes = await stack.enter_async_context(Processes(self._ref, self._root, self._processes))
-                self._ask = processes.call
-            else:
-                stack.enter_context(exchanged())
-                self._function = load_function(self._ref, self._root)
-                self._ask = self._awaited
-                if not is_awaited(self._function, self._ref):
-                    threads = Threads(self._outcome, THREADS)
-                    stack.callback(threads.close)
-                    self._ask = threads.call
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
-
-    async def call(self, row: Record) -> Returned:
-        """What the function gives for a copy of `row`. Raises FunctionFailed; UsageError when a further process finds
-        that the function's text was changed.
-
-        It may be cancelled. What a function does in a process ends then, as the process does; what it does in a thread
-        goes on, and its result is thrown away.
-        """
-        outcome = await self._ask(row)
-        if isinstance(outcome, FunctionFailed):
-            raise outcome
-        return outcome
-
-    def _outcome(self, row: Record) -> Returned | FunctionFailed:
-        """In a thread."""
-        with user_code():
-            return outcome_of(self._function, row, self._root, str(self._ref))
-
-    async def _awaited(self, row: Record) -> Returned | FunctionFailed:
-        try:
-            with user_code():
-                value = self._function(plain(row, SPARE_DEPTH))
-                if inspect.isawaitable(value):
-                    value = await value
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return failure(error, self._root, str(self._ref))
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row)
-            return failure(error, self._root, str(self._ref))
-        return returned(value, str(self._ref))

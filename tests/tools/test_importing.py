@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.functions import WAYS
 
-from agac.core.errors import UsageError
-from agac.tools.processes import FunctionFailed, Runner, load_function
-
-WAYS = pytest.mark.parametrize("processes", [None, 1], ids=["here", "process"])
+from agac.tools.functions import FunctionFailed
+from agac.tools.processes import open_function
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +56,15 @@ def test_modules_of_one_name_in_several_folders(tools: Any) -> None:
 
 async def test_projects_of_one_process_do_not_meet(tools: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     roots = [tmp_path_factory.mktemp("project") for _ in range(2)]
-    runners = []
+    functions = []
     for number, root in enumerate(roots):
         (root / "tools").mkdir()
         (root / "tools/words.py").write_text(f"x = {number}\n")
         (root / "tools/clean.py").write_text("def f(row):\n    from tools.words import x\n    return {'x': x}\n")
-        runners.append(Runner(type(tools)(root).ref(), root))
+        functions.append(open_function(type(tools)(root).ref(), root))
 
-    async with runners[0] as one, runners[1] as two:
-        assert [(await runner.call({})).rows[0]["x"] for runner in (one, two, one)] == [0, 1, 0]
+    async with functions[0] as one, functions[1] as two:
+        assert [await call({}) for call in (one, two, one)] == [{"x": 0}, {"x": 1}, {"x": 0}]
 
 
 def test_a_module_may_go_by_the_name_of_an_installed_one(tools: Any) -> None:
@@ -96,9 +95,8 @@ async def test_a_file_that_changed_since_the_plan_is_not_run(tools: Any, process
     tools.write("tools/clean.py", "def f(row): return row\n")
     ref = tools.ref()
     tools.write("tools/clean.py", "def f(row): return None\n")
-    with pytest.raises(UsageError, match=r"tools/clean\.py, or a file that it imports, was changed meanwhile"):
-        async with Runner(ref, tools.root, processes):
-            pass
+    error = await tools.refuses(ref, processes)
+    assert error.message == "tools/clean.py, or a file that it imports, was changed meanwhile"
 
 
 @WAYS
@@ -133,13 +131,10 @@ async def test_a_file_that_cannot_be_imported_says_where(
 ) -> None:
     tools.write("tools/words.py", "x = 1\n")
     tools.write("tools/clean.py", text)
-    with pytest.raises(UsageError) as caught:
-        async with Runner(tools.ref(), tools.root, processes):
-            pass
-    assert caught.value.message.startswith(f"tools/clean.py:f cannot be imported: {message}")
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith(remedy)
-    [note] = caught.value.__notes__
+    error = await tools.refuses(processes=processes)
+    assert error.message.startswith(f"tools/clean.py:f cannot be imported: {message}")
+    assert error.remedy.startswith(remedy)
+    [note] = error.__notes__
     assert note.startswith('Traceback (most recent call last):\n  File "tools/clean.py", line ')
     assert "agac" not in note
 
@@ -151,12 +146,11 @@ async def test_a_file_that_cannot_be_imported_says_where(
         ("def deco(f): return lambda a, b: 1", "tools/clean.py:f cannot be called with one row: missing a required"),
     ],
 )
-def test_what_a_decorator_makes_of_it_is_seen(tools: Any, decorator: str, message: str) -> None:
+async def test_what_a_decorator_makes_of_it_is_seen(tools: Any, decorator: str, message: str) -> None:
     tools.write("tools/clean.py", f"{decorator}\n@deco\ndef f(row): ...\n")
-    with pytest.raises(UsageError) as caught:
-        load_function(tools.ref(), tools.root)
-    assert caught.value.message.startswith(message)
-    assert caught.value.remedy == "Write def f(row)."
+    error = await tools.refuses()
+    assert error.message.startswith(message)
+    assert error.remedy == "Write def f(row)."
 
 
 @WAYS

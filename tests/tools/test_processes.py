@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
-from agac.core.errors import UsageError
-from agac.tools.processes import FunctionFailed, Returned, Runner
+from agac.tools.functions import FunctionFailed
+from agac.tools.processes import open_function
 
 DYING = """\
 import os, signal
@@ -38,11 +38,9 @@ def row_dies(row):
 def test_a_process_that_dies_fails_the_row_that_it_had_and_no_other(tools: Any, how: str, message: str) -> None:
     tools.write("tools/clean.py", DYING.replace("HOW", how))
     outcomes = tools.calls([{"n": n} for n in range(8)], processes=2)
-    failed = outcomes.pop(3)
-    assert isinstance(failed, FunctionFailed)
-    assert failed.message == f"{message} (tools/clean.py:f)"
-    assert [one.rows[0]["n"] for one in outcomes] == [0, 1, 2, 4, 5, 6, 7]
-    pids = {one.rows[0]["pid"] for one in outcomes}
+    assert outcomes.pop(3) == FunctionFailed(f"{message} (tools/clean.py:f)")
+    assert [one["n"] for one in outcomes] == [0, 1, 2, 4, 5, 6, 7]
+    pids = {one["pid"] for one in outcomes}
     assert os.getpid() not in pids
     assert not any(map(is_alive, pids))
 
@@ -58,14 +56,13 @@ def is_alive(pid: int) -> bool:
 async def test_a_process_that_died_while_it_was_idle_is_replaced(tools: Any) -> None:
     tools.write("tools/clean.py", "import os\ndef f(row): return {'pid': os.getpid()}\n")
 
-    async with Runner(tools.ref(), tools.root, 1) as runner:
-        first = (await runner.call({})).rows[0]["pid"]
-        os.kill(first, signal.SIGKILL)
-        while is_alive(first):  # reaped by the event loop's watcher
+    async with open_function(tools.ref(), tools.root, 1) as call:
+        first: Any = await call({})
+        os.kill(first["pid"], signal.SIGKILL)
+        while is_alive(first["pid"]):  # reaped by the event loop's watcher
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
-        first, second = first, (await runner.call({})).rows[0]["pid"]
-    assert first != second
+        assert await call({}) != first
 
 
 def test_as_many_processes_work_at_once_as_are_wanted(tools: Any) -> None:
@@ -76,8 +73,8 @@ def test_as_many_processes_work_at_once_as_are_wanted(tools: Any) -> None:
         "    while not Path(row['other']).exists(): time.sleep(0.005)\n    return row\n",
     )
     one, two = str(tools.root / "one"), str(tools.root / "two")
-    outcomes = tools.calls([{"mine": one, "other": two}, {"mine": two, "other": one}], processes=2)
-    assert [outcome.kind for outcome in outcomes] == ["row", "row"]
+    rows = [{"mine": one, "other": two}, {"mine": two, "other": one}]
+    assert tools.calls(rows, processes=2) == rows
 
 
 def test_large_rows_go_through(tools: Any) -> None:
@@ -86,7 +83,7 @@ def test_large_rows_go_through(tools: Any) -> None:
     assert tools.gives(row, processes=1) == [row, row]
 
 
-def test_a_cancelled_call_ends_its_process_and_what_that_started(tools: Any) -> None:
+async def test_a_cancelled_call_ends_its_process_and_what_that_started(tools: Any) -> None:
     tools.write(
         "tools/clean.py",
         "import os, subprocess\nfrom pathlib import Path\ndef f(row):\n    if row['hang']:\n"
@@ -97,18 +94,15 @@ def test_a_cancelled_call_ends_its_process_and_what_that_started(tools: Any) -> 
     )
     file: Path = tools.root / "pids"
 
-    async def cancelled() -> Returned:
-        async with Runner(tools.ref(), tools.root, 1) as runner:
-            call = asyncio.create_task(runner.call({"hang": True, "file": str(file)}))
-            while not file.exists():
-                await asyncio.sleep(0.01)
-            waiting = asyncio.create_task(runner.call({"hang": False}))
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            return await waiting
-
-    assert asyncio.run(cancelled()).kind == "row"
+    async with open_function(tools.ref(), tools.root, 1) as call:
+        hanging = asyncio.create_task(call({"hang": True, "file": str(file)}))
+        while not file.exists():
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(call({"hang": False}))
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert "pid" in await waiting
     for pid in map(int, file.read_text().split()):
         wait_until(lambda pid=pid: not is_running(pid), f"{pid} ends")
 
@@ -124,9 +118,8 @@ def is_running(pid: int) -> bool:
 
 async def test_a_module_that_kills_its_process_when_imported_is_an_error(tools: Any) -> None:
     tools.write("tools/clean.py", "import os\nos._exit(5)\ndef f(row): return row\n")
-    with pytest.raises(UsageError, match="cannot be imported: the process ended with exit status 5"):
-        async with Runner(tools.ref(), tools.root, 2):
-            pass
+    error = await tools.refuses(processes=2)
+    assert error.message == "tools/clean.py:f cannot be imported: the process ended with exit status 5"
 
 
 def test_what_a_function_wants_done_at_its_end_is_done(tools: Any) -> None:
@@ -150,7 +143,7 @@ def test_an_async_function_keeps_its_event_loop_there(tools: Any) -> None:
         "import asyncio\nlock = asyncio.Event()\nloops = set()\nasync def f(row):\n"
         "    loops.add(asyncio.get_running_loop())\n    await asyncio.sleep(0)\n    return {'loops': len(loops)}\n",
     )
-    assert [one.rows[0] for one in tools.calls([{}, {}, {}], processes=1)] == [{"loops": 1}] * 3
+    assert tools.calls([{}, {}, {}], processes=1) == [{"loops": 1}] * 3
 
 
 SCRIPT = """\
@@ -158,13 +151,13 @@ import asyncio, sys
 from pathlib import Path
 from agac.core.errors import Where
 from agac.spec.python_code import parse_reference
-from agac.tools.processes import Runner
+from agac.tools.processes import open_function
 
 async def main():
     root = Path(sys.argv[1])
     ref, _ = parse_reference("tools/clean.py:f", Where("w"), "", root)
-    async with Runner(ref, root, 1) as runner:
-        print("result", (await runner.call({})).rows[0]["done"], flush=True)
+    async with open_function(ref, root, 1) as call:
+        print("result", (await call({}))["done"], flush=True)
 
 asyncio.run(main())
 """

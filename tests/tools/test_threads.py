@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agac.tools.functions import IN_TIME, LATE, MIN_THREADS, Threads
-from agac.tools.processes import THREADS, Runner
+from agac.tools.processes import THREADS, open_function
 
 
 def test_the_event_loop_goes_on_while_a_function_waits_for_it(tools: Any) -> None:
@@ -16,11 +16,11 @@ def test_the_event_loop_goes_on_while_a_function_waits_for_it(tools: Any) -> Non
         "import threading\ngates = [threading.Event(), threading.Event()]\ndef f(row):\n"
         "    gates[row['mine']].set()\n    gates[row['other']].wait()\n    return row\n",
     )
-    outcomes = tools.calls([{"mine": 0, "other": 1}, {"mine": 1, "other": 0}])
-    assert [outcome.kind for outcome in outcomes] == ["row", "row"]
+    rows = [{"mine": 0, "other": 1}, {"mine": 1, "other": 0}]
+    assert tools.calls(rows) == rows
 
 
-def test_a_call_that_hangs_can_be_cancelled_and_its_place_is_taken_by_another() -> None:
+async def test_a_call_that_hangs_can_be_cancelled_and_its_place_is_taken_by_another() -> None:
     gate = threading.Event()
 
     def function(number: int) -> int:
@@ -28,49 +28,41 @@ def test_a_call_that_hangs_can_be_cancelled_and_its_place_is_taken_by_another() 
             gate.wait()
         return number
 
-    async def run() -> list[int]:
-        threads = Threads(function, 2)
-        hanging = [asyncio.create_task(threads.call(-1)) for _ in range(2)]
-        waiting = asyncio.create_task(threads.call(5))
-        await asyncio.sleep(0)
-        while threads._waiting.qsize() > 1:  # until both are taken
-            await asyncio.sleep(0.001)
-        for call in hanging:
-            call.cancel()
-        done = await asyncio.gather(*hanging, return_exceptions=True)
-        assert [type(one) for one in done] == [asyncio.CancelledError] * 2
-        results = [await waiting, *await asyncio.gather(*(threads.call(n) for n in range(20)))]
-        gate.set()
-        while threads._left:
-            await asyncio.sleep(0.001)
-        threads.close()
-        return results
-
-    assert asyncio.run(run()) == [5, *range(20)]
+    threads = Threads(function, 2)
+    hanging = [asyncio.create_task(threads.call(-1)) for _ in range(2)]
+    waiting = asyncio.create_task(threads.call(5))
+    await asyncio.sleep(0)
+    while threads._waiting.qsize() > 1:  # until both are taken
+        await asyncio.sleep(0.001)
+    for call in hanging:
+        call.cancel()
+    done = await asyncio.gather(*hanging, return_exceptions=True)
+    assert [type(one) for one in done] == [asyncio.CancelledError] * 2
+    assert await asyncio.gather(waiting, *(threads.call(n) for n in range(20))) == [5, *range(20)]
+    gate.set()
+    while threads._left:
+        await asyncio.sleep(0.001)
+    threads.close()
 
 
-def test_a_call_that_is_cancelled_before_it_began_is_never_made() -> None:
+async def test_a_call_that_is_cancelled_before_it_began_is_never_made() -> None:
     gate, made = threading.Event(), []
 
-    def function(number: int) -> int:
+    def function(number: int) -> None:
         made.append(number)
         gate.wait()
-        return number
 
-    async def run() -> None:
-        threads = Threads(function, 1)
-        calls = [asyncio.create_task(threads.call(number)) for number in range(3)]
-        await asyncio.sleep(0)
-        calls[1].cancel()
-        gate.set()
-        await asyncio.gather(*calls, return_exceptions=True)
-        threads.close()
-
-    asyncio.run(run())
+    threads = Threads(function, 1)
+    calls = [asyncio.create_task(threads.call(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    gate.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    threads.close()
     assert made == [0, 2]
 
 
-def test_no_more_calls_at_once_than_there_are_places(tools: Any) -> None:
+async def test_no_more_calls_at_once_than_there_are_places() -> None:
     now, most = 0, 0
     lock = threading.Lock()
 
@@ -83,30 +75,23 @@ def test_no_more_calls_at_once_than_there_are_places(tools: Any) -> None:
             now -= 1
         return number
 
-    async def run() -> list[int]:
-        threads = Threads(function, 3)
-        results = await asyncio.gather(*(threads.call(n) for n in range(500)))
-        threads.close()
-        return results
-
-    assert asyncio.run(run()) == list(range(500))
+    threads = Threads(function, 3)
+    assert await asyncio.gather(*(threads.call(n) for n in range(500))) == list(range(500))
+    threads.close()
     assert 1 <= most <= 3
 
 
-def test_threads_that_keep_the_loop_waiting_become_fewer_and_more_again() -> None:
-    async def run() -> tuple[float, float]:
-        threads = Threads(lambda number: number, THREADS)
-        for _ in range(30):
-            threads._adapt(LATE * 2)
-        few = threads._now_most
-        for _ in range(300):
-            threads._adapt(IN_TIME / 2)
-        return few, threads._now_most
-
-    assert asyncio.run(run()) == (MIN_THREADS, THREADS)
+async def test_threads_that_keep_the_loop_waiting_become_fewer_and_more_again() -> None:
+    threads = Threads(lambda number: number, THREADS)
+    for _ in range(30):
+        threads._adapt(LATE * 2)
+    assert threads._now_most == MIN_THREADS
+    for _ in range(300):
+        threads._adapt(IN_TIME / 2)
+    assert threads._now_most == THREADS
 
 
-def test_no_thread_is_left_when_a_runner_is(tools: Any) -> None:
+def test_no_thread_is_left_when_a_function_is_closed(tools: Any) -> None:
     tools.write("tools/clean.py", "def f(row): return row\n")
     assert tools.gives({"a": 1}) == {"a": 1}
     for thread in threading.enumerate():
@@ -114,21 +99,17 @@ def test_no_thread_is_left_when_a_runner_is(tools: Any) -> None:
             thread.join()
 
 
-def test_an_async_function_is_cancelled_with_its_call(tools: Any) -> None:
+async def test_an_async_function_is_cancelled_with_its_call(tools: Any) -> None:
     tools.write(
         "tools/clean.py",
         "import asyncio\nseen = []\nasync def f(row):\n    try:\n        await asyncio.Event().wait()\n"
         "    finally:\n        seen.append(1)\nasync def g(row): return {'seen': len(seen)}\n",
     )
-
-    async def run() -> int:
-        async with Runner(tools.ref(), tools.root) as runner:
-            call = asyncio.create_task(runner.call({}))
-            await asyncio.sleep(0)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-        async with Runner(tools.ref("tools/clean.py:g"), tools.root) as runner:
-            return int((await runner.call({})).rows[0]["seen"])
-
-    assert asyncio.run(run()) == 1
+    async with open_function(tools.ref(), tools.root) as call:
+        running = asyncio.create_task(call({}))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with open_function(tools.ref("tools/clean.py:g"), tools.root) as call:
+        assert await call({}) == {"seen": 1}
