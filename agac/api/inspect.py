@@ -211,7 +211,7 @@ async def _row_report(
         "row_number": row.ordinal,
         "in_input": row.ordinal is not None,
         "state": STATES[State(row.state)],
-        "error": _error(row.error_type, row.error_message, row.error_stage),
+        "error": error_of(row),
         "fields": json.loads(row.data),
         "stages": found,
         **await _relatives(database, stages, row),
@@ -373,11 +373,23 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
     found: list[dict[str, Any]] = []
     wrong: AttemptRecord | None = None
     for attempt in sorted(attempts, key=lambda one: one.replica):
-        said = None
-        asked = (attempt.invocation, attempt.replica)
+        said, asked = None, (attempt.invocation, attempt.replica)
         if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
             said = complaint(wrong.error_message or "", wants_json=stage.schema is not None)
-        found.append(_attempt_report(attempt, rebuilt.print_of(attempt.replica), said))
+        found.append(
+            {
+                **({"replica": attempt.replica} if attempt.replica else {}),
+                "number": attempt.number,
+                "invocation": attempt.invocation,
+                "purpose": attempt.purpose,
+                "asked_again_with": said,
+                "of_earlier_content": attempt.fingerprint != rebuilt.print_of(attempt.replica),
+                **attempt.as_json(),
+                "error": error_of(attempt),
+                "reply": history.reply_text(attempt.reply),
+                "reply_kept": attempt.reply is not None,
+            }
+        )
         if attempt.error_type == ErrorType.SCHEMA_MISMATCH:
             wrong = attempt
     return found
@@ -391,60 +403,22 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
         "row": origin.row_id if origin else None,
         "answered_at": iso(task.created_at),
     }
+    answered_by = {key: getattr(task, key) for key in ("provider", "model", "base_url", "simulated")}
     return {
         "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
         "settled_at": iso(task.settled_at),
         "result": json.loads(task.value) if task.value is not None else None,
-        "error": _error(task.error_type, task.error_message),
+        "error": error_of(task),
         "failures": task.failures,
-        "answered_by": _endpoint(task) if task.provider is not None else None,
+        "answered_by": answered_by if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
         "reused_from": reused_from if task.outcome == Outcome.REUSED else None,
     }
 
 
-def _endpoint(record: TaskRecord | AttemptRecord) -> dict[str, Any]:
-    return {
-        "provider": record.provider,
-        "model": record.model,
-        "base_url": record.base_url,
-        "simulated": bool(record.simulated),
-    }
-
-
-def _attempt_report(attempt: AttemptRecord, fingerprint: bytes | None, said: str | None) -> dict[str, Any]:
-    return {
-        **({"replica": attempt.replica} if attempt.replica else {}),
-        "number": attempt.number,
-        "invocation": attempt.invocation,
-        "purpose": attempt.purpose,
-        "asked_again_with": said,
-        "of_earlier_content": attempt.fingerprint != fingerprint,
-        "fingerprint": attempt.fingerprint.hex(),
-        **_endpoint(attempt),
-        "started_at": iso(attempt.started_at),
-        "duration_s": round(attempt.duration, 4),
-        "ttft_s": _rounded(attempt.ttft),
-        "time_to_response_s": _rounded(attempt.time_to_response),
-        "http_status": attempt.status,
-        "service_tier": attempt.service_tier,
-        "input_tokens": attempt.input_tokens,
-        "cached_tokens": attempt.cached_tokens,
-        "output_tokens": attempt.output_tokens,
-        "reasoning_tokens": attempt.reasoning_tokens,
-        "cost_usd": attempt.cost,
-        "perhaps_billed": bool(attempt.ambiguous),
-        "error": _error(attempt.error_type, attempt.error_message),
-        "reply": history.reply_text(attempt.reply),
-        "reply_kept": attempt.reply is not None,
-    }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
-
-
-def _error(error_type: str | None, message: str | None, stage: str | None = None) -> dict[str, Any] | None:
-    if error_type is None:
+def error_of(record: TaskRecord | AttemptRecord | RowRecord) -> dict[str, Any] | None:
+    """The error of a task, a call or a row; None: it has none."""
+    if record.error_type is None:
         return None
-    return {"type": error_type, "message": message, **({"stage": stage} if stage else {})}
+    stage = record.error_stage if isinstance(record, RowRecord) else None
+    return {"type": record.error_type, "message": record.error_message, **({"stage": stage} if stage else {})}

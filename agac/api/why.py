@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import in_batch
+from agac.api.inspect import error_of, in_batch
 from agac.api.status import blocking, find_rows, position_of, stored_run
 from agac.core.keys import digest
 from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, texts_of
@@ -19,9 +19,9 @@ from agac.spec.paths import project_root
 from agac.spec.templates import VARS, MissingField
 from agac.store import history as stored
 from agac.store import runs
-from agac.store.batches import RowTask
 from agac.store.db import Database
-from agac.store.history import PastAttempts, StoredTask, TaskRecord
+from agac.store.history import PastAttempts, TaskRecord
+from agac.store.rows import RowRecord
 
 TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
@@ -42,13 +42,11 @@ class PreviousAttempt(Report):
 class TaskInputs(Report):
     """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
 
-    `history` is that of its row, `made` the fingerprint of what would be asked now, `in_batch` where its answer is to
-    come from, `guard` that of the stage.
+    `history` is that of its row, `made` the fingerprint of what would be asked now, `guard` that of the stage.
     """
 
     run: int
     stage: RecordedStage
-    task: StoredTask
     history: RowHistory
     messages: tuple[Message, ...] | None
     missing: str | None
@@ -56,20 +54,24 @@ class TaskInputs(Report):
     guard: str | None
 
     @property
-    def row_id(self) -> RowId:
-        """The id of its row."""
-        return self.history.row.id
+    def task(self) -> TaskRecord | None:
+        """The task with its result; None: nothing was settled yet."""
+        return self.history.tasks.get(self.stage.index)
 
     @property
-    def in_batch(self) -> RowTask | None:
-        """The batch that the task is in, or waits for."""
-        return next((one for one in self.history.in_batches if one.stage == self.stage.index), None)
+    def fingerprint(self) -> bytes | None:
+        """The one that is stored of it."""
+        return self.task.fingerprint if self.task else None
+
+    @property
+    def outcome(self) -> str | None:
+        """What became of it; None: nothing yet."""
+        return self.task.outcome if self.task else None
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
         """The guard that kept the row out of the stage, with the values that it looked at; None: it did not."""
-        own = self.history.tasks.get(self.stage.index)
-        note: dict[str, Any] = json.loads(own.note) if own and own.note else {}
+        note: dict[str, Any] = json.loads(self.task.note) if self.task and self.task.note else {}
         return note if "values" in note else None
 
     @property
@@ -88,24 +90,25 @@ class TaskInputs(Report):
             "messages": None if self.messages is None else texts_of(self.messages),
             "reuse": stage.reuse,
             **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
-            "salt": reuse_salt(stage.reuse, self.row_id, self.run),
+            "salt": reuse_salt(stage.reuse, self.history.row.id, self.run),
         }
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
+        batch = next((one for one in self.history.in_batches if one.stage == self.stage.index), None)
+        found = self.fingerprint or (batch.fingerprint if batch else None)
         task = self.task
-        found = task.fingerprint or (self.in_batch.fingerprint if self.in_batch else None)
         return {
             "run": self.run,
             "fingerprint": found.hex() if found else None,
-            "outcome": task.outcome,
-            "in_batch": in_batch(self.in_batch) if self.in_batch else None,
-            "error": {"type": task.error_type, "message": task.error_message} if task.error_type else None,
+            "outcome": self.outcome,
+            "in_batch": in_batch(batch) if batch else None,
+            "error": error_of(task) if task else None,
             "passed_over": self.passed_over,
-            "settled_at": iso(task.settled_at),
-            "answered_at": iso(task.answered_at),
-            "answered_by": f"{task.provider}/{task.model}" if task.provider else None,
-            "how": task.how or None,
+            "settled_at": iso(task.settled_at) if task else None,
+            "answered_at": iso(task.created_at) if task else None,
+            "answered_by": f"{task.provider}/{task.model}" if task and task.provider else None,
+            "how": task.how or None if task else None,
             "made_of": self.components(),
             "cannot_be_rebuilt": self.missing,
         }
@@ -139,19 +142,18 @@ async def why(run: int | str, row: str, stage: str, *, project: Path | str | Non
     async with stored_run(project_root(project), run) as (database, record):
         definition = await runs.definition_of(database, record.id)
         position = position_of(stage, [body["name"] for body in definition["stages"]], "STAGE")
-        ids = [one.id for one in await find_rows(database, record.id, [row])]
-        now = await _asked(database, record.id, ids, definition, position)
+        rows = await find_rows(database, record.id, [row])
+        row_id = rows[0].id
+        now = await _asked(database, record.id, [one for one in rows if one.id == row_id], definition, position)
         assert now is not None
-        before = await _before(database, record.id, now.row_id, stage)
-        asked = _asked_by_replica(now, position, await stored.past_attempts(database, now.task.row_key))
-    present = next((one for one, _ in asked if one is not None), None)
-    again = max((previous for _, previous in asked if previous is not None), key=lambda one: one.at, default=None)
+        before = await _before(database, record.id, row_id, stage)
+        present, again = _asked_before(now, await stored.past_attempts(database, now.history.row.key))
     anew = None
-    if before is not None and present is not None and now.task.fingerprint == before.task.fingerprint:
-        anew = _rerun_reason(present, answered=before.task.outcome != Outcome.FAILED)
+    if before is not None and present is not None and now.fingerprint == before.fingerprint:
+        anew = _rerun_reason(present, answered=before.outcome != Outcome.FAILED)
         if record.fresh_since is not None and present.retry_from is None:
             anew = "--fresh reuses nothing"
-    return WhyReport(record.workflow, now.row_id, stage, now, before, _differences(now, before), again, anew)
+    return WhyReport(record.workflow, row_id, stage, now, before, _differences(now, before), again, anew)
 
 
 async def _before(database: Database, run: int, row_id: RowId, stage: str) -> TaskInputs | None:
@@ -160,28 +162,36 @@ async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Ta
         definition = await runs.definition_of(database, number)
         names = [body["name"] for body in definition["stages"]]
         if stage in names:
-            found = await _asked(database, number, (row_id,), definition, names.index(stage))
-            if found is not None and found.task.outcome is not None:
+            rows = await stored.rows_with_ids(database, number, [row_id])
+            found = await _asked(database, number, rows, definition, names.index(stage))
+            if found is not None and found.outcome is not None:
                 return found
     return None
 
 
 async def _asked(
-    database: Database, run: int, ids: Sequence[RowId], definition: Mapping[str, Any], position: int
+    database: Database, run: int, rows: Sequence[RowRecord], definition: Mapping[str, Any], position: int
 ) -> TaskInputs | None:
-    stages, guard = recorded_stages(definition), definition["stages"][position].get("when")
-    for row_id in ids:
-        task = await stored.stored_task(database, run, row_id, position)
-        if task is not None:
-            rows = {row.key: row for row in await stored.rows_with_ids(database, run, [row_id])}
-            history = await RowHistory.read(database, run, stages, rows[task.row_key])
-            messages, missing = _messages(history, position)
-            made = stages[position].task_prints(messages, row_id, run)[0] if messages is not None else None
-            if made is not None and task.fingerprint is not None and made != task.fingerprint:
-                messages = None
-                missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
-            return TaskInputs(run, stages[position], task, history, messages, missing, made, guard)
-    return None
+    """The task at a stage of the one of these rows that came to it; None where there is no row."""
+    stages = recorded_stages(definition)
+    histories = [await RowHistory.read(database, run, stages, row) for row in rows]
+    if not histories:
+        return None
+    history = min(
+        histories,
+        key=lambda one: (
+            position not in one.tasks,
+            -1 if one.row.origin is None else one.row.origin,
+            one.row.occurrence,
+        ),
+    )
+    stage, task = stages[position], history.tasks.get(position)
+    messages, missing = _messages(history, position)
+    made = stage.task_prints(messages, history.row.id, run)[0] if messages is not None else None
+    if made is not None and task is not None and task.fingerprint not in (None, made):
+        messages = None
+        missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
+    return TaskInputs(run, stage, history, messages, missing, made, definition["stages"][position].get("when"))
 
 
 def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, str | None]:
@@ -228,51 +238,32 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
 
 # When the run asked the same task before.
 
-Asked = tuple[PastAttempts | None, PreviousAttempt | None]
-"""The asking that a task's outcome comes from, and the last one of the others; None where there is none."""
-
-
-def _asked_by_replica(now: TaskInputs, position: int, askings: Sequence[PastAttempts]) -> list[Asked]:
-    """The askings of a stage as if it were asked once: itself, or each of its replicas in turn. Of other stages with
-    replicas the first one stands for all, since all have the same prompt. `askings` are those of the row, by time."""
-    stages, tasks, replicas = now.history.stages, now.history.tasks, now.history.replicas
-    first = {**tasks, **{stage: one for (stage, number), one in replicas.items() if number == 1}}
-    if now.stage.replicas == 1:
-        once = [one for one in askings if one.replica < 2]
-        return [_asked_before(stages, position, now.task.fingerprint or now.made, first, once)]
-    return [
-        _asked_before(
-            stages,
-            position,
-            own.fingerprint,
-            {**first, position: own},
-            [one for one in askings if (one.replica == number if one.stage == position else one.replica < 2)],
-        )
-        for (stage, number), own in replicas.items()
-        if stage == position
-    ]
-
 
 def _asked_before(
-    stages: Sequence[RecordedStage],
-    position: int,
-    fingerprint: bytes | None,
-    tasks: Mapping[int, TaskRecord],
-    askings: Sequence[PastAttempts],
-) -> Asked:
-    """`fingerprint` is the present question's, `tasks` the row's by stage."""
-    own, task = [one for one in askings if one.stage == position], tasks.get(position)
-    present = None
-    if task is not None and task.outcome != Outcome.REUSED:
-        present = next((one for one in reversed(own) if one.fingerprint == task.fingerprint), None)
-    before = next((one for one in reversed(own) if one is not present), None)
-    if before is None:
-        return present, None
-    if before.fingerprint == fingerprint:
-        because = [_rerun_reason(present, answered=before.answered)]
-    else:
-        because = _changed_since(stages, position, before, tasks, askings)
-    return present, PreviousAttempt(before.at, before.fingerprint == fingerprint, because)
+    now: TaskInputs, attempts: Sequence[PastAttempts]
+) -> tuple[PastAttempts | None, PreviousAttempt | None]:
+    """The attempts that the task's outcome comes from, and the last ones before them; None where there are none.
+
+    A stage with replicas is looked at replica by replica. `attempts` are those of the row, by time.
+    """
+    position = now.stage.index
+    own = {number: task for (stage, number), task in now.history.replicas.items() if stage == position}
+    present, previous = None, []
+    for replica, task in own.items() if now.stage.replicas > 1 else [(0, now.task)]:
+        past = [one for one in attempts if one.stage == position and one.replica in ((replica,) if replica else (0, 1))]
+        fingerprint = task.fingerprint if task and task.fingerprint else now.made
+        current = None
+        if task is not None and task.outcome != Outcome.REUSED:
+            current = next((one for one in reversed(past) if one.fingerprint == task.fingerprint), None)
+        present = present or current
+        before = next((one for one in reversed(past) if one is not current), None)
+        if before is not None:
+            same = before.fingerprint == fingerprint
+            reason = _rerun_reason(current, answered=before.answered)
+            previous.append(
+                PreviousAttempt(before.at, same, [reason] if same else _changed_since(now, before, attempts))
+            )
+    return present, max(previous, key=lambda one: one.at, default=None)
 
 
 def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
@@ -283,31 +274,25 @@ def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
     return TOO_OLD if answered else "it had no valid answer then"
 
 
-def _changed_since(
-    stages: Sequence[RecordedStage],
-    position: int,
-    before: PastAttempts,
-    tasks: Mapping[int, TaskRecord],
-    askings: Sequence[PastAttempts],
-) -> list[str]:
-    """Within a run the workflow is the same: the row changed, or an answer that the prompt names."""
+def _changed_since(now: TaskInputs, before: PastAttempts, attempts: Sequence[PastAttempts]) -> list[str]:
+    """Within a run the workflow is the same: the row changed, or an answer that the prompt names. Of upstream stages
+    with replicas the first one stands for all, since all have the same prompt."""
+    history = now.history
+    tasks = {**history.tasks, **{stage: one for (stage, number), one in history.replicas.items() if number == 1}}
 
     def named(stage: RecordedStage) -> set[str]:
         return {placeholder.name.partition(".")[0] for placeholder in stage.prompt.placeholders}
 
     def asked_otherwise(stage: RecordedStage) -> bool:
         """Whether a stage that sees nothing but the row was asked with another question then."""
-        then = [one for one in askings if one.stage == stage.index and one.at <= before.at]
+        then = [one for one in attempts if one.stage == stage.index and one.replica < 2 and one.at <= before.at]
         task = tasks.get(stage.index)
         return bool(not names.intersection(named(stage)) and then and task and then[-1].fingerprint != task.fingerprint)
 
-    upstream = [stage for stage in stages[:position] if stage.name in stages[position].ancestors]
-    names, wanted = {stage.name for stage in upstream}, named(stages[position])
-    newer = [
-        stage.name
-        for stage in upstream
-        if stage.name in wanted and (task := tasks.get(stage.index)) and task.settled_at > before.at
-    ]
+    upstream = [stage for stage in history.stages[: now.stage.index] if stage.name in now.stage.ancestors]
+    names, wanted = {stage.name for stage in upstream}, named(now.stage)
+    asked = [stage for stage in upstream if stage.name in wanted and stage.index in tasks]
+    newer = [stage.name for stage in asked if tasks[stage.index].settled_at > before.at]
     if not newer:
         return ["the row changed"]
     found = [f"the answer of stage {name} changed" for name in newer]
@@ -335,5 +320,5 @@ def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, A
             )
             if old_text != new_text:
                 found.append({"what": f"{role} message", "diff": text_diff(old_text, new_text)})
-    fields = json.loads(before.task.data) or {}, json.loads(now.task.data) or {}
+    fields = json.loads(before.history.row.data) or {}, json.loads(now.history.row.data) or {}
     return [*found, *value_changes(*fields, dict.fromkeys([*fields[0], *fields[1]]), "field {}")]

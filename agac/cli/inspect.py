@@ -430,7 +430,7 @@ def _request(task: TaskInputs) -> Iterator[str]:
     if parts["salt"]:
         yield f"  reuse: {parts['reuse']}, separated by {parts['salt']}"
     if parts["messages"] is None:
-        yield f"  messages: {'none' if task.task.outcome is None else 'cannot be shown'}: {task.missing}"
+        yield f"  messages: {'none' if task.task is None else 'cannot be shown'}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
         yield from (f"    {line}".rstrip() for line in plain(message["text"]).split("\n"))
@@ -445,12 +445,12 @@ def _compared(report: WhyReport) -> Iterator[str]:
     run = f"run {before.run}"
     if now.passed_over is not None or before.passed_over is not None:
         reason = before.passed_over
-        words = f"{before.task.outcome}: {plain(skip_words(reason))}" if reason else "it was run"
+        words = f"{before.outcome}: {plain(skip_words(reason))}" if reason else "it was run"
         yield f"In {run}: {words}"
         if report.differences:
             yield f"Changes since {run}:"
         yield from _differences(report)
-    elif now.task.fingerprint is not None and now.task.fingerprint == before.task.fingerprint:
+    elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
         if report.anew is not None:
             yield f"Nothing changed since {run}, but the task was run again: {report.anew}."
         else:
@@ -460,7 +460,7 @@ def _compared(report: WhyReport) -> Iterator[str]:
         yield from _differences(report)
     elif now.stage.operation is not None:
         yield f"Neither the stage nor the row's own fields changed since {run}."
-    elif now.task.fingerprint is None:
+    elif now.fingerprint is None:
         yield f"It was run in {run}."
     else:
         yield f"The fingerprint changed since {run}, but the request of that run cannot be rebuilt."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, TextIO
 
 from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say
@@ -59,7 +61,7 @@ async def on_terminal(watched: WatchedRun) -> None:
                     live.stop()
                     continue
                 snapshot, rates = observed.look(time.monotonic())
-                size = terminal_size(stream, os.environ)
+                size = terminal_size(stream)
                 lines = run_lines(snapshot, rates, LineStyle(size.columns - 1, stream.encoding), max(1, size.lines - 1))
                 if (size, lines) != painted or not live.is_started:
                     painted = size, lines
@@ -77,24 +79,32 @@ async def plainly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled."""
-    observed, schedule = ObservedRun(watched), LogSchedule(clock())
+    observed, style = ObservedRun(watched), LineStyle(None, sys.stderr.encoding, bars=False)
+    printed_at, printed_share, waiting_at = clock(), 0.0, -inf
     while True:
         await sleep(LOG_CHECK_SECONDS)
         now = clock()
         snapshot, rates = observed.look(now)
-        waits = schedule.due_for_waiting(now, waiting=snapshot.waiting_for is not None)
         share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
-        if schedule.due(now, share) or waits:
-            style = LineStyle(None, sys.stderr.encoding, bars=False)
+        grown = PLAIN_SHARE if share is None else round(share - printed_share, 6)
+        is_due = now - printed_at >= (PLAIN_SECONDS if grown >= PLAIN_SHARE else PLAIN_SILENCE)
+        is_waiting = snapshot.waiting_for is not None and now - waiting_at >= PLAIN_SILENCE
+        if is_due:
+            printed_at, printed_share = now, share or 0.0
+        if is_waiting:
+            waiting_at = now
+        if is_due or is_waiting:
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
 class ObservedRun:
-    """A run as its watcher knows it: rates, and the number of rows once it was counted. Says the run's warnings."""
+    """A run as its watcher knows it: rates, the number of rows once it was counted, and since when no answer comes.
+    Says the run's warnings."""
 
     def __init__(self, watched: WatchedRun) -> None:
-        self._watched, self._waiting = watched, WaitClock()
-        self._rates: defaultdict[str, Rate] = defaultdict(Rate)
+        self._watched = watched
+        self._waiting_since: float | None = None
+        self._settled: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
         for warning in watched.warnings:
@@ -108,8 +118,12 @@ class ObservedRun:
             self._counting = threading.Thread(target=lambda: self._counted.append(count()), daemon=True)
             self._counting.start()
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
-        rates = {stage.name: self._rates[stage.name].observe(now, stage.worked) for stage in snapshot.stages}
-        if not self._waiting.is_long(now, waiting=snapshot.waiting_for is not None):
+        rates = {stage.name: rate(self._settled[stage.name], now, stage.worked) for stage in snapshot.stages}
+        if snapshot.waiting_for is None:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        if self._waiting_since is None or now - self._waiting_since < WAITING_SECONDS:
             snapshot = replace(snapshot, waiting_for=None)
         return snapshot, rates
 
@@ -120,66 +134,22 @@ RATE_SECONDS = 20.0
 PLAIN_SECONDS = 10.0
 PLAIN_SHARE = 0.1
 PLAIN_SILENCE = 60.0
-"""A log gets a line after ten seconds and another tenth of the rows, and after a minute in any case."""
+"""A log gets a line after ten seconds and another tenth of the rows, and after a minute in any case; a line about calls
+without an answer at once, then once a minute."""
 
 WAITING_SECONDS = 1.0
 """Retries are shown when no answer has come for this time: one among many calls does not matter."""
 
 
-class Rate:
-    """Rows per second over the last `RATE_SECONDS`. Its counts only grow."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def observe(self, now: float, count: int) -> float:
-        """Take the count at a time, and return the rate; 0.0 before anything is known."""
-        seen = self._seen
-        if not seen or now - seen[-1][0] >= RATE_SECONDS / 100:
-            seen.append((now, count))
-        while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
-            seen.popleft()
-        since, before = seen[0]
-        return (count - before) / (now - since) if now > since else 0.0
-
-
-class WaitClock:
-    """Since when no answer comes."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def is_long(self, now: float, *, waiting: bool) -> bool:
-        """Whether that is long enough to be shown; `waiting`: whether no answer came for the last call."""
-        if not waiting:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        return self._since is not None and now - self._since >= WAITING_SECONDS
-
-
-class LogSchedule:
-    """When the next lines of a plain log are due."""
-
-    def __init__(self, now: float) -> None:
-        self._last, self._share = now, 0.0
-        self._waiting_shown_at: float | None = None
-
-    def due_for_waiting(self, now: float, *, waiting: bool) -> bool:
-        """Whether a line about calls without an answer is due: at once, then once a minute."""
-        shown_at = self._waiting_shown_at
-        if not waiting or (shown_at is not None and now - shown_at < PLAIN_SILENCE):
-            return False
-        self._waiting_shown_at = now
-        return True
-
-    def due(self, now: float, share: float | None) -> bool:
-        """Whether lines are due; `share` of the work that is done, None when it is not known."""
-        waited, grown = now - self._last, PLAIN_SHARE if share is None else round(share - self._share, 6)
-        if waited < PLAIN_SECONDS or (grown < PLAIN_SHARE and waited < PLAIN_SILENCE):
-            return False
-        self._last, self._share = now, share or 0.0
-        return True
+def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
+    """Rows per second over the last `RATE_SECONDS`, 0.0 before anything is known; `count`, which only grows, joins what
+    was `seen` before."""
+    if not seen or now - seen[-1][0] >= RATE_SECONDS / 100:
+        seen.append((now, count))
+    while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:
+        seen.popleft()
+    since, before = seen[0]
+    return (count - before) / (now - since) if now > since else 0.0
 
 
 BAR = 10
@@ -351,15 +321,12 @@ def live_lines(stream: TextIO) -> Live:
     return LinesWithCursorOnTop(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
-def terminal_size(stream: TextIO, environ: Mapping[str, str]) -> os.terminal_size:
+def terminal_size(stream: TextIO) -> os.terminal_size:
     """The terminal's own size; else that of the environment; else the usual one."""
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except OSError:
-        size = os.terminal_size((0, 0))
-    given = [int(text) if (text := environ.get(name, "")).isdecimal() else 0 for name in ("COLUMNS", "LINES")]
-    columns, lines = (a or b or c for a, b, c in zip(size, given, (80, 24), strict=True))
-    return os.terminal_size((columns, lines))
+    with suppress(OSError):
+        if all(size := os.get_terminal_size(stream.fileno())):
+            return size
+    return shutil.get_terminal_size()
 
 
 def in_foreground(stream: TextIO) -> bool:

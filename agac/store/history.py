@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
-from agac.core.types import RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select
+from agac.core.types import Moment, Report, RowId
+from agac.store.db import Database, Reads, by, keyed, nested, only, reads, select
 from agac.store.rows import EXPORT_RANGE, RowRecord, made_counts
 from agac.store.runs import InvocationRecord
+
+Seconds = Annotated[float, partial(round, ndigits=4)]
 
 
 class RunLine(NamedTuple):
@@ -48,35 +52,42 @@ class TaskRecord(NamedTuple):
     replica: int = 0
 
 
-class AttemptRecord(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AttemptRecord(Report):
     """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`. `service_tier` is the one
     that served it, as the provider said; `ttft` and `time_to_response` are those of streamed calls."""
 
+    JSON_KEYS = (
+        "fingerprint", "provider", "model", "base_url", "simulated", "started_at", "duration_s=duration", "ttft_s=ttft",
+        "time_to_response_s=time_to_response", "http_status=status", "service_tier", "input_tokens", "cached_tokens",
+        "output_tokens", "reasoning_tokens", "cost_usd=cost", "perhaps_billed=ambiguous",
+    )  # fmt: skip
+
     stage: int
+    replica: int
     invocation: int
     number: int
-    fingerprint: bytes
     purpose: str
-    started_at: float
-    duration: float
+    fingerprint: Annotated[bytes, bytes.hex]
+    provider: str
+    model: str
+    base_url: str
+    simulated: bool
+    started_at: Moment
+    duration: Seconds
+    ttft: Seconds | None
+    time_to_response: Seconds | None
     status: int | None
-    error_type: str | None
-    error_message: str | None
-    ambiguous: bool
+    service_tier: str | None
     input_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
     reasoning_tokens: int | None
     cost: float | None
+    ambiguous: bool
+    error_type: str | None
+    error_message: str | None
     reply: str | bytes | None
-    provider: str
-    base_url: str
-    model: str
-    simulated: bool
-    service_tier: str | None
-    ttft: float | None
-    time_to_response: float | None
-    replica: int = 0
 
 
 class Origin(NamedTuple):
@@ -85,26 +96,6 @@ class Origin(NamedTuple):
     run: int
     row_id: RowId
     row_key: int
-
-
-class StoredTask(NamedTuple):
-    """A row of a run with what became of one of its tasks; the task's columns are None where there is none.
-
-    `value`, `how`, `answered_at`, `provider`, `model` are the result's; times in seconds since 1970.
-    """
-
-    run: int
-    row_key: int
-    data: str
-    fingerprint: bytes | None
-    outcome: str | None
-    error_type: str | None
-    error_message: str | None
-    settled_at: float | None
-    how: str | None
-    answered_at: float | None
-    provider: str | None
-    model: str | None
 
 
 class PastAttempts(NamedTuple):
@@ -137,7 +128,6 @@ _ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any) 
 tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)  # row key
 attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
-stored_task: Reads[[int, RowId, int], StoredTask | None] = reads("task_of_row", StoredTask, first)  # run, row id, stage
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 
 

@@ -388,9 +388,9 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
 -- name: attempts_look
 -- Every call that was made for a row.
-SELECT a.stage, a.event_id AS invocation, a.number, a.fingerprint, a.purpose, a.started_at, a.duration, a.status, a.error_type,
-    a.error_message, a.ambiguous, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.reply,
-    e.provider, e.base_url, e.model, e.simulated, a.service_tier, a.ttft, a.time_to_response, a.replica
+SELECT a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint, e.provider, e.model, e.base_url,
+    e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
+    a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message, a.reply
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
 
 -- name: call_last
@@ -575,14 +575,6 @@ SELECT min(id) FROM event WHERE run_id = ? AND at >= ?;
 -- Which of these rows have a result of a stage that is older than it may be.
 SELECT DISTINCT t.row_key FROM task t JOIN result v ON v.id = t.result_id
 WHERE t.stage = ? AND v.created_at < ? AND t.row_key IN (:many);
-
--- name: task_of_row
--- A row of a run by its id, with what became of its task at a stage; of several the one that came to the stage.
-SELECT r.run_id AS run, r.key AS row_key, r.data, t.fingerprint, t.outcome, t.error_type, t.error_message, t.settled_at,
-    v.how, v.created_at AS answered_at, e.provider, e.model
-FROM row r LEFT JOIN task t ON t.row_key = r.key AND t.stage = ?3 AND t.replica = 0
-LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
-WHERE r.run_id = ?1 AND r.id = ?2 AND r.state <> 6 ORDER BY t.stage IS NULL, r.origin, r.occurrence LIMIT 1;
 
 -- name: runs_with_row_before
 -- Earlier runs of the same workflow that have a row of this id.

@@ -1,6 +1,8 @@
 """The lines of progress as a table: what they say of a run, at every width; and when a plain log gets them."""
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from agac.api.report import RowCount, WatchedRun
 from agac.cli import progress
-from agac.cli.progress import LineStyle, LogSchedule, Rate, WaitClock, run_lines
+from agac.cli.progress import LineStyle, ObservedRun, rate, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
 from agac.core.errors import ErrorType, RowError
 from agac.engine.limits import StopReason
@@ -209,24 +211,12 @@ def test_durations() -> None:
 
 
 def test_the_rate_is_that_of_the_last_twenty_seconds() -> None:
-    rate = Rate()
-    assert rate.observe(0.0, 0) == 0.0
-    assert rate.observe(10.0, 1000) == 100.0
+    seen: deque[tuple[float, int]] = deque()
+    assert rate(seen, 0.0, 0) == 0.0
+    assert rate(seen, 10.0, 1000) == 100.0
     for second in range(11, 41):
-        found = rate.observe(float(second), 1000 + second - 10)
+        found = rate(seen, float(second), 1000 + second - 10)
     assert found == pytest.approx(1.0)
-
-
-def test_a_log_is_due_after_ten_seconds_and_a_tenth_of_the_rows_and_each_minute() -> None:
-    log = LogSchedule(0.0)
-    assert not log.due(9.9, 0.9)
-    assert not log.due(10.0, 0.05)
-    assert log.due(12.0, 0.1)
-    assert not log.due(30.0, 0.15)
-    assert not log.due(71.9, 0.15)
-    assert log.due(72.0, 0.15)
-    assert not log.due(81.0, None)
-    assert log.due(82.0, None)
 
 
 def test_why_no_answer_comes_is_told_until_one_does() -> None:
@@ -239,45 +229,55 @@ def test_why_no_answer_comes_is_told_until_one_does() -> None:
 
 
 def test_calls_that_are_made_again_are_told_of_when_no_answer_comes_between_them() -> None:
-    waiting = WaitClock()
-    looks = [(0.0, True), (0.9, True), (1.0, True), (1.1, False), (1.2, True), (2.1, True), (2.3, True)]
-    assert [waiting.is_long(now, waiting=again) for now, again in looks] == [
-        False, False, True, False, False, False, True,
-    ]  # fmt: skip
+    run = watched(classify=classify())
+    observed, shown = ObservedRun(run), []
+    for now, again in ((0.0, True), (0.9, True), (1.0, True), (1.1, False), (1.2, True), (2.1, True), (2.3, True)):
+        run.invocation.totals.waiting_for = MISMATCH if again else None
+        shown.append(observed.look(now)[0].waiting_for is not None)
+    assert shown == [False, False, True, False, False, False, True]
 
 
-def test_a_log_says_at_once_that_no_answer_comes_and_not_again_within_a_minute() -> None:
-    log = LogSchedule(0.0)
-    assert not log.due_for_waiting(1.0, waiting=False)
-    assert log.due_for_waiting(2.0, waiting=True)
-    assert not log.due_for_waiting(3.0, waiting=False)
-    assert not log.due_for_waiting(61.9, waiting=True)
-    assert log.due_for_waiting(62.0, waiting=True)
+class Over(Exception):
+    pass
 
 
-def test_a_pipe_gets_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    run = watched(1000, classify=classify(done=0, failed=0, last_error=None))
-    now = 0.0
-
-    class Over(Exception):
-        pass
+@pytest.mark.parametrize(
+    ("done", "waiting", "said_at"),
+    [
+        (lambda second: 10 * second, [], [10, 20, 30, 40, 50, 60, 70, 80]),  # a tenth of the rows in ten seconds
+        (lambda second: 5 * second, [], [20, 40, 60, 80]),  # in twenty
+        (lambda second: second, [], [60]),  # a minute in any case
+        (lambda second: 0, [*range(3, 13), *range(30, 90)], [4, 60, 64]),  # no answer since the second before
+        (None, [], [10, 20, 30, 40, 50, 60, 70, 80]),  # it is not known how many there are
+    ],
+)
+def test_a_pipe_gets_plain_lines_now_and_then(
+    done: Callable[[int], int] | None,
+    waiting: list[int],
+    said_at: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = watched(1000 if done else None, classify=classify(done=0, failed=0, last_error=None))
+    second, told = 0, []
 
     async def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        run.invocation.totals.stages["classify"].done += 10
-        run.invocation.totals.rows_done += 10
+        nonlocal second
+        if lines := capsys.readouterr().err.splitlines():
+            told.append((second, lines[0]))
+        second += 1
+        totals = run.invocation.totals
+        totals.stages["classify"].done = totals.rows_done = done(second) if done else second
+        totals.waiting_for = MISMATCH if second in waiting else None
         await asyncio.sleep(0.001)  # so that the rows can be counted meanwhile
-        if now >= 36:
+        if second == 89:
             raise Over
 
     with pytest.raises(Over):
-        asyncio.run(progress.plainly(run, lambda: now, sleep))
-    assert capsys.readouterr().err.splitlines() == [
-        "classify 100/1,000 (10.0%) | 10/s | ETA 1m 30s | $0.84",
-        "classify 200/1,000 (20.0%) | 10/s | ETA 1m 20s | $0.84",
-        "classify 300/1,000 (30.0%) | 10/s | ETA 1m 10s | $0.84",
-    ]
+        asyncio.run(progress.plainly(run, lambda: second, sleep))
+    assert [at for at, _ in told] == said_at
+    if done and done(1) == 10:
+        assert told[0][1] == "classify 100/1,000 (10.0%) | 10/s | ETA 1m 30s | $0.84"
+        assert told[2][1] == "classify 300/1,000 (30.0%) | 10/s | ETA 1m 10s | $0.84"
 
 
 class Stream:
