@@ -431,11 +431,11 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     params, means = dict(card.params), None
     if card.model is not None:
         ref, messages = parse_model(card.model, opened.providers, opened.spec.aliases)
-        where = card.where.get("model", card.where[""])
-        problems += [Problem(where, text, "model") for text in messages]
+        where = card.where["model"]
+        problems += [Problem(where, text) for text in messages]
         if ref is None:
             raise SpecError(problems)
-        problems += [Problem(where, text, "model", "warning") for text in ref.warnings]
+        problems += [Problem(where, text, "warning") for text in ref.warnings]
         params |= ref.params
         means = ref.meaning if ref.written is not None else None
     examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]

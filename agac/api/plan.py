@@ -414,7 +414,6 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
             spec.at("model"),
             f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are run "
             f"again; to keep the answers write {meant}",
-            f"{spec.path}.model",
             "warning",
         )
         for spec, stage in zip(workflow.asking, plan.asking, strict=True)

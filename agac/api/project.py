@@ -170,7 +170,7 @@ def open_project(project: Path | str | None) -> Project:
         wrong = alias_problem(name, providers)
         others = {key: value for key, value in spec.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
-        problems += [Problem(spec.where[f"aliases.{name}"], message, f"aliases.{name}") for message in messages]
+        problems += [Problem(spec.where[f"aliases.{name}"], message) for message in messages]
     return Project(spec, providers, problems, env)
 
 
@@ -260,7 +260,7 @@ def check_workflow(
         source = open_input(workflow.input)
     except UsageError as error:
         message = f"{error.message}. {error.remedy or ''}".strip()
-        problems.append(Problem(workflow.input.where, message, "input.path"))
+        problems.append(Problem(workflow.input.where, message))
     else:
         columns = source.columns()
         problems += _fields(workflow, columns)
@@ -278,9 +278,10 @@ def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem
     if name is not None and columns is not None and name not in columns:
         near = get_close_matches(name, columns, 1)
         named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
-        identity = [Problem(where, f"the input has no column {name!r}; {hint or named}", "input.id_field")]
+        at = replace(where, path="input.id_field")
+        identity = [Problem(at, f"the input has no column {name!r}; {hint or named}")]
     if columns and hint and any_error([*placeholders, *identity]):
-        return identity or [Problem(where, f"the input has one column, {columns[0]!r}; {hint}", "input.path")]
+        return identity or [Problem(where, f"the input has one column, {columns[0]!r}; {hint}")]
     return [*placeholders, *identity]
 
 

@@ -425,9 +425,8 @@ def _empty(plan: Plan, summary: dict[str, Any], workflow: Workflow | None) -> li
             message = f"no row has a result of stage {stage.name!r}"
             severity: Literal["error", "warning"] = "error" if stage.on_empty == "error" else "warning"
             written = workflow.stages[stage.index] if workflow is not None else None
-            where = written.at("on_empty") if written is not None else Where(plan.workflow)
-            path = f"{written.path if written is not None else stage.name}.on_empty"
-            found.append(Problem(where, message, path, severity))
+            where = written.at("on_empty") if written else Where(plan.workflow, path=f"{stage.name}.on_empty")
+            found.append(Problem(where, message, severity))
     return found
 
 

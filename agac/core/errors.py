@@ -97,11 +97,13 @@ def key_path(path: Path_) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in a file of the project. `file` is relative to the project root; lines and columns from 1."""
+    """A place in a file of the project. `file` is relative to the project root; lines and columns from 1; `path` is the
+    key within the file (`stages[1].prompt`), empty when the whole file is meant, or a line of a text."""
 
     file: str
     line: int | None = None
     column: int | None = None
+    path: str = ""
 
     def __str__(self) -> str:
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
@@ -109,17 +111,18 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with the project's files: where, what, and what to write instead.
+    """One thing wrong with the project's files: where, what, and what to write instead."""
 
-    `path` is the key within the file (`stages[1].prompt`), empty when the whole file is meant.
-    """
-
-    JSON_KEYS: ClassVar = ("**where", "path", "severity", "message")
+    JSON_KEYS: ClassVar = ("**where", "severity", "message")
 
     where: Where
     message: str
-    path: str = ""
     severity: Literal["error", "warning"] = "error"
+
+    @property
+    def path(self) -> str:
+        """The key within the file."""
+        return self.where.path
 
     def __str__(self) -> str:
         mark = "warning: " if self.severity == "warning" else ""

@@ -155,10 +155,10 @@ def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *,
         names.append(PREVIEW_DATABASE)
     folder = output.dir / PREVIEW if preview else output.dir
     checks: list[tuple[Problem, Callable[[], None]]] = [
-        (Problem(output.where, "", "output.dir"), partial(check_folder, folder, root, names))
+        (Problem(replace(output.where, path="output.dir"), ""), partial(check_folder, folder, root, names))
     ]
     if to is not None and not preview:
-        into = Problem(to.where, "", "output.to")
+        into = Problem(to.where, "")
         checks.append((into, partial(_refuse_own_input, workflow.input, to)))
         checks.append((into, partial(check_target, to.path, to.table, _known_columns(workflow, columns), to.shown)))
     found = []

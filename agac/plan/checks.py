@@ -42,16 +42,16 @@ def resolve_models(
     resolved: dict[str, ResolvedModel] = {}
     problems: list[Problem] = []
 
-    def parsed(text: str, where: Where, path: str) -> ModelRef | None:
+    def parsed(text: str, where: Where) -> ModelRef | None:
         if any(text.strip().startswith((f"{name}/", f"{name}.")) for name in lost):
             return None
         ref, messages = parse_model(text, providers, aliases)
-        problems.extend(Problem(where, message, path) for message in messages)
+        problems.extend(Problem(where, message) for message in messages)
         return ref
 
-    def with_provider(ref: ModelRef, params: Params, where: Where, path: str) -> ResolvedModel:
+    def with_provider(ref: ModelRef, params: Params, where: Where) -> ResolvedModel:
         provider = providers[ref.provider]
-        problems.extend(_cannot(ref, params, provider, where, path))
+        problems.extend(_cannot(ref, params, provider, where))
         if ref.schema_mode is not None:  # how the provider is held to schemas
             provider = replace(provider, structured=ref.schema_mode)
         return ResolvedModel(provider, ref, params)
@@ -59,21 +59,21 @@ def resolve_models(
     for stage in workflow.asking:
         if stage.model is None:
             if not broken:
-                problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name), stage.path))
+                problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name)))
             continue
-        where, path = stage.at("model"), _model_key(stage)
-        first = parsed(stage.model, where, path)
+        where = stage.at("model")
+        first = parsed(stage.model, where)
         if first is None:
             continue
-        model = with_provider(first, _params(stage, first, problems), where, path)
+        model = with_provider(first, _params(stage, first, problems), where)
         # a fallback is called with the stage's parameters, and its own string's over them: those of the first model's
         # string hold for that model alone
         common = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
-        where, path = stage.at("fallback"), f"{stage.path}.fallback"
+        where = stage.at("fallback")
         fallbacks = tuple(
-            with_provider(ref, _known_params({**common, **ref.params}), where, path)
+            with_provider(ref, _known_params({**common, **ref.params}), where)
             for text in stage.fallback
-            if (ref := parsed(text, where, path)) is not None
+            if (ref := parsed(text, where)) is not None
         )
         resolved[stage.name] = replace(model, fallbacks=fallbacks)
         seeds = [one.params.seed for one in (model, *fallbacks) if one.params.seed is not None]
@@ -82,11 +82,11 @@ def resolve_models(
                 f"replicas gives each call its own seed, from 1 to {stage.replicas}, and the model is given "
                 f"seed={seeds[0]} too; remove the seed, or replicas"
             )
-            problems.append(Problem(stage.at("replicas"), message, f"{stage.path}.replicas"))
+            problems.append(Problem(stage.at("replicas"), message))
     return resolved, problems
 
 
-def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, path: str) -> list[Problem]:
+def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where) -> list[Problem]:
     """Keys of the stage that the model's provider does not take, and parts of the model's string without effect."""
     set_by_keys = [f.name for f in fields(params) if getattr(params, f.name) is not None and f.name not in ref.params]
     messages = [f"{ref} cannot be asked with {message}" for message in unsendable(set_by_keys, provider, ref.model)]
@@ -101,8 +101,8 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where, pat
             f"{tier}: 0.5}}}}}}}}`"
         )
     return [
-        *(Problem(where, message, path) for message in messages),
-        *(Problem(where, message, path, "warning") for message in ref.warnings),
+        *(Problem(where, message) for message in messages),
+        *(Problem(where, message, "warning") for message in ref.warnings),
     ]
 
 
@@ -117,9 +117,8 @@ def _params(stage: WrittenStage, ref: ModelRef, problems: list[Problem]) -> Para
         if of_model == level:
             problems += [
                 Problem(
-                    stage.at("model"),
+                    replace(stage.at("model"), path=f"{stage.path}.{key}"),
                     f"{key} is given twice: {own[key]} as a key and {ref.params[key]} in the model; keep one",
-                    f"{stage.path}.{key}",
                 )
                 for key in sorted(own.keys() & ref.params.keys())
                 if own[key] != ref.params[key] and level != "card"  # in a card the model string wins by its format
@@ -134,15 +133,10 @@ def _known_params(given: Mapping[str, Any]) -> Params:
     return Params(**{f.name: given[f.name] for f in fields(Params) if f.name in given})
 
 
-def _model_key(stage: WrittenStage) -> str:
-    """The stage's model as a key of the file that names it."""
-    return stage.key("model", stage.levels.get("model"))
-
-
-def _models_of(stage: WrittenStage, first: ResolvedModel) -> Iterator[tuple[Where, str, ResolvedModel]]:
-    """The models of a stage, each with its place and its key."""
-    yield stage.at("model"), _model_key(stage), first
-    yield from ((stage.at("fallback"), f"{stage.path}.fallback", other) for other in first.fallbacks)
+def _models_of(stage: WrittenStage, first: ResolvedModel) -> Iterator[tuple[Where, ResolvedModel]]:
+    """The models of a stage, each with its place."""
+    yield stage.at("model"), first
+    yield from ((stage.at("fallback"), other) for other in first.fallbacks)
 
 
 def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
@@ -152,10 +146,9 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
             where,
             f"provider {one.provider.name!r} needs the variable {variable}; "
             f"export it, or write {variable}=… into the project's .env file",
-            path,
         )
         for stage in workflow.asking
-        for where, path, one in _models_of(stage, models[stage.name])
+        for where, one in _models_of(stage, models[stage.name])
         for variable in one.provider.missing_variables
     ]
     return list(dict.fromkeys(problems))
@@ -173,10 +166,10 @@ def missing_extras(workflow: Workflow) -> list[Problem]:
         lack = None if "strict" in signature(loads).parameters else "installed in too old a version"
     if lack:
         message = f"json_repair needs a library that is {lack}: pip install 'agac[json-repair]'"
-        found = [Problem(stage.at("json_repair"), message, f"{stage.path}.json_repair") for stage in stages]
+        found = [Problem(stage.at("json_repair"), message) for stage in stages]
     if "parquet" in workflow.output.formats and find_spec("duckdb") is None:
         message = "parquet needs a library that is not installed: pip install 'agac[data]'"
-        found.append(Problem(workflow.output.where, message, "output.format"))
+        found.append(Problem(workflow.output.where, message))
     return found
 
 
@@ -188,13 +181,12 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
     """Batch stages whose providers cannot do what they are to do, and keys that have no effect on batches. Fallbacks
     without batches are called for each row."""
     problems: list[Problem] = []
-    without: dict[tuple[Where, str, str], list[str]] = {}
+    without: dict[tuple[Where, str], list[str]] = {}
     stages = [stage for stage in workflow.asking if stage.run_mode == "batch" and stage.name in models]
     for stage in stages:
         model = models[stage.name]
         if model.provider.batch is None:
-            path = stage.key("run_mode", stage.levels.get("run_mode", "stage"))
-            without.setdefault((stage.at("run_mode"), path, model.provider.name), []).append(repr(stage.name))
+            without.setdefault((stage.at("run_mode"), model.provider.name), []).append(repr(stage.name))
             continue
         problems += _beyond(stage, model, model.provider.batch)
         rules = stage.batch
@@ -204,7 +196,6 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
                 Problem(
                     stage.at("model"),
                     f"{key} has no effect in batch mode, where no connection stays open; leave it out",
-                    _model_key(stage),
                     "warning",
                 )
                 for key in ("transport", "idle_timeout")
@@ -216,14 +207,14 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
         key = "telemetry" if "telemetry" in workflow.rules.where else "project.telemetry"
         where = workflow.rules.where.get(key, Where(workflow.file))
         message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
-        problems.append(Problem(where, message, "telemetry.ttft", "warning"))
-    for (where, path, provider), names in without.items():
+        problems.append(Problem(replace(where, path="telemetry.ttft"), message, "warning"))
+    for (where, provider), names in without.items():
         asked = f"stage {names[0]}" if len(names) == 1 else f"stages {', '.join(names[:-1])} and {names[-1]}"
         message = (
             f"provider {provider!r} of {asked} has no batches that agac knows; write `run_mode: sync` there, or, if "
             f"the endpoint speaks OpenAI's Batch API, `providers: {{{provider}: {{batch: openai}}}}` in agac.yml"
         )
-        problems.append(Problem(where, message, path))
+        problems.append(Problem(where, message))
     return list(dict.fromkeys(problems))
 
 
@@ -247,20 +238,20 @@ def _beyond(stage: WrittenStage, model: ResolvedModel, traits: BatchTraits) -> I
         yield said(stage, "deadline", f"{name} gives up after {window} by itself, which is sooner", warning=True)
 
 
-def _unfit(where: Where, path: str, model: ResolvedModel) -> Iterator[Problem]:
+def _unfit(where: Where, model: ResolvedModel) -> Iterator[Problem]:
     """Parameters that batches of a model do not take, and the library that they need."""
     traits = model.provider.batch
     if traits is None:
         return
     for name, remedy in traits.unsupported.items():
         if getattr(model.params, name) is not None:
-            yield Problem(where, f"{name} cannot be asked for in batches of {model.provider.name}: {remedy}", path)
+            yield Problem(where, f"{name} cannot be asked for in batches of {model.provider.name}: {remedy}")
     library = _EXTRAS.get(traits.api)
     if library is not None and find_spec(library) is None:
         message = (
             f"batches of {model.provider.name} want a library that is not installed: pip install 'agac[{library}]'"
         )
-        yield Problem(where, message, path)
+        yield Problem(where, message)
 
 
 def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:
@@ -279,12 +270,12 @@ def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
                     f"a budget in usd or tokens holds for stage {stage.name!r}, so each reply of {one.ref} needs a "
                     "bound; add `max_tokens: 1000` (or what a reply may need)"
                 )
-                problems.append(Problem(stage.at(""), message, stage.path))
+                problems.append(Problem(stage.at(""), message))
             if dollars and price_of(one.provider, one.ref.wire, one.params.service_tier) is None:
                 price = f"{{{one.ref.wire}: {{input: 1.00, output: 2.00}}}}"
                 message = (
                     f"a budget in usd holds for this stage, and the price of {one.ref} is not known; add to agac.yml: "
                     f"`providers: {{{one.provider.name}: {{prices: {price}}}}}` with its dollars per million tokens"
                 )
-                problems.append(Problem(stage.at(key), message, f"{stage.path}.{key}"))
+                problems.append(Problem(stage.at(key), message))
     return list(dict.fromkeys(problems))

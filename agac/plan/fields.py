@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec.graph import seen_after
@@ -143,7 +143,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     for scope in stage_scopes(workflow, OPEN if columns is None else Fields(dict.fromkeys(columns, shape))):
         stage, does = scope.stage, scope.stage.operation
         found = _key_findings(scope)
-        problems += [_problem(stage.at(key), message, f"{stage.path}.{key}") for key, message in found if message]
+        problems += [_problem(stage.at(key), message) for key, message in found if message]
         known = {*scope.fields.shapes, *scope.earlier, *scope.own}
         seen: set[str] = set()
         texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.examples)]
@@ -151,8 +151,8 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
             for placeholder in template.placeholders:
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
                 seen.add(placeholder.name)
-                problems += [_problem(placeholder.where, message, path)] if message else []
-            problems += _foreign(template, stage.at("prompt"), path, known)
+                problems += [_problem(replace(placeholder.where, path=path), message)] if message else []
+            problems += _foreign(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []
         problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []
@@ -165,8 +165,8 @@ class _Doubt(str):
     __slots__ = ()
 
 
-def _problem(where: Where, message: str, path: str) -> Problem:
-    return Problem(where, message, path, "warning" if isinstance(message, _Doubt) else "error")
+def _problem(where: Where, message: str) -> Problem:
+    return Problem(where, message, "warning" if isinstance(message, _Doubt) else "error")
 
 
 def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
@@ -268,13 +268,12 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
 def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
     """Names in a condition of the stage that are none, and comparisons that are never true."""
     stage, workflow, fields = scope.stage, scope.workflow, scope.fields
-    path = f"{stage.path}.{key}"
     of_members = [name for name in guard.names if name not in fields.shapes and scope.rows.has(name)]
     if stage.group is not None and of_members:
         words = f"a group has many rows, each with its own {of_members[0]!r}"
         names = ", ".join([*fields.shapes, ROWS_COUNT])
         message = f"`{of_members[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
-        return [Problem(guard.where, message, path)]
+        return [Problem(guard.where, message)]
     stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
     return GuardScope(
         guard=guard,
@@ -285,7 +284,7 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
         extra=_OF_GROUPS if stage.group is not None else (),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
-    ).problems(path)
+    ).problems()
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:
@@ -297,9 +296,8 @@ def _hidden_names(scope: StageScope) -> list[Problem]:
     known = {"only": fields, "never": list(dict.fromkeys((*fields, *rows.earlier)))}
     return [
         Problem(
-            stage.at("visible"),
+            replace(stage.at("visible"), path=f"{stage.path}.visible.{key}"),
             f"names {name!r}, which does not exist; {did_you_mean(name, known[key])}",
-            f"{stage.path}.visible.{key}",
         )
         for key, names in (("only", limits.only or ()), ("never", limits.never))
         for name in sorted(names)
@@ -386,7 +384,7 @@ _FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
 """`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
 
 
-def _foreign(template: Template, where: Where, path: str, names: Collection[str]) -> list[Problem]:
+def _foreign(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
     """A warning for each that would name a field or a result, were it written in agac's way. Others may be meant."""
     found = {}
     for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
@@ -397,6 +395,6 @@ def _foreign(template: Template, where: Where, path: str, names: Collection[str]
             if name.partition(".")[0] in names or name in names:
                 found[match[0]] = name
     return [
-        Problem(where, f"{text} is sent as it stands; write ${{{name}}} for its value", path, "warning")
+        Problem(where, f"{text} is sent as it stands; write ${{{name}}} for its value", "warning")
         for text, name in found.items()
     ]

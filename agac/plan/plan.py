@@ -364,7 +364,7 @@ def _restored_stage(
 
 
 def _guard(text: str) -> Guard:
-    guard, _ = compile_guard(text, STORED, "")
+    guard, _ = compile_guard(text, STORED)
     assert guard is not None, "only a guard without problems is stored"
     return guard
 

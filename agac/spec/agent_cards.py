@@ -30,7 +30,7 @@ _SYSTEM = "---SYSTEM"
 @dataclass(frozen=True, slots=True)
 class Card:
     """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it. `where` says where its
-    keys stand, `""` the card itself."""
+    keys stand."""
 
     name: str
     file: str
@@ -96,13 +96,13 @@ def load_card(
         return None, problems
     if model.use_history:
         where = document.where(("use_history",), key=True)
-        problems.append(Problem(where, "rows share no history; this has no effect", "use_history", "warning"))
+        problems.append(Problem(where, "rows share no history; this has no effect", "warning"))
     params = {key: value for key, value in model.request_params.model_dump().items() if value is not None}
     if (stops := params.pop("stop_sequences", None)) is not None:
         params["stop"] = tuple(stops)
     if params.get("service_tier") == "fast":
         params["service_tier"] = "priority"
-    places = {"": Where(shown, 1, 1), "model": document.where(("model",))}
+    places = {"model": document.where(("model",))} if model.model is not None else {}
     for key in model.request_params.model_fields_set:
         places["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
     return Card(name, shown, model.description, instruction, model.model, params, messages, places), problems
@@ -174,13 +174,13 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
 
 def _instruction(source: _Source, name: str, variables: Mapping[str, JSONValue]) -> tuple[str | None, list[Problem]]:
     document, text = source.document, source.body
-    where, key = Where(document.shown, source.body_line, 1), ""
+    where = Where(document.shown, source.body_line, 1)
     written = document.data.get("instruction") if isinstance(document.data, dict) else None
     if written is not None and text:
         message = "the instruction is given twice: here and below the front matter; keep one of them"
         return None, [document.problem(("instruction",), message, key=True)]
     if isinstance(written, str):
-        text, where, key = written, document.where(("instruction",)), "instruction"
+        text, where = written, document.where(("instruction",))
     if not text:
         return None, []
     if (history := re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)) is not None:
@@ -190,7 +190,7 @@ def _instruction(source: _Source, name: str, variables: Mapping[str, JSONValue])
             "and name it as `messages`"
         )
         return None, [Problem(Where(document.shown, line, 1), message)]
-    return fill(ReadText(text, where, not key), variables, key, {"agentName": name, "agentType": "agent"})
+    return fill(ReadText(text, where, not where.path), variables, {"agentName": name, "agentType": "agent"})
 
 
 # Messages that stand before a prompt as examples: those of a stage, and those of the files that a card names.
@@ -201,7 +201,6 @@ class _Turn(NamedTuple):
 
     role: str
     where: Where
-    path: str
     text: str
 
 
@@ -216,9 +215,9 @@ def stage_examples(
     for index, message in enumerate(written):
         at, content = (*path, index, "content"), message.content
         text = content if isinstance(content, str) else literal_text(snapshot(content))
-        template, more = compile_template(text, document.where(at), path=key_path(at))
+        template, more = compile_template(text, document.where(at))
         problems += more
-        turns.append(_Turn(message.role, document.where((*path, index)), key_path((*path, index)), text))
+        turns.append(_Turn(message.role, document.where((*path, index)), text))
         if template is not None:
             found.append(Example(message.role, template, key_path(at)))
     return tuple(found), [*problems, *_order_problems(turns)]
@@ -230,10 +229,10 @@ def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
         due = "assistant" if number % 2 else "user"
         if one.role != due:  # from here on every message would be out of turn
             before = "begins with what a user says" if not number else f"goes on with the {due} here"
-            return [Problem(one.where, f"a dialogue {before}, but this is the {one.role}'s message", one.path)]
+            return [Problem(one.where, f"a dialogue {before}, but this is the {one.role}'s message")]
     if turns and turns[-1].role == "user":
         message = "the last message is the user's, and so is the prompt; end with the assistant's answer"
-        return [Problem(turns[-1].where, message, turns[-1].path)]
+        return [Problem(turns[-1].where, message)]
     return []
 
 
@@ -249,7 +248,7 @@ def _card_examples(
     problems: list[Problem] = []
     for name in names:
         try:
-            path = existing_file(name, project.root, where, "messages", base=card.parent)
+            path = existing_file(name, project.root, where, base=card.parent)
             shown = project.shown(path)
             text = read_text(path, shown)
         except Unusable as error:
@@ -258,9 +257,9 @@ def _card_examples(
         read, found = _json_turns(text, shown) if path.suffix == ".json" else _text_turns(text, shown)
         turns += read
         problems += found
-    return tuple(
-        Example(cast("Speaker", one.role), sound_template(literal_text(one.text), one.where), one.path) for one in turns
-    ), problems or _order_problems(turns)
+    said = [(cast("Speaker", one.role), literal_text(one.text), one.where) for one in turns]
+    examples = tuple(Example(role, sound_template(text, where), where.path) for role, text, where in said)
+    return examples, problems or _order_problems(turns)
 
 
 def _text_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
@@ -275,7 +274,7 @@ def _text_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
         if role == "resource":
             problems.append(Problem(where, "---RESOURCE blocks are not supported; write their text into a message"))
         elif body.strip():
-            read.append(_Turn(role, where, "", body.strip("\n")))
+            read.append(_Turn(role, where, body.strip("\n")))
         elif number:
             problems.append(Problem(where, f"this ---{role.upper()} message is empty; write its text below the line"))
     if not read and not problems:
@@ -296,17 +295,17 @@ def _json_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
     read: list[_Turn] = []
     problems: list[Problem] = []
     for index, one in enumerate(messages):
-        path, role = f"messages[{index}]", one.get("role") if isinstance(one, dict) else None
+        where, role = Where(shown, path=f"messages[{index}]"), one.get("role") if isinstance(one, dict) else None
         if role not in ("user", "assistant"):
             message = "role is user or assistant; what a system message says is the card's instruction"
         elif any(one.get(key) for key in ("tool_calls", "tool_results")):
             message = "holds calls of tools, which are not supported; write what was said"
         elif (said := _said(one.get("content"))).strip():
-            read.append(_Turn(role, Where(shown), path, said))
+            read.append(_Turn(role, where, said))
             continue
         else:
             message = "content is text, or a list of parts of type text, and not empty"
-        problems.append(Problem(Where(shown), message, path))
+        problems.append(Problem(where, message))
     return read, problems
 
 

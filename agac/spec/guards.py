@@ -64,11 +64,11 @@ class Guard:
     chains: tuple[Chain, ...] = ()
 
 
-def compile_guard(text: str, where: Where, path: str) -> tuple[Guard | None, list[Problem]]:
-    """The guard of `text`, or None and everything that is wrong with it. `path` is its key (`stages[1].when`)."""
+def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]:
+    """The guard of `text`, or None and everything that is wrong with it."""
     faults = list(_faults(text))
     if faults:
-        return None, [Problem(where, message, path) for message in dict.fromkeys(faults)]
+        return None, [Problem(where, message) for message in dict.fromkeys(faults)]
     chains = tuple(dict.fromkeys(chain for chain, _ in references(parse(text))))
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
 
@@ -269,11 +269,11 @@ class GuardScope:
     extra: Collection[str] = ()
     fields: Mapping[str, FieldShape]
 
-    def problems(self, path: str) -> list[Problem]:
-        """Everything in the guard that no row can satisfy, at the guard's place; `path` is its key."""
+    def problems(self) -> list[Problem]:
+        """Everything in the guard that no row can satisfy, at the guard's place."""
         tree = parse(self.guard.text)
         found = dict.fromkeys([*self._names(tree), *self._comparisons(tree)])
-        return [Problem(self.guard.where, message, path, "warning" if warn else "error") for message, warn in found]
+        return [Problem(self.guard.where, message, "warning" if warn else "error") for message, warn in found]
 
     def _names(self, tree: CelNode) -> Iterator[_Finding]:
         """Names and fields that do not exist, each with its place in the guard."""

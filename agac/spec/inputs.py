@@ -12,7 +12,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote_plus
 
-from agac.core.errors import Problem, UsageError, Where, did_you_mean, key_path, listed, sentence
+from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, sentence
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import (
     ANY_FOLDERS,
@@ -134,17 +134,16 @@ def input_spec(
         return _typed([str(overrides.input)], resolver, "--input "), []
     if keys.path is None:
         message = "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"
-        return None, [Problem(at, message, key)]
-    shown = key_path((key, "path"))
+        return None, [document.problem((key,), message)]
     try:
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
     except Refused as error:
-        return None, [Problem(at, str(error), shown)]
+        return None, [Problem(at, str(error))]
     if spec.statement is None or spec.id_field is not None or spec.ordered:
         return spec, []
     # rows are known by their numbers alone, and these may be others the next time
     message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
-    return spec, [Problem(spec.where, message, shown, "warning")]
+    return spec, [Problem(spec.where, message, "warning")]
 
 
 def free_input(texts: Sequence[str], project: ProjectSpec, found: InputFormat | None) -> InputSpec:

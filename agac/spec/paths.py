@@ -92,14 +92,14 @@ def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...])
     return [path for path in candidates if path.is_file()]
 
 
-def existing_file(value: str, root: Path, where: Where, key: str, *, base: Path | None = None) -> Path:
+def existing_file(value: str, root: Path, where: Where, *, base: Path | None = None) -> Path:
     """The file of the project that `value` names, relative to `base` (the root when None). Raises Unusable."""
     try:
         path = inside(root, value, base=base)
     except OutsideProject as error:
-        raise Unusable(Problem(where, str(error), key)) from None
+        raise Unusable(Problem(where, str(error))) from None
     if not path.is_file():
-        raise Unusable(Problem(where, f"no such file: {value!r}; {near_files(path, root)}", key))
+        raise Unusable(Problem(where, f"no such file: {value!r}; {near_files(path, root)}"))
     return path
 
 

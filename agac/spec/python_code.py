@@ -182,8 +182,8 @@ class FunctionRef:
         return f"{self.shown}:{self.name}"
 
 
-def parse_reference(text: str, where: Where, path: str, root: Path) -> tuple[FunctionRef | None, list[Problem]]:
-    """The function that `text` names, or the Problems: at `where` and key `path`, or in the Python files themselves."""
+def parse_reference(text: str, where: Where, root: Path) -> tuple[FunctionRef | None, list[Problem]]:
+    """The function that `text` names, or the Problems: at `where`, or in the Python files themselves."""
     named, _, name = (part.strip() for part in text.rpartition(":"))
     try:
         file = _function_file(text, named, name, root)
@@ -194,7 +194,7 @@ def parse_reference(text: str, where: Where, path: str, root: Path) -> tuple[Fun
         if name not in functions:
             raise Refused(f"{shown} has no function {name!r}; {did_you_mean(name, functions, 'functions')}")
     except Refused as error:
-        return None, [Problem(where, str(error), path)]
+        return None, [Problem(where, str(error))]
     except Unusable as error:
         return None, [error.problem]
     source, problems = source_hash(file, root)

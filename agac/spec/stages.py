@@ -166,7 +166,7 @@ class StageBuilder:
         own["where"] |= {"": self.document.where(path)}
         if written.when is not None:
             at = (*path, "when")
-            own["guard"] = self._noted(compile_guard(written.when, self.document.where(at), key_path(at)))
+            own["guard"] = self._noted(compile_guard(written.when, self.document.where(at)))
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
@@ -261,17 +261,15 @@ class StageBuilder:
         read = template_file if written.template else text_or_file
         if (source := self._text(read, value, at)) is None:
             return None
-        own = "" if source.is_file else key_path(at)
-        return self._noted(compile_template(source.text, source.where, positions=source.is_file, path=own))
+        return self._noted(compile_template(source.text, source.where, positions=source.is_file))
 
     def _instructions(self, written: StageFile, path: Path_) -> str | None:
-        at = (*path, "instructions")
-        source = self._text(text_or_file, written.instructions or "", at)
-        return self._noted(fill(source, self.variables, "" if source.is_file else key_path(at))) if source else None
+        source = self._text(text_or_file, written.instructions or "", (*path, "instructions"))
+        return self._noted(fill(source, self.variables)) if source else None
 
-    def _text(self, read: Callable[[str, Path, Where, str], ReadText], value: str, at: Path_) -> ReadText | None:
+    def _text(self, read: Callable[[str, Path, Where], ReadText], value: str, at: Path_) -> ReadText | None:
         try:
-            return read(value, self.project.root, self.document.where(at), key_path(at))
+            return read(value, self.project.root, self.document.where(at))
         except Unusable as error:
             self.problems.append(error.problem)
             return None
@@ -280,12 +278,11 @@ class StageBuilder:
         """What each level says, weakest first."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
-        in_card = {key: at for key, at in (card.where if card else {}).items() if key and (key != "model" or of_card)}
         defaults, places = self.file.defaults, self.project.where
         return [
             _KeyLevel("project", self.project.defaults, {key: places[key] for key in set_keys(self.project.defaults)}),
             _KeyLevel("defaults", defaults, places_of(defaults, self.document, ("defaults",))),
-            _KeyLevel("card", DefaultsFile.model_construct(**of_card), in_card),
+            _KeyLevel("card", DefaultsFile.model_construct(**of_card), card.where if card else {}),
             _KeyLevel("stage", written, places_of(written, self.document, path)),
             _KeyLevel("override", DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
         ]
@@ -319,12 +316,12 @@ def _operation(
 ) -> tuple[Operation | None, list[Problem]]:
     """What a stage does in the place of asking a model; None when something is wrong with it."""
     at = (*path, written.operations[0])
-    where, key = document.where(at), key_path(at)
+    where = document.where(at)
     if written.python is not None:
-        function, problems = parse_reference(written.python, where, key, root)
+        function, problems = parse_reference(written.python, where, root)
         return (Python(function, written.processes) if function else None), problems
     if written.filter is not None:
-        guard, problems = compile_guard(written.filter, where, key)
+        guard, problems = compile_guard(written.filter, where)
         return (Filter(guard) if guard else None), problems
     if written.select is not None:
         return Select(tuple(written.select)), []
@@ -338,7 +335,7 @@ def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:
         own = any(level == "stage" and key.startswith("batch.") for key, level in levels.items())
         if own and levels.get("run_mode") != "override":
             message = "has no effect: the stage runs in sync mode; add `run_mode: batch`, or remove batch"
-            yield Problem(stage.at("batch"), message, stage.key("batch", "stage"), "warning")
+            yield Problem(stage.at("batch"), message, "warning")
         return
     if rules.deadline is None and "batch.on_deadline" in levels:
         yield said(stage, "on_deadline", "says what happens at the deadline; add deadline, or remove on_deadline")
@@ -351,6 +348,4 @@ def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:
 
 def said(stage: WrittenStage, key: str, message: str, *, warning: bool = False) -> Problem:
     """A problem with a key of a stage's `batch`, at the level that set it."""
-    name = f"batch.{key}"
-    path = stage.key(name, stage.levels.get(name, "stage"))
-    return Problem(stage.at(name), message, path, "warning" if warning else "error")
+    return Problem(stage.at(f"batch.{key}"), message, "warning" if warning else "error")

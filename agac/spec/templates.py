@@ -128,9 +128,7 @@ def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
     return value
 
 
-def compile_template(
-    text: str, where: Where, *, positions: bool = False, path: str = ""
-) -> tuple[Template | None, list[Problem]]:
+def compile_template(text: str, where: Where, *, positions: bool = False) -> tuple[Template | None, list[Problem]]:
     """The template of `text`, or None and what is wrong with it.
 
     `positions`: the text is a file's and starts at `where`, so that placeholders get a line and column of their own;
@@ -150,9 +148,9 @@ def compile_template(
         elif match["braced"] is None:
             excerpt = text[match.start() : match.start() + 24].splitlines()[0]
             message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
-            problems.append(Problem(spot, message, path))
+            problems.append(Problem(spot, message))
         elif not (name := match["braced"].strip()):
-            problems.append(Problem(spot, "empty placeholder ${}; name a field, or write $${} for the text ${}", path))
+            problems.append(Problem(spot, "empty placeholder ${}; name a field, or write $${} for the text ${}"))
         else:
             slots.append((len(pieces), name, tuple(name.split("."))))
             placeholders.append(Placeholder(name, spot))
@@ -250,7 +248,7 @@ class ReadText:
     is_file: bool
 
 
-def text_or_file(value: str, root: Path, where: Where, key: str) -> ReadText:
+def text_or_file(value: str, root: Path, where: Where) -> ReadText:
     """The text itself or, where it names an existing file of the project, that file's text.
 
     Raises Unusable, also for a single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt.
@@ -263,16 +261,16 @@ def text_or_file(value: str, root: Path, where: Where, key: str) -> ReadText:
         is_file = inside(root, value).is_file()
     except OutsideProject:  # a text that may not be a path, unless it happens to be one, or behind a link
         is_file = "\0" not in value and os.path.lexists(root / value)
-    return template_file(value, root, where, key) if is_file or looks_like_path else own
+    return template_file(value, root, where) if is_file or looks_like_path else own
 
 
-def template_file(value: str, root: Path, where: Where, key: str) -> ReadText:
+def template_file(value: str, root: Path, where: Where) -> ReadText:
     """The text of a file that must exist. Raises Unusable."""
-    path = existing_file(value, root, where, key)
+    path = existing_file(value, root, where)
     shown = path.relative_to(root.resolve()).as_posix()
     text = read_text(path, shown)
     if not text.strip():
-        raise Unusable(Problem(where, f"{shown} is empty", key))
+        raise Unusable(Problem(where, f"{shown} is empty"))
     return ReadText(text.rstrip("\n"), Where(shown, 1, 1), True)
 
 
@@ -283,23 +281,23 @@ _BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 
 def fill(
-    source: ReadText, variables: Mapping[str, JSONValue], path: str, facts: Mapping[str, str] | None = None
+    source: ReadText, variables: Mapping[str, JSONValue], facts: Mapping[str, str] | None = None
 ) -> tuple[str | None, list[Problem]]:
     """The text with every placeholder replaced, or None and what cannot be. `facts` are a card's own, None where double
     braces mean nothing."""
     text, where = source.text, source.where
-    template, problems = compile_template(text, where, positions=source.is_file, path=path)
+    template, problems = compile_template(text, where, positions=source.is_file)
     if template is None:
         return None, problems
     for placeholder in template.placeholders:
         if (message := _cannot_fill(placeholder.name, variables, in_card=facts is not None)) is not None:
-            problems.append(Problem(placeholder.where, message, path))
+            problems.append(Problem(placeholder.where, message))
     if facts is not None:
         known = {**variables, **facts}
         for match in _BRACES.finditer(text):  # `${…}` has no braces inside: none of them reaches over a piece's end
             if not match[1] and match[2].strip() not in known:
                 spot = spot_of(text, match.start(), where) if source.is_file else where
-                problems.append(Problem(spot, _unknown(match[0], match[2].strip(), known), path))
+                problems.append(Problem(spot, _unknown(match[0], match[2].strip(), known)))
 
         def fact(match: re.Match[str]) -> str:
             return match[0][1:] if match[1] else as_text(known.get(match[2].strip()))

@@ -456,16 +456,15 @@ def _problem(
     kind: str = error["type"]
     in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)  # pydantic's mark for a key of a mapping
     loc: Path_ = tuple(error["loc"][:-1] if in_key else error["loc"])
-    where = document.where(loc, key=in_key or kind == "extra_forbidden" or error["input"] is None)
     if kind == "missing":
-        return Problem(where, f"missing key {loc[-1]!r}", key_path(loc[:-1]))
+        return document.problem(loc[:-1], f"missing key {loc[-1]!r}")
     if kind == "extra_forbidden":
         key, near = str(loc[-1]), hints.get(key_path(loc[:-1]), {})
         known = known_keys(model, loc[:-1])
         message = near[key] if key in near else f"unknown key; {did_you_mean(key, known, 'known keys')}"
     else:
         message = _sentence(kind, error["input"], error.get("ctx", {}), str(error["msg"]))
-    return Problem(where, message, key_path(loc))
+    return document.problem(loc, message, key=in_key or kind == "extra_forbidden" or error["input"] is None)
 
 
 def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:

@@ -414,11 +414,6 @@ class WrittenStage(Stage):
         """The place of `key`, or of the stage when the key is written nowhere."""
         return self.where.get(key) or self.where[""]
 
-    def key(self, key: str, level: Level | None) -> str:
-        """`key` as the file of that level has it; empty for the command line, which is a place by itself."""
-        keys = {"project": f"defaults.{key}", "defaults": f"defaults.{key}", "card": key, "override": ""}
-        return keys.get(str(level), f"{self.path}.{key}")
-
 
 @dataclass(frozen=True, slots=True)
 class Workflow:

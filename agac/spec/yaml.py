@@ -148,7 +148,7 @@ class Document:
         """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""
         node = self.root
         if node is None:
-            return Where(self.shown)
+            return Where(self.shown, path=key_path(path))
         mark = node.mark
         for depth, part in enumerate(path):
             child = node.children.get(part)
@@ -157,11 +157,11 @@ class Document:
             last = depth == len(path) - 1
             mark = node.keys[part] if key and last and isinstance(part, str) else child.mark
             node = child
-        return Where(self.shown, *mark)
+        return Where(self.shown, *mark, key_path(path))
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
         """What is wrong with the value at `path`, or with its key."""
-        return Problem(self.where(path, key=key), message, key_path(path))
+        return Problem(self.where(path, key=key), message)
 
 
 def read_yaml(path: Path, shown: str) -> Document:
@@ -308,7 +308,7 @@ class _Composer:
         return event.start_mark.line + self._first_line, event.start_mark.column + 1
 
     def _problem(self, event: Any, message: str, path: Path_) -> None:
-        self.problems.append(Problem(Where(self._shown, *self._mark(event)), message, key_path(path)))
+        self.problems.append(Problem(Where(self._shown, *self._mark(event), key_path(path)), message))
 
     def _refuse(self, event: Any, message: str, path: Path_) -> NoReturn:
         self._problem(event, message, path)

@@ -211,7 +211,7 @@ def test_no_secret_is_in_the_text_of_a_row() -> None:
 )
 def test_what_is_said_of_a_row_that_cannot_be_used(given: ProviderSpec, path: str, message: str) -> None:
     providers, [problem] = build_providers({"local": given}, {})
-    assert (problem.path, problem.where) == (path, Where("agac.yml"))
+    assert problem.where == Where("agac.yml", path=path)
     assert problem.message.startswith(message)
     assert "local" not in providers
 

@@ -62,14 +62,10 @@ def test_levels_are_merged_key_by_key(tree: Any) -> None:
         "batch.grace": "project",
         "batch.retry": "project",
     }
-    assert stage.at("batch.max_requests") == Where("workflows/w.yml", 5, 37)
-    assert stage.at("batch.max_rounds") == Where("workflows/w.yml", 2, 40)
-    assert stage.at("batch.grace") == Where("agac.yml", 4, 50)
-    assert stage.at("run_mode") == Where("agac.yml", 3, 13)
-    assert [stage.key(key, stage.levels[key]) for key in ("batch.max_requests", "batch.grace")] == [
-        "stages[0].batch.max_requests",
-        "defaults.batch.grace",
-    ]
+    assert stage.at("batch.max_requests") == Where("workflows/w.yml", 5, 37, "stages[0].batch.max_requests")
+    assert stage.at("batch.max_rounds") == Where("workflows/w.yml", 2, 40, "defaults.batch.max_rounds")
+    assert stage.at("batch.grace") == Where("agac.yml", 4, 50, "defaults.batch.grace")
+    assert stage.at("run_mode") == Where("agac.yml", 3, 13, "defaults.run_mode")
 
 
 def test_a_problem_with_a_default_stands_where_the_default_does(tree: Any) -> None:
@@ -94,7 +90,6 @@ def test_the_command_line_says_the_mode_of_all_stages(tree: Any) -> None:
     batch = tree.workflow(text, Overrides(run_mode="batch"))
     assert [stage.run_mode for stage in batch.stages] == ["batch", "batch"]
     assert (batch.stages[0].batch.max_requests, batch.stages[1].at("run_mode")) == (5, Where("--run-mode"))
-    assert batch.stages[1].key("run_mode", batch.stages[1].levels["run_mode"]) == ""
 
 
 def test_a_stage_that_asks_no_model_is_not_meant_by_the_defaults(tree: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from agac.core.errors import Where
 from agac.spec.python_code import FunctionRef, parse_reference
 
-WHERE = Where("workflows/w.yml", 5, 13)
+WHERE = Where("workflows/w.yml", 5, 13, "stages[0].python")
 CLEAN = """\
 import json
 from functools import partial
@@ -53,14 +53,14 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 
 
 def ref(root: Path, text: str = "tools/clean.py:normalise") -> FunctionRef:
-    found, problems = parse_reference(text, WHERE, "stages[0].python", root)
+    found, problems = parse_reference(text, WHERE, root)
     assert found is not None, list(map(str, problems))
     assert problems == []
     return found
 
 
 def problems(root: Path, text: str) -> list[str]:
-    found, told = parse_reference(text, WHERE, "stages[0].python", root)
+    found, told = parse_reference(text, WHERE, root)
     assert found is None
     return [str(problem).removeprefix("workflows/w.yml:5:13: stages[0].python: ") for problem in told]
 

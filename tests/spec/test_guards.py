@@ -17,21 +17,20 @@ from agac.spec.cel import Chain, shown
 from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Evaluator, Guard, GuardFailed, GuardScope, compile_guard
 from agac.spec.json_schema import TEXT
 
-PLACE = Where("workflows/w.yml", 7, 11)
-PATH = "stages[1].when"
+PLACE = Where("workflows/w.yml", 7, 11, "stages[1].when")
 
 
 def guard_of(text: str) -> Guard:
-    guard, problems = compile_guard(text, PLACE, PATH)
+    guard, problems = compile_guard(text, PLACE)
     assert guard is not None, [problem.message for problem in problems]
     assert not problems
     return guard
 
 
 def refused(text: str) -> list[str]:
-    guard, problems = compile_guard(text, PLACE, PATH)
+    guard, problems = compile_guard(text, PLACE)
     assert guard is None
-    assert all((one.where, one.path, one.severity) == (PLACE, PATH, "error") for one in problems)
+    assert all((one.where, one.severity) == (PLACE, "error") for one in problems)
     assert all("\n" not in one.message and "<input>" not in one.message for one in problems)
     return [problem.message for problem in problems]
 
@@ -157,7 +156,7 @@ _VALUES = st.recursive(
 @campaign(test=100, soak=5000)
 @given(made=expressions(), row=st.dictionaries(st.sampled_from(["a", "b", "classify", "i", "_x1"]), _VALUES))
 def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]) -> None:
-    guard, _ = compile_guard(made[0], PLACE, PATH)
+    guard, _ = compile_guard(made[0], PLACE)
     if guard is None:
         return  # a number or a list: refused at load
     evaluator = Evaluator(guard, stages=["classify"])
@@ -176,7 +175,7 @@ def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]
 
 @given(text=st.text(alphabet=st.sampled_from(list("ab.1 =&|!()[]\"'\\${}?:<>é\n")), max_size=12))
 def test_any_text_is_a_guard_or_a_sentence(text: str) -> None:
-    guard, problems = compile_guard(text, PLACE, PATH)
+    guard, problems = compile_guard(text, PLACE)
     assert (guard is None) == bool(problems)
     assert all(problem.message and "<input>" not in problem.message for problem in problems)
 
@@ -298,8 +297,8 @@ def checked(text: str, **changes: Any) -> list[str]:
         "others": ["later"],
         "fields": dict.fromkeys(("id", "review", "price", "odd name"), TEXT),
     }
-    found = GuardScope(guard=guard_of(text), **{**seen, **changes}).problems(PATH)
-    assert all((one.where, one.path) == (PLACE, PATH) for one in found)
+    found = GuardScope(guard=guard_of(text), **{**seen, **changes}).problems()
+    assert all(one.where == PLACE for one in found)
     return [("warning: " if one.severity == "warning" else "") + one.message for one in found]
 
 

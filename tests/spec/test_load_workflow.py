@@ -26,7 +26,7 @@ def test_a_small_workflow_with_every_default_resolved(tree: Any, good_workflow: 
     assert workflow.input.path == tree.root / "data/reviews.csv"
     assert (workflow.input.shown, workflow.input.format) == ("data/reviews.csv", "csv")
     assert (workflow.input.id_field, workflow.input.on_duplicate_id) == ("id", "error")
-    assert workflow.input.where == Where("workflows/w.yml", 1, 15)
+    assert workflow.input.where == Where("workflows/w.yml", 1, 15, "input.path")
     assert (workflow.output.dir, workflow.output.include_input) == (tree.root / "output/w", False)
     [stage] = workflow.stages
     assert (stage.name, stage.index, stage.needs, stage.path) == ("classify", 0, (), "stages[0]")

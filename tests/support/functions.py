@@ -29,7 +29,7 @@ class Tools:
         return file
 
     def ref(self, text: str = "tools/clean.py:f") -> FunctionRef:
-        found, problems = parse_reference(text, Where("w.yml"), "python", self.root)
+        found, problems = parse_reference(text, Where("w.yml", path="python"), self.root)
         assert found is not None, list(map(str, problems))
         return found
 

@@ -155,7 +155,7 @@ from agac.tools.processes import open_function
 
 async def main():
     root = Path(sys.argv[1])
-    ref, _ = parse_reference("tools/clean.py:f", Where("w"), "", root)
+    ref, _ = parse_reference("tools/clean.py:f", Where("w"), root)
     async with open_function(ref, root, 1) as call:
         print("result", (await call({}))["done"], flush=True)
 
