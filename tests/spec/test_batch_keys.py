@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from agac.core.errors import Where
+from agac.plan.checks import resolve_models
+from agac.providers.table import SHIPPED
 from agac.spec.workflow import BatchRules, DayTime, Overrides, WrittenStage
 
 INPUT = "input: {path: data/reviews.csv}\n"
@@ -74,6 +76,12 @@ def test_a_problem_with_a_default_stands_where_the_default_does(tree: Any) -> No
     assert tree.stage_problems("{name: a}", head=head) == [
         f"workflows/w.yml:3:24: defaults.batch.on_deadline: {message}"
     ]
+
+
+def test_a_fallback_of_the_defaults_is_named_as_theirs(tree: Any) -> None:
+    tree.write("agac.yml", "defaults: {model: simulator/small, fallback: [nobody/x]}\n")
+    _, problems = resolve_models(tree.workflow(INPUT + "stages: [{name: a}]\n"), SHIPPED)
+    assert str(problems[0]).startswith("agac.yml:1:46: defaults.fallback: ")
 
 
 def test_a_deadline_of_the_defaults_goes_with_what_a_stage_does_at_it(tree: Any) -> None:
