@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible
@@ -38,12 +36,8 @@ ROWS_JSON, ROWS_COUNT, ROWS_FAILED = "rows_json", "rows_count", "rows_failed"
 """A group's members as a list, how many they are, and how many more failed before they came here."""
 
 
-class PromptTemplate(string.Template):
-    """`string.Template` in which a placeholder has braces and a name of any characters but `{`, `}` and newline."""
-
-    pattern: ClassVar[Any] = (  # the base class compiles it
-        r"\$(?:(?P<escaped>\$(?=\{))|\{(?P<braced>[^{}\n]*)\}|(?P<named>(?!))|(?P<invalid>(?=\{)))"
-    )
+_PLACEHOLDER = re.compile(r"\$(?:(?P<escaped>\$(?=\{))|\{(?P<braced>[^{}\n]*)\}|(?=\{))")
+"""A name in braces, of any characters but `{`, `}` and newline; or a `${` that is not closed."""
 
 
 class MissingField(Exception):
@@ -139,7 +133,7 @@ def compile_template(text: str, where: Where, *, positions: bool = False) -> tup
     placeholders: list[Placeholder] = []
     problems: list[Problem] = []
     end = 0
-    for match in PromptTemplate.pattern.finditer(text):
+    for match in _PLACEHOLDER.finditer(text):
         spot = spot_of(text, match.start(), where) if positions else where
         pieces.append(text[end : match.start()])
         end = match.end()

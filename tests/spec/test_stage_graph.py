@@ -1,33 +1,32 @@
 """The order of stages: what each needs, what is upstream of it, and what keeps them from having an order."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.spec.graph import StageNode, graph
-from agac.spec.loader import output_stages
-from agac.spec.models import StageFile, WorkflowFile
+from agac.spec.models import StageFile
 from agac.spec.yaml import parse_yaml
 
 
-def stages(*written: dict[str, Any]) -> list[StageFile]:
-    return [StageFile(**one) for one in written]
+def graph_of(written: Iterable[dict[str, Any]]) -> tuple[list[StageFile], list[StageNode], list[str]]:
+    """The stages, their graph, and what is wrong with it."""
+    files = [StageFile(**one) for one in written]
+    nodes, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
+    return files, nodes, [problem.message for problem in problems]
 
 
 def made(*written: dict[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    files = stages(*written)
-    links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
-    assert not problems, problems
-    return [(files[link.index].name, link.needs, link.ancestors) for link in links]
+    files, nodes, problems = graph_of(written)
+    assert problems == []
+    return [(files[node.index].name, node.needs, node.ancestors) for node in nodes]
 
 
 def test_without_needs_stages_follow_each_other() -> None:
-    assert made({"name": "a"}, {"name": "b"}, {"name": "c"}) == [
-        ("a", (), ()),
-        ("b", ("a",), ("a",)),
-        ("c", ("b",), ("a", "b")),
-    ]
+    follow = [("a", (), ()), ("b", ("a",), ("a",)), ("c", ("b",), ("a", "b"))]
+    assert made({"name": "a"}, {"name": "b"}, {"name": "c"}) == follow
 
 
 def test_branches_meet_again() -> None:
@@ -51,36 +50,18 @@ def test_who_needs_a_disabled_stage_needs_what_that_needs() -> None:
     )  # fmt: skip
     assert found == [("a", (), ()), ("c", ("a",), ("a",)), ("e", ("a", "c"), ("a", "c"))]
 
-
-def test_a_stage_after_a_disabled_first_one_starts() -> None:
     assert made({"name": "a", "enabled": False}, {"name": "b"}) == [("b", (), ())]
 
 
 def test_each_circle_is_shown_once_with_its_way() -> None:
-    files = stages(
+    _, _, problems = graph_of([
         {"name": "a", "needs": "c"}, {"name": "b", "needs": "a"}, {"name": "c", "needs": "b"},
         {"name": "d", "needs": ["c", "e"]}, {"name": "e", "needs": ["d"]}, {"name": "f", "needs": ["a"]},
-    )  # fmt: skip
-    _, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
-    assert [str(problem.message) for problem in problems] == [
+    ])  # fmt: skip
+    assert problems == [
         "these stages need each other in a circle: a → b → c → a; let one of them start",
         "these stages need each other in a circle: d → e → d; let one of them start",
     ]
-
-
-def test_the_ends_are_written_unless_others_are_named() -> None:
-    document = parse_yaml("stages: []\n", "w.yml")
-    written = [{"name": "a"}, {"name": "b", "needs": "a"}, {"name": "c", "needs": "a"}]
-
-    def ends(**output: Any) -> tuple[str, ...]:
-        file = WorkflowFile(stages=stages(*written), output=output)
-        links, _ = graph(file.stages, document)
-        found, problems = output_stages(file, document, links)
-        assert not problems
-        return found[0]
-
-    assert ends() == ("b", "c")
-    assert ends(stages=["c", "a"]) == ("a", "c")
 
 
 @st.composite
@@ -96,19 +77,18 @@ def acyclic(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(acyclic())
 def test_every_stage_comes_after_all_that_is_upstream_of_it(written: list[dict[str, Any]]) -> None:
-    files = stages(*written)
-    links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
-    assert not problems
+    files, nodes, problems = graph_of(written)
+    assert problems == []
     by_name: dict[str, StageNode] = {}
-    for link in links:
-        name = files[link.index].name
-        assert set(link.needs) <= by_name.keys()
-        assert link.ancestors == tuple(
-            one for one in by_name if one in link.needs or any(one in by_name[need].ancestors for need in link.needs)
+    for node in nodes:
+        name = files[node.index].name
+        assert set(node.needs) <= by_name.keys()
+        assert node.ancestors == tuple(
+            one for one in by_name if one in node.needs or any(one in by_name[need].ancestors for need in node.needs)
         )
-        by_name[name] = link
+        by_name[name] = node
     assert by_name.keys() == {one["name"] for one in written if one["enabled"]}
-    assert upstream_in_full(written) == {name: set(link.ancestors) for name, link in by_name.items()}
+    assert upstream_in_full(written) == {name: set(node.ancestors) for name, node in by_name.items()}
 
 
 def upstream_in_full(written: list[dict[str, Any]]) -> dict[str, set[str]]:
@@ -123,7 +103,6 @@ def upstream_in_full(written: list[dict[str, Any]]) -> dict[str, set[str]]:
 
 
 def test_thousands_of_stages_need_no_recursion() -> None:
-    count = 2_000
-    links, problems = graph(stages(*({"name": f"s{n}"} for n in range(count))), parse_yaml("stages: []\n", "w.yml"))
-    assert not problems
-    assert len(links[-1].ancestors) == count - 1
+    _, nodes, problems = graph_of({"name": f"s{n}"} for n in range(2_000))
+    assert problems == []
+    assert len(nodes[-1].ancestors) == 1_999

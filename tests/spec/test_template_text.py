@@ -1,7 +1,6 @@
 """Templates: only `${…}` is a placeholder, values arrive as they are, and nothing is expanded twice."""
 
 import json
-import string
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from agac.core.errors import Where
 from agac.spec.templates import (
     MissingField,
-    PromptTemplate,
     Template,
     VisibleRow,
     compile_template,
@@ -42,23 +40,19 @@ def test_only_dollar_brace_is_a_placeholder(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("$${x}", "${x}"), ("a $${", "a ${"), ("$$${x}", "$${x}"), ("$${x} ${x}", "${x} 1"), ("$$ ${x}", "$$ 1")],
-)
-def test_two_dollars_before_a_brace_escape_it(text: str, expected: str) -> None:
-    assert rendered(text, {"x": "1"}) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
+    ("text", "x", "expected"),
     [
-        ("text", "text"), ("", ""), ("${x}", "${x}"), ("$${", "$${"), (5, "5"), (0.1, "0.1"), (True, "true"),
-        (None, "null"), ([1, "é"], '[1,"é"]'), ({"a": {"b": None}}, '{"a":{"b":null}}'),
-        ("line\nline", "line\nline"),
+        ("$${x}", "1", "${x}"), ("a $${", "1", "a ${"), ("$$${x}", "1", "$${x}"), ("$${x} ${x}", "1", "${x} 1"),
+        ("$$ ${x}", "1", "$$ 1"), ("<${x}>", "text", "<text>"), ("<${x}>", "", "<>"), ("<${x}>", "${x}", "<${x}>"),
+        ("<${x}>", "$${", "<$${>"), ("<${x}>", 5, "<5>"), ("<${x}>", 0.1, "<0.1>"), ("<${x}>", True, "<true>"),
+        ("<${x}>", None, "<null>"), ("<${x}>", [1, "é"], '<[1,"é"]>'), ("<${x}>", "line\nline", "<line\nline>"),
+        ("<${x}>", {"a": {"b": None}}, '<{"a":{"b":null}}>'),
     ],
 )  # fmt: skip
-def test_strings_go_in_verbatim_and_other_values_as_compact_json(value: object, expected: str) -> None:
-    assert rendered("<${x}>", {"x": value}) == f"<{expected}>"
+def test_two_dollars_escape_strings_go_in_verbatim_and_other_values_as_compact_json(
+    text: str, x: object, expected: str
+) -> None:
+    assert rendered(text, {"x": x}) == expected
 
 
 def test_what_a_name_finds() -> None:
@@ -96,43 +90,30 @@ def test_what_a_row_lacks_is_named_with_what_is_visible(name: str, data: dict[st
 
 def test_visible_names_hold_everything_once() -> None:
     row = VisibleRow({"a": 1, "classify": 2}, {"classify": 3}, {"x": 1})
-    assert row.names() == ["a", "classify", "vars", "row_json"]
-    assert list(row) == row.names()
+    assert row.names() == list(row) == ["a", "classify", "vars", "row_json"]
     assert len(row) == 4
 
 
-def test_problems_of_a_file_carry_line_and_column() -> None:
+def test_placeholders_and_problems_of_a_file_have_their_own_place_and_those_of_a_value_its_place() -> None:
     template, problems = compile_template("first\nsecond ${\n${ } ${ok}", Where("p.md", 1, 1), positions=True)
     assert template is None
     assert [str(problem) for problem in problems] == [
         "p.md:2:8: placeholder is never closed: '${'; add the } or write $${ for the text ${",
         "p.md:3:1: empty placeholder ${}; name a field, or write $${} for the text ${}",
     ]
-
-
-def test_placeholders_of_a_file_know_their_place_and_inline_ones_their_value() -> None:
     template, _ = compile_template("a\n  ${x}", Where("p.md", 4, 1), positions=True)
     assert template is not None
     assert [(p.name, str(p.where)) for p in template.placeholders] == [("x", "p.md:5:3")]
     assert [p.where for p in compiled("a\n  ${x}").placeholders] == [HERE]
-
-
-@pytest.mark.parametrize("text", ["${a{b}}", "${a\nb}", "${", "x ${a"])
-def test_a_placeholder_that_is_not_closed_on_its_line_is_a_problem(text: str) -> None:
-    _, problems = compile_template(text, HERE)
-    assert "placeholder is never closed" in problems[0].message
-    assert problems[0].where == HERE
+    for text in ("${a{b}}", "${a\nb}", "${", "x ${a"):
+        _, [problem] = compile_template(text, HERE)
+        assert (problem.where, "placeholder is never closed" in problem.message) == (HERE, True)
 
 
 def test_the_default_prompt_is_the_row_and_then_what_the_stage_before_said() -> None:
     row = VisibleRow({"a": 1}, {"classify": {"s": "good"}}, {})
     assert default_prompt((), HERE).render(row) == '{\n  "a": 1\n}'
     assert default_prompt(("classify",), HERE).render(row) == '{\n  "a": 1\n}\n\n{"s":"good"}'
-
-
-def test_the_pattern_is_that_of_a_string_template() -> None:
-    assert issubclass(PromptTemplate, string.Template)
-    assert PromptTemplate("$5 $x ${a b}").substitute({"a b": 1}) == "$5 $x 1"
 
 
 _names = st.text(st.characters(exclude_characters="{}\n", exclude_categories=("Cs",)), min_size=1).filter(

@@ -29,9 +29,16 @@ class Tools:
         return file
 
     def ref(self, text: str = "tools/clean.py:f") -> FunctionRef:
-        found, problems = parse_reference(text, Where("w.yml", path="python"), self.root)
-        assert found is not None, list(map(str, problems))
+        found, problems = parse_reference(text, Where("w.yml", 5, path="python"), self.root)
+        assert (problems, found is None) == ([], False)
+        assert found is not None
         return found
+
+    def problems(self, text: str) -> list[str]:
+        """What is wrong with a reference; in a Python file, with its place."""
+        found, problems = parse_reference(text, Where("w.yml", 5, path="python"), self.root)
+        assert found is None
+        return [str(problem).removeprefix("w.yml:5: python: ") for problem in problems]
 
     def calls(
         self, rows: Sequence[dict[str, Any]], text: str = "tools/clean.py:f", processes: int | None = None
