@@ -120,16 +120,9 @@ def test_one_question_is_never_sent_more_often_than_the_cap_says(coming: list[Fa
     assert ambiguous <= max_billed_calls(0, 1) - 1
 
 
-def prior(error: ErrorType | None, failures: int) -> PriorTask:
-    outcome = Outcome.FAILED if error else Outcome.DONE
-    return PriorTask(1, 0, b"", outcome, None, RowError(error, "") if error else None, failures)
-
-
-@pytest.mark.parametrize("error", list(ErrorType))
-@pytest.mark.parametrize("failures", [0, 1, FURTHER_RUNS, FURTHER_RUNS + 1, FURTHER_RUNS + 5])
-def test_only_answers_are_left_and_only_after_two_further_runs(error: ErrorType, failures: int) -> None:
-    assert is_left(prior(error, failures)) == (error in ANSWER_FAILURES and failures > FURTHER_RUNS)
-
-
-def test_what_is_done_is_not_left() -> None:
-    assert not is_left(prior(None, 9))
+@pytest.mark.parametrize("error", [None, *ErrorType])
+def test_only_answers_are_left_and_only_after_two_further_runs(error: ErrorType | None) -> None:
+    for failures in (0, 1, FURTHER_RUNS, FURTHER_RUNS + 1, FURTHER_RUNS + 5):
+        outcome, kept = (Outcome.FAILED, RowError(error, "")) if error else (Outcome.DONE, None)
+        prior = PriorTask(1, 0, b"", outcome, None, kept, failures)
+        assert is_left(prior) == (error in ANSWER_FAILURES and failures > FURTHER_RUNS)

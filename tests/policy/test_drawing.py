@@ -119,23 +119,15 @@ slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 
 @slow
 @given(graphs())
-def test_nothing_lies_on_anything_else(graph: Graph) -> None:
+def test_nothing_lies_on_anything_else_and_lines_go_down_past_all_boxes(graph: Graph) -> None:
     nodes, edges = graph
     drawn = read(svg(nodes, edges))
-    assert (len(drawn.boxes), len(drawn.lines)) == (len(nodes), len(edges))
+    boxes = dict(zip([node.name for node in nodes], drawn.boxes, strict=True))
     for a, b in combinations(drawn.boxes, 2):
         assert not overlap(a, b, apart=15)
     for box in drawn.boxes:
         assert 0 <= box.x <= box.x + box.width <= drawn.page.width - 55
         assert 0 <= box.y <= box.y + box.height <= drawn.page.height - 55
-
-
-@slow
-@given(graphs())
-def test_a_line_goes_down_from_its_source_to_its_target_past_all_others(graph: Graph) -> None:
-    nodes, edges = graph
-    drawn = read(svg(nodes, edges))
-    boxes = dict(zip([node.name for node in nodes], drawn.boxes, strict=True))
     for edge, line in zip(edges, drawn.lines, strict=True):
         source, target = boxes[edge.source], boxes[edge.target]
         for box in drawn.boxes:
@@ -217,50 +209,39 @@ def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None
     assert min(parts["failed"], parts["dropped"]) > 3
     figures = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "figure"]
     assert figures == ["999,969 done", "1 failed", "30 dropped"]
-
-
-def test_a_stage_without_a_run_has_no_figures_and_one_without_rows_says_so() -> None:
     assert "figure" not in [text.get("class") for text in read(svg([DrawnNode("a", "ask")], [])).texts]
     for nothing in ({}, {"done": 0, "failed": 0}):
         assert "no rows" in [text.text for text in read(svg([DrawnNode("a", "ask", counts=nothing)], [])).texts]
         assert "no rows" in mermaid([DrawnNode("a", "ask", counts=nothing)], [])
 
 
-def test_a_level_is_told_and_lines_between_levels_are_broken() -> None:
+def test_a_level_is_named_and_lines_between_levels_are_broken() -> None:
     nodes = [DrawnNode("a", "ask"), DrawnNode("b", "ask", level=1), DrawnNode("c", "ask", level=1)]
     drawing = svg(nodes, [DrawnEdge("a", "b"), DrawnEdge("b", "c")])
     assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
     assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
 
 
-def test_a_chain_is_drawn_straight_down() -> None:
+def test_a_chain_is_drawn_straight_down_and_branches_that_need_not_cross_do_not() -> None:
     names = ["a", "a much longer name", "c", "d"]
-    edges = [DrawnEdge(a, b) for a, b in pairwise(names)]
-    drawn = read(svg([DrawnNode(name, "ask") for name in names], edges))
+    drawn = read(svg([DrawnNode(name, "ask") for name in names], [DrawnEdge(a, b) for a, b in pairwise(names)]))
     assert len({round(box.x + box.width / 2) for box in drawn.boxes}) == 1
     assert all(abs(x - line[0][0]) < 0.2 for line in drawn.lines for x, _ in line)
-
-
-def test_branches_that_need_not_cross_do_not() -> None:
-    """Two chains whose stages stand in turn in the file, the second of them crosswise."""
-    names = ["a1", "b1", "b2", "a2", "a3", "b3"]
+    names = ["a1", "b1", "b2", "a2", "a3", "b3"]  # two chains, whose stages stand in turn, the second pair crosswise
     edges = [DrawnEdge("a1", "a2"), DrawnEdge("a2", "a3"), DrawnEdge("b1", "b2"), DrawnEdge("b2", "b3")]
     boxes = dict(zip(names, read(svg([DrawnNode(name, "ask") for name in names], edges)).boxes, strict=True))
     assert len({boxes[f"a{i}"].x < boxes[f"b{i}"].x for i in (1, 2, 3)}) == 1
 
 
-@pytest.mark.parametrize("draw", [svg, mermaid])
-def test_a_graph_that_is_none_is_refused(draw: object) -> None:
-    assert callable(draw)
-    with pytest.raises(ValueError, match="two stages of a drawing have one name"):
-        draw([DrawnNode("a", "ask"), DrawnNode("a", "ask")], [])
-    with pytest.raises(ValueError, match="ends at 'b', which is not in it"):
-        draw([DrawnNode("a", "ask")], [DrawnEdge("a", "b")])
-
-
-def test_a_cycle_is_refused() -> None:
+def test_a_graph_that_is_none_is_refused() -> None:
+    a, b = DrawnNode("a", "ask"), DrawnNode("b", "ask")
+    for draw in (svg, mermaid):
+        with pytest.raises(ValueError, match="two stages of a drawing have one name"):
+            draw([a, a], [])
+        with pytest.raises(ValueError, match="ends at 'b', which is not in it"):
+            draw([a], [DrawnEdge("a", "b")])
     with pytest.raises(ValueError, match="cannot be drawn in layers"):
-        svg([DrawnNode("a", "ask"), DrawnNode("b", "ask")], [DrawnEdge("a", "b"), DrawnEdge("b", "a")])
+        svg([a, b], [DrawnEdge("a", "b"), DrawnEdge("b", "a")])
 
 
 def test_a_drawing_is_the_same_in_every_process() -> None:

@@ -1,6 +1,7 @@
-"""Which text is JSON and which value is a result: tables and generated values."""
+"""Which text is JSON, which value is a result, what is mended, and which of several messages counts."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
-from agac.engine.validate import MAX_ERRORS, Checker, parsed, repair_request
+from agac.engine.validate import MAX_ERRORS, Checker, ValidReply, mended_json, parsed, repair_request
 from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.templates import compile_template
@@ -29,14 +30,21 @@ def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> Plann
     )  # fmt: skip
 
 
-def reply(text: str, finish: Finish = Finish.STOP, refusal: str | None = None) -> Reply:
-    return Reply(text, finish, Usage(), "small", refusal)
+def reply(*texts: str, finish: Finish = Finish.STOP, refusal: str | None = None) -> Reply:
+    return Reply(texts[0], finish, Usage(), "small", refusal, others=texts[1:])
 
 
-def error_of(text: str, body: dict[str, Any] | None = None, finish: Finish = Finish.STOP, **more: Any) -> RowError:
-    checked = Checker(stage(body)).check(reply(text, finish, **more))
-    assert isinstance(checked, RowError)
-    return checked
+Body = dict[str, Any] | None
+
+
+def checked(found: Reply, body: Body = None, *, mends: bool = False) -> ValidReply | RowError:
+    return Checker(replace(stage(body), json_repair=mends)).check(found)
+
+
+def error_of(*texts: str, body: Body = None, mends: bool = False, **more: Any) -> RowError:
+    error = checked(reply(*texts, **more), body, mends=mends)
+    assert isinstance(error, RowError)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -95,52 +103,37 @@ FINISHES = [
 ]
 
 
-@pytest.mark.parametrize(("finish", "error"), FINISHES)
-@pytest.mark.parametrize("text", ["", "{}", "a fine text"])
+@pytest.mark.parametrize("texts", [[""], ["{}"], ["a fine text"], ["{}", "{}"]])
 @pytest.mark.parametrize("body", [None, {"type": "object"}])
-def test_only_a_reply_that_ended_by_itself_is_looked_at(
-    finish: Finish, error: ErrorType, text: str, body: dict[str, Any] | None
-) -> None:
-    assert error_of(text, body, finish).type is error
-
-
-def test_every_way_to_end_is_in_the_table() -> None:
+def test_only_a_reply_that_ended_by_itself_is_looked_at(texts: list[str], body: Body) -> None:
     assert {finish for finish, _ in FINISHES} | {Finish.STOP} == set(Finish)
+    for finish, error in FINISHES:
+        assert error_of(*texts, body=body, finish=finish).type is error
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t"])
-@pytest.mark.parametrize("body", [None, {}])
-def test_blank_is_empty(text: str, body: dict[str, Any] | None) -> None:
-    assert error_of(text, body).type is ErrorType.EMPTY_RESPONSE
-
-
-def test_a_refusal_beside_a_text_is_a_refusal() -> None:
-    error = error_of("{}", {}, refusal="not me")
-    assert (error.type, "not me" in error.message) == (ErrorType.REFUSED, True)
-
-
-def test_text_is_kept_with_its_spaces() -> None:
-    checked = Checker(stage(None)).check(reply(" a\n"))
-    assert checked[:2] == ('" a\\n"', " a\n")
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
-def test_half_a_surrogate_is_no_text(text: str) -> None:
-    error = error_of(text)
-    assert error.type is ErrorType.SCHEMA_MISMATCH
-    error.message.encode()
+@pytest.mark.parametrize(
+    ("text", "body", "refusal", "error", "words"),
+    [
+        ("", None, None, ErrorType.EMPTY_RESPONSE, "is empty"),
+        ("\n\t ", {}, None, ErrorType.EMPTY_RESPONSE, "is empty"),
+        ("{}", {}, "not me", ErrorType.REFUSED, "not me"),
+        ("\ud800", None, None, ErrorType.SCHEMA_MISMATCH, "lone surrogate"),
+        ("a\udfffb", None, None, ErrorType.SCHEMA_MISMATCH, "lone surrogate"),
+    ],
+)
+def test_what_is_blank_refused_or_no_text_is_no_result(
+    text: str, body: Body, refusal: str | None, error: ErrorType, words: str
+) -> None:
+    found = error_of(text, body=body, refusal=refusal)
+    assert (found.type, words in found.message) == (error, True)
 
 
 def test_errors_are_few_short_and_say_where() -> None:
     body = {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}}
-    error = error_of(json.dumps([{"n": "x" * 5000}] * 50), body)
+    error = error_of(json.dumps([{"n": "x" * 5000}] * 50), body=body)
     assert error.message.count("; ") == MAX_ERRORS - 1
     assert len(error.message) < MAX_ERRORS * 400
     assert error.message.startswith("[0].n: ")
-
-
-def test_the_whole_reply_is_named_as_such() -> None:
-    assert error_of("[]", {"type": "object"}).message == 'the reply: [] is not of type "object"'
 
 
 def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
@@ -150,33 +143,104 @@ def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
     assert "is not of type" in checker.check(reply("[]")).message  # type: ignore[union-attr]
 
 
+def test_a_re_ask_for_plain_text_quotes_every_message_and_asks_for_no_json() -> None:
+    error = RowError(ErrorType.SCHEMA_MISMATCH, "a: bad; b: worse")
+    _, said, complaint = repair_request(Request((Message.of("user", "Go."),)), reply("one", "two"), error).messages
+    assert said == Message.of("assistant", "one\n\ntwo")
+    assert complaint.parts[0].text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
+
+
+# Almost JSON, with `json_repair: true`.
+
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
 @pytest.mark.parametrize(
-    ("kind", "good", "bad"),
+    "text",
     [
-        ("date", "2026-02-28", "2026-02-30"),
-        ("email", "a@b.c", "nobody"),
-        ("uuid", "12345678-1234-1234-1234-123456789abc", "1234"),
-        ("ipv4", "127.0.0.1", "300.0.0.1"),
+        '{"n": 1,}', "{'n': 1}", "{n: 1}", '{"n": 1', '{"n": 1}}', '{"n": 1}\nI hope that helps.',
+        '{ // the first\n"n": 1}', 'Sure! Here it is:\n```json\n{"n": 1,}\n```\nAnything else?',
+        'Sure!\n```\n{"n": 1}\n```', '```json\n{"n": 1}',
+    ],
+)  # fmt: skip
+def test_slips_of_form_are_mended_and_marked(text: str) -> None:
+    assert checked(reply(text), OBJECT, mends=True) == ValidReply('{"n":1}', {"n": 1}, mended=True)
+    assert error_of(text, body=OBJECT).type is ErrorType.SCHEMA_MISMATCH
+
+
+LEFT = [
+    "The value is 1.", "a: 1", '"a": 1', 'Here is the JSON: {"a": 1}', "I would say {a: 1}, or [1, 2]",
+    '{"a": 1}{"a": 2}', '{"a": 1}\n{"a": 2}', '```\n{"a": 1}\n```\nor\n```\n{"a": 2}\n```', '{"a": 1, "a": 2}',
+    '{"a": }', '{"a": 1, "b": }', '{"a": NaN}', '{"a": 1e999,}', '{"a": "\\ud800",}', '{"a": ' + "9" * 5000 + ",}",
+    "{ I think it is fine", "{" * 5000, "[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 50_000,
+    "```json\n```", "", "{", "[", '{"a": 1,} {"b": 2,}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        *((text, body) for text in LEFT for body in ({}, {"type": ["object", "array"]})),
+        *((text, OBJECT) for text in ('{"n": "one",}', "{'b': 1}", '{"n": 1, "b": 2,}', "[1, 2,]", "{}")),
     ],
 )
-def test_formats_are_checked(kind: str, good: str, bad: str) -> None:
-    checker = Checker(stage({"type": "string", "format": kind}))
-    assert checker.check(reply(json.dumps(good))) == (json.dumps(good), good, False)
-    assert isinstance(checker.check(reply(json.dumps(bad))), RowError)
+def test_nothing_is_made_out_of_prose_nothing_is_filled_in_and_what_is_mended_is_valid(text: str, body: Body) -> None:
+    assert error_of(text, body=body, mends=True).type in (ErrorType.SCHEMA_MISMATCH, ErrorType.EMPTY_RESPONSE)
 
 
-def test_a_re_ask_holds_the_original_and_the_last_reply_only() -> None:
-    original = Request((Message.of("system", "s"), Message.of("user", "u")), Schema("a", {}), Params(seed=1))
-    first = repair_request(original, reply("wrong"), RowError(ErrorType.SCHEMA_MISMATCH, "a: bad; b: worse"))
-    assert first.messages[:2] == original.messages
-    assert [m.role for m in first.messages[2:]] == ["assistant", "user"]
-    assert first.messages[2].parts[0].text == "wrong"
-    assert "- a: bad\n- b: worse" in first.messages[3].parts[0].text
-    assert "JSON only" in first.messages[3].parts[0].text
-    assert (first.schema, first.params) == (original.schema, original.params)
+def test_what_is_json_is_never_touched_and_a_list_stays_one() -> None:
+    assert checked(reply('{"n": 1}'), OBJECT, mends=True) == ValidReply('{"n":1}', {"n": 1}, mended=False)
+    assert (mended_json('{"a": 1,}'), mended_json("[1, 2,]")) == ('{"a": 1}', "[1, 2]")
 
 
-def test_a_re_ask_for_plain_text_asks_for_no_json() -> None:
-    original = Request((Message.of("user", "u"),))
-    again = repair_request(original, reply("wrong"), RowError(ErrorType.SCHEMA_MISMATCH, "no character"))
-    assert "JSON" not in again.messages[2].parts[0].text
+parts = st.lists(st.sampled_from([*"{}[]\",:\\'1a \n`", "```json\n", "true", '"a"', "NaN", "\\ud800"]), max_size=30)
+
+
+@given(st.text() | parts.map("".join))
+def test_every_text_is_checked_without_an_accident_and_only_json_is_mended(text: str) -> None:
+    assert mended_json(text) is None or text.strip().startswith(("{", "[", "`")) or "```" in text
+    found = checked(reply(text), {}, mends=True)
+    if isinstance(found, ValidReply):
+        json.dumps(found.value, allow_nan=False).encode()
+
+
+# Several messages in one reply.
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param(['{"n": ', '{"n": 1}'], id="the later one"),
+        pytest.param(['{"n": 1}', '{"n": 1'], id="the earlier one"),
+        pytest.param(['{"m": 1}', '{"n": "x"}', '{"n": 1}', "no JSON"], id="the one of the right shape"),
+        pytest.param(['{"n": 1}', '{"n":1}'], id="the same twice"),
+        pytest.param(['{"n": 1}', '```json\n{"n": 1}\n```'], id="the same, fenced"),
+    ],
+)
+def test_of_several_messages_the_one_that_is_valid_is_the_answer(texts: list[str]) -> None:
+    for mends in (False, True):
+        assert checked(reply(*texts), OBJECT, mends=mends) == ('{"n":1}', {"n": 1}, False)
+
+
+def test_no_message_or_two_different_ones_are_no_answer_and_one_is_mended_only_then() -> None:
+    differ = error_of('{"n": 1}', '{"n": 2}', "{", body=OBJECT)
+    words = "the reply holds 2 messages that are valid and differ; nobody knows which one is meant"
+    assert differ == RowError(ErrorType.SCHEMA_MISMATCH, words)
+    wrong = error_of('{"m": 1}', "{", "[]", body=OBJECT)
+    for words in ("message 1: ", "message 2: the reply is not JSON", "message 3: "):
+        assert words in wrong.message
+    assert checked(reply('{"n": 1,}', "{"), OBJECT, mends=True) == ('{"n":1}', {"n": 1}, True)
+    assert error_of('{"n": 1,}', '{"n": 2,}', body=OBJECT, mends=True).type is ErrorType.SCHEMA_MISMATCH
+
+
+def test_without_a_schema_texts_that_differ_are_never_joined() -> None:
+    assert error_of("Half an ans", "Half an answer.").type is ErrorType.SCHEMA_MISMATCH
+    assert checked(reply("The same.", "The same."))[1] == "The same."  # type: ignore[index]
+
+
+@given(st.lists(st.integers(0, 2) | st.sampled_from(["{", "x"]), min_size=2, max_size=5))
+def test_the_order_of_messages_decides_nothing(drawn: list[Any]) -> None:
+    texts = [text if isinstance(text, str) else json.dumps({"n": text}) for text in drawn]
+    valid = {text for text in drawn if isinstance(text, int)}
+    for order in (texts, texts[::-1]):
+        assert isinstance(checked(reply(*order), OBJECT), ValidReply) == (len(valid) == 1)

@@ -37,13 +37,9 @@ REFUSED = {
 """Groups a keyword whose schemas point outside themselves, which agac refuses when it loads them."""
 
 
-def is_refused(schema: Any) -> bool:
-    return isinstance(schema, dict) and bool(schema_faults(schema))
-
-
 @pytest.mark.parametrize("keyword", sorted(SUITE.keys() - {"format", "vocabulary"}))
 def test_the_published_cases_of_a_keyword_pass(keyword: str) -> None:
-    accepted = [group for group in SUITE[keyword] if not is_refused(group[1])]
+    accepted = [one for one in SUITE[keyword] if not isinstance(one[1], dict) or not schema_faults(one[1])]
     assert len(SUITE[keyword]) - len(accepted) == REFUSED.get(keyword, 0)
     for group, schema, cases in accepted:
         validator, second = compiled(schema), jsonschema.Draft202012Validator(schema)
@@ -68,16 +64,16 @@ def test_the_meta_schema_that_a_schema_names_is_neither_fetched_nor_followed() -
     assert not compiled(older).is_valid([1])
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "file"])
-def test_nothing_is_ever_fetched(scheme: str) -> None:
+def test_nothing_is_ever_fetched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
-        there = f"{scheme}://127.0.0.1:{server.getsockname()[1]}/schema.json"
-        for schema in ({"$ref": there}, {"properties": {"a": {"$ref": f"{there}#/x"}}}, {"$dynamicRef": there}):
-            with pytest.raises(ValueError, match="Retriev"):
-                compiled(schema)
-            [(_, message)] = schema_faults(schema)
-            assert "points outside this schema" in message
+        for scheme in ("http", "https", "file"):
+            there = f"{scheme}://127.0.0.1:{server.getsockname()[1]}/schema.json"
+            for schema in ({"$ref": there}, {"properties": {"a": {"$ref": f"{there}#/x"}}}, {"$dynamicRef": there}):
+                with pytest.raises(ValueError, match="Retriev"):
+                    compiled(schema)
+                [(_, message)] = schema_faults(schema)
+                assert "points outside this schema" in message
         with pytest.raises(TimeoutError):
             server.accept()
 
@@ -117,7 +113,7 @@ def test_what_compiles_is_what_jsonschema_holds_for_a_schema(schema: dict[str, A
 def test_an_anchor_is_a_place_within_the_schema() -> None:
     schema = {"properties": {"a": {"$ref": "#here"}}, "$defs": {"x": {"$anchor": "here", "type": "string"}}}
     assert schema_faults(schema) == []
-    assert error_of('{"a": 1}', schema).message == 'a: 1 is not of type "string"'
+    assert error_of('{"a": 1}', body=schema).message == 'a: 1 is not of type "string"'
     [(_, message)] = schema_faults({"properties": {"a": {"$ref": "#there"}}})
     assert message.startswith("'#there' does not exist")
 
@@ -135,7 +131,7 @@ def test_an_anchor_is_a_place_within_the_schema() -> None:
     ],
 )
 def test_an_error_says_where_and_what(schema: dict[str, Any], value: Any, message: str) -> None:
-    assert error_of(json.dumps(value), schema).message == message
+    assert error_of(json.dumps(value), body=schema).message == message
 
 
 @given(values, values)
