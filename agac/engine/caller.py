@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from math import isfinite
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, storable
@@ -24,7 +26,6 @@ from agac.engine.invocation import InvocationContext, Work
 from agac.engine.limits import (
     NOTHING,
     Amount,
-    BudgetLimiter,
     Reservation,
     RowBudgetExceeded,
     RunStopped,
@@ -32,11 +33,10 @@ from agac.engine.limits import (
     balances_of,
     counted,
 )
-from agac.engine.rate_limiter import CallLimit, Lane
+from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadline, RowDeadlineExceeded, StopRun, decide, max_calls
 from agac.engine.settle import how_answered
 from agac.engine.validate import Checker, ValidReply, repair_request
-from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Dialect
@@ -50,24 +50,39 @@ CHARACTERS_A_TOKEN = 4
 """A rough guess, used only to space calls out under a limit of tokens a minute."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
-    """A stage and one of its models. `most` knows what a request can cost, where there is a budget; `price` looks a
-    price up by service tier, None when it is unknown; `base_url` is the provider's as it may be shown and stored."""
+    """A stage and one of its models. `most` knows what a request can cost, where there is a budget."""
 
     stage: PlannedStage
     model: PlannedModel
-    dialect: Dialect
     checker: Checker
-    most: WorstCase | None
-    price: Callable[[str | None], Price | None]
     redactor: Redactor
-    base_url: str
-    encoder: Encoder = field(default_factory=Encoder, kw_only=True)
+    most: WorstCase | None
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model's provider is spoken to."""
+        return DIALECTS[self.model.provider.dialect]
+
+    @cached_property
+    def base_url(self) -> str:
+        """The provider's as it may be shown and stored."""
+        return self.redactor.clean(self.model.provider.base_url)
+
+    @cached_property
+    def price(self) -> Callable[[str | None], Price | None]:
+        """The model's price by service tier, None when it is unknown. It is looked up with the first reply: the price
+        library takes a third of a second to load."""
+        return cache(partial(price_of, self.model.provider, self.model.model))
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder()
 
     def body(self, request: Request) -> bytes:
         """The request in the provider's words: the same bytes for a call and for a line of a batch."""
-        return self.encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
+        return self._encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
 
     def worst_case(self, body: bytes) -> Amount:
         """What sending a request can cost at most."""
@@ -86,18 +101,6 @@ class Route:
         if reply is None:
             return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
         return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated or provider.simulated)
-
-
-def price_by_tier(model: PlannedModel) -> Callable[[str | None], Price | None]:
-    """The model's price, looked up with the first reply: the price library takes a third of a second to load."""
-    known: dict[str | None, Price | None] = {}
-
-    def price(tier: str | None) -> Price | None:
-        if tier not in known:
-            known[tier] = price_of(model.provider, model.model, tier)
-        return known[tier]
-
-    return price
 
 
 def seeded(params: Params, provider: Provider, replica: int) -> Params:
@@ -125,17 +128,17 @@ class CallResult(NamedTuple):
     duration: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `stage_limit` is the stage's own bound where it has one, `uncommitted` that on calls which are not durable yet.
+    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet.
     """
 
     sender: Sending
     timeout: Timeout
     lane: Lane
-    stage_limit: CallLimit | None
+    stage_limit: CallLimit
     uncommitted: CallLimit
     wall: Callable[[], float]
 
@@ -146,50 +149,49 @@ class ModelConnection(Route):
         `cut_off` is called when the call was sent and its answer is no longer awaited. Raises RunStopped when the run
         stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
         """
-        if self.stage_limit and not self.stage_limit.enter_now():
-            await deadline.wait(self.stage_limit.enter())
-        try:
-            if not self.uncommitted.enter_now():
-                await deadline.wait(self.uncommitted.enter())
-            try:
-                return await self._in_lane(body, deadline, cut_off)
-            except BaseException:  # a cancelled call, too, gives its place back; one that ended does with its commit
-                self.uncommitted.leave()
-                raise
-        finally:
-            if self.stage_limit:
-                self.stage_limit.leave()
-
-    async def _in_lane(self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
-        """Sends when it is the call's turn, and tells the lane what became of it."""
-        tokens = len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0)
         lane = self.lane
-        turn = lane.enter_now(tokens)
-        if turn is None:
-            turn = await deadline.wait(lane.enter(tokens))
+        permit = await deadline.wait(self._enter(body))
         at = self.wall()
         try:
             http = await self.sender.send(body, self.timeout, within=deadline.left())
-        except asyncio.CancelledError:
-            cut_off()
+        except BaseException as ended:
+            self.uncommitted.leave()
+            if isinstance(ended, asyncio.CancelledError):
+                cut_off()
             raise
         finally:
             lane.leave()
+            self.stage_limit.leave()
         if isinstance(http, Fault):
             if http.type is ErrorType.TIMEOUT and deadline.over:  # which says nothing about the server
                 http = replace(http, message=str(deadline))
             else:
-                lane.heard(turn, http)
+                lane.heard(permit, http)
             return CallResult(http, http.status, None, at, self.wall() - at)
         if (rates := self.dialect.rates(http.headers)) is not None:
-            lane.observe(turn, rates)
+            lane.observe(permit, rates)
         clean = self.redactor.clean_bytes(http.body)
         answer = self.parse(http.status, http.headers, clean)
         if http.ttft is not None and isinstance(answer, Reply):
             answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
-        lane.heard(turn, answer)
+        lane.heard(permit, answer)
         status = http.status if isinstance(answer, Reply) else answer.status
         return CallResult(answer, status, clean, at, http.ended - http.started)
+
+    async def _enter(self, body: bytes) -> LanePermit:
+        """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not
+        get there, cancelled ones too, gives its places back."""
+        await self.stage_limit.enter()
+        try:
+            await self.uncommitted.enter()
+            try:
+                return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+            except BaseException:
+                self.uncommitted.leave()
+                raise
+        except BaseException:
+            self.stage_limit.leave()
+            raise
 
 
 @asynccontextmanager
@@ -201,18 +203,18 @@ async def open_connections(
     Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender.
     """
     plan = work.plan
+    budgets = [*(balance.budget for balance in balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
+    in_dollars = any(budget.usd is not None for budget in budgets)
+    senders: dict[tuple[str, str], Sending] = {}
+    lanes: dict[str, Lane] = {}
+    connections: dict[int, tuple[ModelConnection, ...]] = {}
     async with AsyncExitStack() as stack:
-        senders: dict[tuple[str, str], Sending] = {}
-        lanes: dict[str, Lane] = {}
-        connections: dict[int, tuple[ModelConnection, ...]] = {}
-        budgets = [*(balance.budget for balance in balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
-        in_dollars = any(budget.usd is not None for budget in budgets)
         for stage in plan.asking:
-            # a stage's own bound, where it is tighter than the number of rows that walk at a time
-            own = CallLimit(stage.concurrency) if stage.concurrency and stage.concurrency < plan.concurrency else None
-            checker, found = Checker(stage), []
+            checker, own, found = Checker(stage), CallLimit(stage.concurrency or math.inf), []
             for model in stage.models:
-                carrier = model.provider.name, _transport(model, plan)
+                # silences are bounded within a stream only, so whoever bounds them is streamed to
+                streams = plan.rules.ttft or model.idle_timeout not in (None, math.inf)
+                carrier = model.provider.name, model.transport or ("sse" if streams else "body")
                 if carrier not in senders:
                     senders[carrier] = _sender(model, carrier[1], work)
                     stack.push_async_callback(senders[carrier].close)
@@ -224,22 +226,19 @@ async def open_connections(
                     )  # fmt: skip
                 timeout = model.timeout
                 if model.idle_timeout is not None:  # what its string says about silences
-                    first_byte = model.idle_timeout if isfinite(model.idle_timeout) else None
-                    timeout = replace(timeout, first_byte=first_byte)
+                    silence = None if model.idle_timeout == math.inf else model.idle_timeout
+                    timeout = replace(timeout, first_byte=silence)
                 connection = ModelConnection(
                     stage=stage,
                     model=model,
-                    dialect=DIALECTS[model.provider.dialect],
+                    checker=checker,
+                    redactor=work.redactor,
+                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None,
                     sender=senders[carrier],
                     timeout=timeout,
                     lane=lanes[model.lane],
                     stage_limit=own,
-                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None,
                     uncommitted=uncommitted,
-                    checker=checker,
-                    price=price_by_tier(model),
-                    redactor=work.redactor,
-                    base_url=work.redactor.clean(model.provider.base_url),
                     wall=work.clocks.wall,
                 )
                 found.append(connection)
@@ -247,18 +246,10 @@ async def open_connections(
         yield connections
 
 
-def _transport(model: PlannedModel, plan: Plan) -> str:
-    """How a model is sent to; `body` is the transport that does not stream. Silences are bounded within a stream only,
-    so whoever bounds them is streamed to."""
-    watched = plan.rules.ttft or (model.idle_timeout is not None and isfinite(model.idle_timeout))
-    return model.transport or ("sse" if watched else "body")
-
-
 def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
     sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
-    dialect = DIALECTS[model.provider.dialect]
-    if transport in ("ws", "auto") and dialect.socket_asks is not None:
-        return SocketSender(sender, dialect, fallback=transport == "auto")
+    if transport in ("ws", "auto") and DIALECTS[model.provider.dialect].socket_asks is not None:
+        return SocketSender(sender, fallback=transport == "auto")
     return sender
 
 
@@ -282,19 +273,21 @@ class TaskAttempts:
 
     `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have been billed without an
     answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
-    `position` counts the stage's models from 0; `quoted` re-asks of this one were made before. `reservation` is what is
-    set aside for the call under way.
+    `position` counts the stage's models from 0; `quoted` re-asks of this one were made before. `request` is what it is
+    asked now, and `purpose` why; `reservation` is what is set aside for the call under way.
     """
 
     active: ActiveRow
     fingerprint: bytes
     connection: ModelConnection
     most: int
+    request: Request
     replica: int = 0
     position: int = 0
+    quoted: int = 0
     number: int = 0
     ambiguous: int = 0
-    quoted: int = 0
+    purpose: str = "ask"
     reservation: Reservation | None = None
 
 
@@ -322,86 +315,80 @@ class Caller:
 
         `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
         request quotes what was wrong with replies to batches, as many of them."""
-        models = self._connections[stage.index][position:]
+        models, tried = self._connections[stage.index][position:], ""
         most = max_calls(stage.repair, len(models))
-        attempts = TaskAttempts(active, fingerprint, models[0], most, replica, position, quoted=quoted)
-        asked = request if quoted else request_for_model(models[0].model, request, position, replica)
-        tried = ""
+        attempts = TaskAttempts(active, fingerprint, models[0], most, request, replica, position, quoted)
         try:
-            answer = await self._ask_model(attempts, asked)
+            answer = await self._ask_model(attempts, request)
             for connection in models[1:]:
                 if isinstance(answer, Answer):
                     return answer
-                row_id, name, model = active.new.row.id, stage.name, connection.model.lane
-                log_fields = fields(run=self._run, row=row_id, stage=name, model=model, error=answer.type.value)
-                _log.info("row %r, stage %s: %s; asking %s", row_id, name, answer, model, extra=log_fields)
-                tried += f"{'; ' if tried else ''}{attempts.connection.model.lane}: {answer.type}"
+                tried += f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: {answer.type}"
                 attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
                 attempts.position += 1
-                asked = request_for_model(connection.model, request, attempts.position, replica)
-                answer = await self._ask_model(attempts, asked)
+                about, row_id = self._about(attempts, error=answer.type.value), active.new.row.id
+                _log.info(
+                    "row %r, stage %s: %s; asking %s", row_id, stage.name, answer, connection.model.lane, extra=about
+                )
+                answer = await self._ask_model(attempts, request)
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
         except RowBudgetExceeded:
-            answer = RowError(
-                ErrorType.BUDGET_EXCEEDED, "row_budget: the next call could cost more than the row has left"
-            )
+            message = "row_budget: the next call could cost more than the row has left"
+            answer = RowError(ErrorType.BUDGET_EXCEEDED, message)
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
         if isinstance(answer, Answer) or not tried:
             return answer
-        return RowError(answer.type, f"{answer.message} (before that, {tried})")
+        return RowError(answer.type, f"{answer.message}{tried})")
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
-        purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
-        asked, wrong = request, None
-        for _ in range(max(attempts.connection.stage.repair - attempts.quoted, 0) + 1):
-            reply, answer = await self._reply(attempts, asked, purpose)
-            if isinstance(reply, Fault):
-                why = f" (asked again because: {wrong.message})" if wrong else ""
-                return RowError(reply.type, f"{reply.message}{why}")
-            if isinstance(answer, Answer) or answer.type is not ErrorType.SCHEMA_MISMATCH:
+        connection, left, why = attempts.connection, attempts.connection.stage.repair - attempts.quoted, ""
+        if not attempts.quoted:
+            request = request_for_model(connection.model, request, attempts.position, attempts.replica)
+        attempts.purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
+        attempts.request = request
+        while True:
+            reply, answer = await self._reply(attempts)
+            if isinstance(answer, Answer):
                 return answer
-            asked, wrong, purpose = repair_request(request, reply, answer), answer, "repair"
-        assert wrong is not None
-        return wrong
+            if isinstance(reply, Fault):
+                return RowError(answer.type, f"{answer.message}{why}")
+            if left <= 0 or answer.type is not ErrorType.SCHEMA_MISMATCH:
+                return answer
+            left, why = left - 1, f" (asked again because: {answer.message})"
+            attempts.request, attempts.purpose = repair_request(request, reply, answer), "repair"
 
-    async def _reply(
-        self, attempts: TaskAttempts, request: Request, purpose: str
-    ) -> tuple[Reply, Answer | RowError] | tuple[Fault, RowError]:
+    async def _reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, Answer | RowError]:
         """Sends until something is answered or the policy gives up. A reply is given with what it is worth. Raises
         CapReached."""
-        connection = attempts.connection
-        body = connection.body(request)
-        faults: dict[FaultKind, int] = {}
+        connection, faults = attempts.connection, Counter[FaultKind]()
+        body = connection.body(attempts.request)
         while True:
             if attempts.number >= attempts.most:
                 raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
             attempts.number += 1
-            if self._budgets is None:
-                sent = await connection.send(body, attempts.active.deadline, self._settler.given_up)
-            else:
-                sent = await self._send_reserved(self._budgets, attempts, body)
+            sent = await self._send(attempts, body)
             reply, again = sent.answer, bool(faults)
             if isinstance(reply, Reply):
                 checked = None
                 try:
                     checked = connection.checker.check(reply)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
-                    call = self._keep(attempts, request, sent, purpose, again, checked)
+                    call = self._keep(attempts, sent, checked, again=again)
                 if isinstance(checked, RowError):
                     return reply, checked
-                how = how_answered(purpose, attempts.position, mended=checked.mended)
+                how = how_answered(attempts.purpose, attempts.position, mended=checked.mended)
                 result = Result(attempts.fingerprint, checked.text, call.endpoint, self._wall(), how=how)
                 return reply, Answer(result, checked.value)
             error = RowError(reply.type, reply.message)
-            self._keep(attempts, request, sent, purpose, again, error)
+            self._keep(attempts, sent, error, again=again)
             attempts.ambiguous += reply.ambiguous
-            faults[reply.kind] = faults.get(reply.kind, 0) + 1
+            faults[reply.kind] += 1
             decision = decide(reply, faults[reply.kind], attempts.ambiguous, self._jitter())
-            others = len(self._connections[connection.stage.index]) - 1 - attempts.position
-            if isinstance(decision, StopRun) and reply.kind is FaultKind.PAUSE and others:
+            is_last = attempts.position == len(self._connections[connection.stage.index]) - 1
+            if isinstance(decision, StopRun) and reply.kind is FaultKind.PAUSE and not is_last:
                 decision = FailTask()  # who has another model left does not stop for a long wait
             match decision:
                 case FailTask():
@@ -417,9 +404,11 @@ class Caller:
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
 
-    async def _send_reserved(self, budgets: BudgetLimiter, attempts: TaskAttempts, body: bytes) -> CallResult:
-        """Sends once, what it may cost at most being set aside until the attempt is kept."""
-        active, connection = attempts.active, attempts.connection
+    async def _send(self, attempts: TaskAttempts, body: bytes) -> CallResult:
+        """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
+        active, connection, budgets = attempts.active, attempts.connection, self._budgets
+        if budgets is None:
+            return await connection.send(body, active.deadline, self._settler.given_up)
         if active.budget is None:
             active.budget = budgets.row_balance()
         reserved = budgets.reserve(connection.stage.name, active.budget, connection.worst_case(body))
@@ -435,48 +424,45 @@ class Caller:
 
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         """Waits before the next attempt; with the whole lane where that is asked for."""
-        row_id, connection = attempts.active.new.row.id, attempts.connection
-        stage, model = connection.stage.name, connection.model.lane
-        log_fields = fields(
-            run=self._run, row=row_id, stage=stage, model=model, attempt=attempts.number, status=fault.status,
-            error=fault.type.value, wait_s=round(delay, 3),
-        )  # fmt: skip
-        _log.info("row %r, stage %s: %s; retrying in %.2f s", row_id, stage, fault.message, delay, extra=log_fields)
+        connection, said = attempts.connection, (fault.message, delay)
+        about = self._about(
+            attempts, attempt=attempts.number, status=fault.status, error=fault.type.value, wait_s=round(delay, 3)
+        )
+        of_row = attempts.active.new.row.id, connection.stage.name
+        _log.info("row %r, stage %s: %s; retrying in %.2f s", *of_row, *said, extra=about)
         self._totals.waiting_for = RowError(fault.type, fault.message)
         if lane and connection.lane.pause(delay):
-            _log.warning("%s: %s; retrying in %.0f s", model, fault.message, delay, extra=log_fields)
+            _log.warning("%s: %s; retrying in %.0f s", connection.model.lane, *said, extra=about)
         if not attempts.active.deadline.outlasts(delay):
             raise RowDeadlineExceeded
         await self._stop_signal.sleep(delay)
 
+    def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
+        """The `extra` of a log record about a task."""
+        row_id, connection = attempts.active.new.row.id, attempts.connection
+        return fields(run=self._run, row=row_id, stage=connection.stage.name, model=connection.model.lane, **more)
+
     def _keep(
-        self,
-        attempts: TaskAttempts,
-        request: Request,
-        sent: CallResult,
-        purpose: str,
-        again: bool,
-        checked: ValidReply | RowError | None,
+        self, attempts: TaskAttempts, sent: CallResult, checked: ValidReply | RowError | None, *, again: bool
     ) -> Call:
         """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
         connection, answer = attempts.connection, sent.answer
-        reply = answer if isinstance(answer, Reply) else None
-        price = connection.price(reply.service_tier) if reply else None
+        reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
         call = Call(
             number=attempts.number,
             endpoint=connection.endpoint(reply),
-            purpose=purpose,
+            purpose=attempts.purpose,
             started_at=sent.at,
             duration=sent.duration,
             status=sent.status,
             error=checked if isinstance(checked, RowError) else None,
-            ambiguous=isinstance(answer, Fault) and answer.ambiguous,
+            ambiguous=fault is not None and fault.ambiguous,
             usage=reply.usage if reply else NO_USAGE,
-            cost=cost(reply.usage, price) if reply and price else None,
+            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None,
             body=sent.body,
             again=again,
             mended=isinstance(checked, ValidReply) and checked.mended,
-            refused=isinstance(answer, Fault) and answer.kind is FaultKind.PAUSE,
+            refused=fault is not None and fault.kind is FaultKind.PAUSE,
             ttft=reply.ttft if reply else None,
             time_to_response=reply.time_to_response if reply else None,
             service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
@@ -489,7 +475,7 @@ class Caller:
             attempts.reservation = None
         self._settler.keep_call(attempts.active, connection.stage, attempts.fingerprint, call, attempts.replica)
         if _log.isEnabledFor(logging.DEBUG):
-            log_call(self._run, attempts, call, request, reply)
+            log_call(self._run, attempts, call, reply)
         return call
 
 
@@ -504,7 +490,7 @@ def fields(**values: JSONValue) -> dict[str, Any]:
     return {"fields": values}
 
 
-def log_call(run: int, attempts: TaskAttempts, call: Call, request: Request, reply: Reply | None) -> None:
+def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
     """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key is a secret too."""
     connection, row = attempts.connection, attempts.active.new.row.id
     clean, stage, model = connection.redactor.clean, connection.stage.name, connection.model.lane
@@ -535,7 +521,7 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, request: Request, rep
         "cost_usd": call.cost,
         "request": [
             {"role": one.role, "text": _cut("".join(part.text for part in one.parts), clean)}
-            for one in request.messages
+            for one in attempts.request.messages
         ],
         "reply": None if said is None else _cut(said, clean),
     }

@@ -413,19 +413,13 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         stop_signal.when_stopped(self._stop)
 
-    def enter_now(self, tokens: int) -> LanePermit | None:
-        """The turn of a call that may be sent now; None: it has to wait. Raises RunStopped when the run stops."""
-        self._stop_signal.check()
-        now = self._clock()
-        if self._waiting or self._holds(now)[0] is not WaitReason.NOTHING:
-            return None
-        self._next_call = now
-        return self._start(now, tokens)
-
     async def enter(self, tokens: int) -> LanePermit:
         """Waits until a call that should use so many tokens may be sent. Raises RunStopped when the run stops."""
-        if (turn := self.enter_now(tokens)) is not None:
-            return turn
+        self._stop_signal.check()
+        now = self._clock()
+        if not self._waiting and self._holds(now)[0] is WaitReason.NOTHING:
+            self._next_call = now
+            return self._start(now, tokens)
         place: asyncio.Future[LanePermit | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, tokens))
         if len(self._waiting) == 1:
@@ -551,20 +545,14 @@ class CallLimit:
     (asyncio's Semaphore costs more on the way that never waits.)
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float) -> None:
         self._free = most
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def enter_now(self) -> bool:
-        """Counts one more call, unless there are too many."""
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        return True
-
     async def enter(self) -> None:
         """Counts one more call, waiting for others to leave when there are too many."""
-        if self.enter_now():
+        if self._free > 0:
+            self._free -= 1
             return
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 import aiohttp
-from yarl import URL
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
@@ -24,18 +23,7 @@ from agac.providers.bodies import json_of, moment, text
 from agac.providers.dialect import unreadable
 from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
 from agac.providers.provider import Provider
-from agac.providers.table import DIALECTS
-from agac.providers.transport import (
-    EXCEPTION_RULES,
-    ExceptionRule,
-    address_of,
-    headers_for,
-    named,
-    proxy_for,
-    reason_of,
-    redirected,
-    tls_context,
-)
+from agac.providers.transport import EXCEPTION_RULES, ConnectionSettings, ExceptionRule, reason_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -106,7 +94,7 @@ _WRAPPERS = ("APIConnectionError", "APITimeoutError")
 """What SDKs raise from the exceptions of their HTTP library."""
 
 
-def lost(problem: BaseException, provider: Provider, proxy: URL | None, redactor: Redactor, *, creates: bool) -> Fault:
+def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:
     """Why a request got no answer. One that never left is not ambiguous; nor is any that creates nothing."""
     # not by `__context__`: what went wrong before, and was being handled, says nothing of this request
     own = problem.__cause__ or problem if type(problem).__name__ in _WRAPPERS else problem
@@ -116,20 +104,13 @@ def lost(problem: BaseException, provider: Provider, proxy: URL | None, redactor
     if "ConnectError" in names:
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)
-        nobody = aiohttp.ClientConnectorError if proxy is None else aiohttp.ClientProxyConnectionError
+        nobody = aiohttp.ClientConnectorError if settings.proxy is None else aiohttp.ClientProxyConnectionError
         known = (like for kind, like in _UNCONNECTED.items() if any(isinstance(cause, kind) for cause in causes))
         rule = EXCEPTION_RULES[next(known, nobody)]
     elif "ProxyError" in names and str(own).startswith("5"):
         rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
-    words = {
-        "provider": provider.name,
-        "host": URL(provider.base_url).host,
-        "base_url": provider.base_url,
-        "proxy": f"{proxy.host}:{proxy.port}" if proxy else "",
-        "reason": f"the proxy answered {str(own)[:3]}" if "ProxyError" in names else reason_of(causes[-1]),
-        "status": str(own)[:80],
-    }
-    return replace(named(rule, words, redactor), ambiguous=rule.ambiguous and creates)
+    reason = f"the proxy answered {str(own)[:3]}" if "ProxyError" in names else reason_of(causes[-1])
+    return replace(settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates)
 
 
 CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
@@ -176,14 +157,11 @@ class BatchApi:
         self._provider, self._traits, self._redactor = provider, traits, redactor
         self._cut: dict[str, int] = {}
         self._response, self._timeout = httpx2.Response, httpx2.Timeout
-        url = address_of(provider, "")
-        headers = headers_for(provider, DIALECTS[provider.dialect].headers(provider))
-        self._headers = {name: value for name, value in headers.items() if name.lower() not in _KEPT}
-        self._proxy = proxy_for(url, os.environ)
-        secure = "https" in (url.scheme, self._proxy and self._proxy.scheme)
+        self._settings = ConnectionSettings(provider, "", os.environ, redactor)
+        self._headers = {name: value for name, value in self._settings.headers.items() if name.lower() not in _KEPT}
         http = httpx2.AsyncClient(
-            verify=tls_context(os.environ) if secure else False,
-            proxy=str(self._proxy) if self._proxy else None,
+            verify=self._settings.tls or False,
+            proxy=str(self._settings.proxy) if self._settings.proxy else None,
             trust_env=False,
             event_hooks={"request": [self._with_our_headers]},
         )
@@ -323,7 +301,7 @@ class BatchApi:
         except self._status_error as problem:
             return self._fault(problem.response, known=known, creates=creates, model=model)
         except self._lost as problem:
-            return lost(problem, self._provider, self._proxy, self._redactor, creates=creates)
+            return lost(problem, self._settings, creates=creates)
 
     async def _delete(self, path: str) -> Fault | None:
         found = await self._ask("delete", path, known=True)
@@ -346,7 +324,7 @@ class BatchApi:
                     try:
                         piece = await anext(pieces, None)
                     except self._lost as problem:
-                        return lost(problem, self._provider, self._proxy, self._redactor, creates=False)
+                        return lost(problem, self._settings, creates=False)
                     if piece is None:
                         break
                     size += file.write(piece)
@@ -379,7 +357,7 @@ class BatchApi:
         """What an error status means."""
         status, headers = response.status_code, response.headers
         if 300 <= status < 400:
-            return redirected(self._provider, status, headers.get("location", ""), self._redactor)
+            return self._settings.redirected(status, headers)
         data = json_of(response.content)
         error = self.read_error(data)
         rules = (*KNOWN, *self.rules) if known else creating(self.rules)

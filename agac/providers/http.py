@@ -7,11 +7,11 @@ import asyncio
 import io
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSMsgType
@@ -20,22 +20,10 @@ from multidict import CIMultiDict
 from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.bodies import encode
-from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
+from agac.providers.dialect import STREAMED, Assembly, asking
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
-from agac.providers.transport import (
-    NO_WEBSOCKET,
-    ExceptionRule,
-    GarbledStream,
-    address_of,
-    exception_rule,
-    headers_for,
-    named,
-    proxy_for,
-    reason_of,
-    redirected,
-    tls_context,
-)
+from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
 from agac.spec.workflow import Timeout
 
 
@@ -148,9 +136,6 @@ def _assembled(
 # Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
 # idempotent methods, and POST is none.
 
-DEFAULT_TIMEOUT = Timeout(connect=10.0, first_byte=None, total=600.0)
-"""Seconds. No bound on the first byte: an answer that is not streamed sends its first byte when it is finished."""
-
 KEEP_ALIVE = 30.0
 """Seconds that an idle connection is kept. Servers close theirs after 60 or more; ours must be the shorter."""
 
@@ -158,56 +143,29 @@ LARGE_BODY = 1 << 20
 """Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
 
 
-def filled(timeout: Timeout, default: Timeout) -> Timeout:
-    """`timeout`, with the default's bounds where it has none."""
-    return replace(default, **{name: bound for name, bound in asdict(timeout).items() if bound is not None})
+@cache
+def _bounds(timeout: Timeout) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=timeout.total, connect=timeout.connect, sock_read=timeout.first_byte)
 
 
 class Sender:
-    """A pool of connections to one provider. Opens with the first call; `close` it, or use it as `async with`."""
+    """A pool of connections to one provider. Opens with the first call; `close` it."""
 
-    def __init__(
-        self,
-        provider: Provider,
-        redactor: Redactor,
-        *,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-        env: Mapping[str, str] = os.environ,
-        stream: bool = False,
-    ) -> None:
-        """`timeout` holds for calls that bring none; bounds that it lacks are DEFAULT_TIMEOUT's. `stream` asks for
-        answers as server-sent events; a server that sends them whole anyway is understood.
-
-        Raises:
-            UsageError: the address, a header, a proxy or the certificates cannot be used.
-        """
-        dialect = DIALECTS[provider.dialect]
-        self._provider, self._redactor = provider, redactor
-        self._timeout = filled(timeout, DEFAULT_TIMEOUT)
-        self.url = address_of(provider, dialect.path)
-        self._headers = headers_for(provider, dialect.headers(provider))
+    def __init__(self, provider: Provider, redactor: Redactor, *, env: Mapping[str, str], stream: bool = False) -> None:
+        """`stream` asks for answers as server-sent events; a server that sends them whole anyway is understood. Raises
+        UsageError when the address, a header, a proxy or the certificates cannot be used."""
+        self.dialect = dialect = DIALECTS[provider.dialect]
+        self.settings = ConnectionSettings(provider, dialect.path, env, redactor)
         self._assembly = dialect.assembly if stream else None
         self._asks = STREAMED + (dialect.asks_usage if provider.stream_usage else b"")
         if stream:
-            self._headers["Accept"] = "text/event-stream, application/json"
-        self._proxy = proxy_for(self.url, env)
-        self._tls = tls_context(env) if "https" in (self.url.scheme, self._proxy and self._proxy.scheme) else True
-        self._timeouts: dict[Timeout | None, aiohttp.ClientTimeout] = {}
+            self.settings.headers["Accept"] = "text/event-stream, application/json"
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def send(
-        self, wire: bytes, timeout: Timeout | None = None, *, within: float | None = None
-    ) -> HttpReply | Fault:
+    async def send(self, wire: bytes, timeout: Timeout, *, within: float | None = None) -> HttpReply | Fault:
         """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
 
-        `timeout`'s missing bounds are the sender's. `first_byte` bounds each silence, also within the body. `within`
-        bounds this one call more tightly, in seconds.
+        `first_byte` bounds each silence, also within the body. `within` bounds this one call more tightly, in seconds.
         """
         session = self._session or self.session()
         bounds = self.bounds(timeout, within)
@@ -217,14 +175,14 @@ class Sender:
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
         try:
-            async with session.post(self.url, data=data, timeout=bounds, allow_redirects=False) as response:
+            async with session.post(self.settings.url, data=data, timeout=bounds, allow_redirects=False) as response:
                 first_byte = time.monotonic()
                 if assembly is not None and response.content_type == "text/event-stream":
                     await _read_events(response, assembly)
                     return _assembled(assembly, response, started, first_byte)
                 body = await response.read()
                 if 300 <= response.status < 400:
-                    return self.redirected(response)
+                    return self.settings.redirected(response.status, response.headers)
                 return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
         except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
             return self.fault(problem, bounds)
@@ -241,43 +199,29 @@ class Sender:
             return self._session
         # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=self._tls),
-            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=self.settings.tls or True),
+            headers=self.settings.headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=self._proxy,
+            proxy=self.settings.proxy,
             trust_env=False,
             trace_configs=[trace] if trace else None,
         )
         return self._session
 
-    def bounds(self, timeout: Timeout | None, within: float | None) -> aiohttp.ClientTimeout:
-        """The bounds of one call: its own, with the sender's where it has none, and never more than `within`."""
-        bounds = self._timeouts.get(timeout)
-        if bounds is None:
-            asked = filled(timeout, self._timeout) if timeout else self._timeout
-            bounds = aiohttp.ClientTimeout(total=asked.total, connect=asked.connect, sock_read=asked.first_byte)
-            self._timeouts[timeout] = bounds
+    def bounds(self, timeout: Timeout, within: float | None) -> aiohttp.ClientTimeout:
+        """The bounds of one call, never more than `within`."""
+        bounds = _bounds(timeout)
         if within is not None and (bounds.total is None or within < bounds.total):
             bounds = aiohttp.ClientTimeout(total=within, connect=bounds.connect, sock_read=bounds.sock_read)
         return bounds
 
-    def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout, rule: ExceptionRule | None = None) -> Fault:
-        """What an exception of a request means; `rule` where its class does not say it."""
-        words = {
-            "provider": self._provider.name,
-            "host": self.url.host,
-            "base_url": self._provider.base_url,
-            "proxy": f"{self._proxy.host}:{self._proxy.port}" if self._proxy else "",
-            "reason": reason_of(problem),
-            "status": getattr(problem, "status", ""),
-        }
-        limits = {"connect": bounds.connect, "first_byte": bounds.sock_read, "total": bounds.total}
-        words |= {name: "any" if bound is None else f"{bound:g}" for name, bound in limits.items()}
-        return named(rule or exception_rule(problem), words, self._redactor)
-
-    def redirected(self, response: aiohttp.ClientResponse) -> Fault:
-        """An answer that points elsewhere, which is not followed."""
-        return redirected(self._provider, response.status, response.headers.get("location", ""), self._redactor)
+    def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
+        """What an exception of a request means."""
+        rule = NO_WEBSOCKET if isinstance(problem, aiohttp.WSServerHandshakeError) else exception_rule(problem)
+        return self.settings.fault(
+            rule, reason_of(problem), getattr(problem, "status", ""),
+            connect=bounds.connect, first_byte=bounds.sock_read, total=bounds.total,
+        )  # fmt: skip
 
 
 # The Responses API over WebSockets: a socket carries one request at a time, so each call under way has its own.
@@ -323,10 +267,10 @@ class SocketSender:
     """Sends as `Sender` does, over WebSockets. With `fallback` it goes on by server-sent events, for good, once the
     server has shown that it has none; a call that was sent is never sent again by it."""
 
-    def __init__(self, http: Sender, dialect: Dialect, *, fallback: bool) -> None:
-        """`http` is a streaming sender of the same provider, which this one owns; `dialect` the provider's."""
-        assert dialect.socket_asks is not None
-        self._http, self._assembly, self._asks = http, dialect.assembly, dialect.socket_asks
+    def __init__(self, http: Sender, *, fallback: bool) -> None:
+        """`http` is a streaming sender of the same provider, which this one owns."""
+        assert http.dialect.socket_asks is not None
+        self._http, self._assembly, self._asks = http, http.dialect.assembly, http.dialect.socket_asks
         self._fallback = fallback
         self._trace = aiohttp.TraceConfig()
         self._trace.on_request_redirect.append(_refuse)
@@ -335,9 +279,7 @@ class SocketSender:
         self._idle: list[_Socket] = []
         self._leaving: set[asyncio.Task[bool]] = set()
 
-    async def send(
-        self, wire: bytes, timeout: Timeout | None = None, *, within: float | None = None
-    ) -> HttpReply | Fault:
+    async def send(self, wire: bytes, timeout: Timeout, *, within: float | None = None) -> HttpReply | Fault:
         """As `Sender.send`: an error event comes back as the answer with an error status that it stands for."""
         if self._without:
             return await self._http.send(wire, timeout, within=within)
@@ -376,7 +318,7 @@ class SocketSender:
         closing = ClientWSTimeout(ws_close=CLOSING)
         try:
             async with asyncio.timeout(bounds.connect):
-                ws = await session.ws_connect(self._http.url, timeout=closing, max_msg_size=0)
+                ws = await session.ws_connect(self._http.settings.url, timeout=closing, max_msg_size=0)
             return _Socket(ws, time.monotonic())
         except aiohttp.WSServerHandshakeError as refused:
             self._strike(at_once=refused.status not in _PASSING)
@@ -429,18 +371,16 @@ class SocketSender:
         self._strikes += 1
         if self._fallback and not self._without and (at_once or self._strikes >= STRIKES):
             self._without = True
-            _log.info("%s takes no WebSockets: going on by server-sent events", self._http.url.host)
+            _log.info("%s takes no WebSockets: going on by server-sent events", self._http.settings.url.host)
 
     def _no_upgrade(self, problem: aiohttp.ClientError, bounds: aiohttp.ClientTimeout) -> HttpReply | Fault:
         """What a refused upgrade means where there is no other way. Its body is not to be had."""
         if isinstance(problem, _Redirected):
-            return self._http.redirected(problem.response)
-        if not isinstance(problem, aiohttp.WSServerHandshakeError):
-            return self._http.fault(problem, bounds)
-        if problem.status in _PASSING or problem.status in (401, 402, 403, 407):
+            return self._http.settings.redirected(problem.response.status, problem.response.headers)
+        if isinstance(problem, aiohttp.WSServerHandshakeError) and problem.status in {*_PASSING, 401, 402, 403, 407}:
             now = time.monotonic()
             return HttpReply(problem.status, problem.headers or {}, b"", now, now, now)
-        return self._http.fault(problem, bounds, NO_WEBSOCKET)
+        return self._http.fault(problem, bounds)
 
 
 async def _refuse(

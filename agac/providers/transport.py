@@ -20,6 +20,7 @@ from agac.core.errors import ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.provider import Provider
+from agac.providers.table import DIALECTS
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Where a file of trusted certificates is named; the first that is set counts."""
@@ -79,42 +80,67 @@ def tls_context(env: Mapping[str, str]) -> ssl.SSLContext:
         ) from problem
 
 
-def address_of(provider: Provider, path: str) -> URL:
-    """Where a dialect is spoken. Raises UsageError when that is no address."""
-    try:
-        url = URL(provider.base_url + path)
-        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UsageError(
-            f"the base_url of {provider.name} is no address: '{provider.base_url}'",
-            remedy="Write it as https://host/path in agac.yml.",
-        )
-    return url
-
-
 @cache
 def _user_agent() -> str:
     """It takes 4 ms to look up, for each provider of each run."""
     return f"agac/{version('agac')}"
 
 
-def headers_for(provider: Provider, own: Mapping[str, str]) -> dict[str, str]:
-    """All that is sent with every call. A value that cannot stand in a header is refused here, without being shown.
+class ConnectionSettings:
+    """What every call to a provider needs: the address `url`, the headers, the proxy and the certificates (None:
+    straight, and without TLS); and faults in words that name them."""
 
-    Raises UsageError.
-    """
-    headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": _user_agent()}
-    headers |= {**own, **provider.headers}
-    for name, value in headers.items():
-        if not value.isprintable() or not value.isascii():
-            source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+    def __init__(self, provider: Provider, path: str, env: Mapping[str, str], redactor: Redactor) -> None:
+        """`path` is put after the provider's base URL. Raises UsageError when the address, a header, a proxy or the
+        certificates cannot be used; a value that cannot stand in a header is not shown."""
+        self.provider, self._redactor = provider, redactor
+        try:
+            self.url = URL(provider.base_url + path)
+            (self.url.host or "").encode("idna")  # refuses what the resolver would stumble over
+        except ValueError:
+            self.url = URL()
+        if self.url.scheme not in ("http", "https") or not self.url.host:
             raise UsageError(
-                f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
-                remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+                f"the base_url of {provider.name} is no address: '{provider.base_url}'",
+                remedy="Write it as https://host/path in agac.yml.",
             )
-    return headers
+        own = DIALECTS[provider.dialect].headers(provider)
+        self.headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": _user_agent()}
+        self.headers |= {**own, **provider.headers}
+        for name, value in self.headers.items():
+            if not value.isprintable() or not value.isascii():
+                source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+                raise UsageError(
+                    f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
+                    remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+                )
+        self.proxy = proxy_for(self.url, env)
+        self.tls = tls_context(env) if "https" in (self.url.scheme, self.proxy and self.proxy.scheme) else None
+
+    def fault(self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None) -> Fault:
+        """What an exception of a request means, in the words that its rule has fields for; `said` is the status that
+        came with it, `bounds` are those of the call."""
+        words: dict[str, object] = {
+            "provider": self.provider.name,
+            "host": self.url.host,
+            "base_url": self.provider.base_url,
+            "proxy": f"{self.proxy.host}:{self.proxy.port}" if self.proxy else "",
+            "reason": reason,
+            "status": said,
+        }
+        words |= {name: "any" if bound is None else f"{bound:g}" for name, bound in bounds.items()}
+        message = rule.sentence.format(**words)
+        if rule.remedy:
+            message = f"{message}. {rule.remedy.format(**words)}"
+        return Fault(rule.kind, rule.type, self._redactor.clean(message), ambiguous=rule.ambiguous)
+
+    def redirected(self, status: int, headers: Mapping[str, str]) -> Fault:
+        """An answer that points elsewhere, which is not followed."""
+        try:
+            target = URL(headers.get("location", "")).host
+        except ValueError:
+            target = None
+        return replace(self.fault(_REDIRECTED, target or "another address", status), status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +213,7 @@ NO_WEBSOCKET = _rule(
 
 _REDIRECTED = _rule(
     _FATAL,
-    "{provider} ({base_url}) answered {status} and points to {target}; a key is not carried on to another address",
+    "{provider} ({base_url}) answered {status} and points to {reason}; a key is not carried on to another address",
     "Write the address that serves the API as base_url of {provider}.",
 )
 
@@ -257,26 +283,3 @@ def reason_of(problem: BaseException) -> str:
     if number and "Connect call failed" in strerror:  # asyncio puts an address there, or one for each try
         return os.strerror(int(number)).lower()
     return strerror if getattr(problem, "strerror", None) else type(problem).__name__
-
-
-def named(rule: ExceptionRule, words: Mapping[str, object], redactor: Redactor, status: int | None = None) -> Fault:
-    """The Fault of an exception, in the words that its rule has fields for."""
-    message = rule.sentence.format(**words)
-    if rule.remedy:
-        message = f"{message}. {rule.remedy.format(**words)}"
-    return Fault(rule.kind, rule.type, redactor.clean(message), status=status, ambiguous=rule.ambiguous)
-
-
-def redirected(provider: Provider, status: int, location: str, redactor: Redactor) -> Fault:
-    """An answer that points elsewhere, which is not followed."""
-    try:
-        target = URL(location).host
-    except ValueError:
-        target = None
-    words = {
-        "provider": provider.name,
-        "base_url": provider.base_url,
-        "status": status,
-        "target": target or "another address",
-    }
-    return named(_REDIRECTED, words, redactor, status)

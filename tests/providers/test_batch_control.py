@@ -24,6 +24,7 @@ from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batc
 from agac.providers.control_plane import BatchApi, lost
 from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
+from agac.providers.transport import ConnectionSettings
 
 KEY = "sk-control-0123456789"
 REDACTOR = Redactor([KEY])
@@ -597,15 +598,16 @@ def exceptions(of: type[BaseException]) -> list[type[BaseException]]:
     return [of, *(deeper for kind in of.__subclasses__() for deeper in exceptions(kind))]
 
 
+SETTINGS = ConnectionSettings(row("openai", "http://127.0.0.1:9/v1"), "", {}, REDACTOR)
 UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
 
 
 @pytest.mark.parametrize("kind", exceptions(httpx2.RequestError), ids=lambda kind: kind.__name__)
 def test_every_way_of_losing_a_request_is_told(kind: type[BaseException]) -> None:
     """A class that is new is ambiguous: it fails here when it means that nothing was sent."""
-    found = lost(kind("why"), row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=True)
+    found = lost(kind("why"), SETTINGS, creates=True)
     assert found.ambiguous == (kind.__name__ not in UNSENT), found
-    assert not lost(kind("why"), row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=False).ambiguous
+    assert not lost(kind("why"), SETTINGS, creates=False).ambiguous
     assert found.message
 
 
@@ -619,7 +621,7 @@ def test_every_way_of_losing_a_request_is_told(kind: type[BaseException]) -> Non
 def test_why_no_connection_came_about(reason: OSError, kind: FaultKind, words: str) -> None:
     problem = httpx2.ConnectError("no")
     problem.__cause__ = reason
-    found = lost(problem, row("openai", "http://127.0.0.1:9/v1"), None, REDACTOR, creates=True)
+    found = lost(problem, SETTINGS, creates=True)
     assert (found.kind, found.ambiguous) == (kind, False)
     assert words in found.message
 

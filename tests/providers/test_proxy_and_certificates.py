@@ -1,4 +1,4 @@
-"""The road to a provider as the environment describes it: proxies, exceptions from them, certificates."""
+"""The way to a provider as the environment describes it: proxies, exceptions from them, certificates."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from wire_servers import AUTHORITY, always, http, server_tls, serving
+from wire_servers import AUTHORITY, KEY, a_fault, a_reply, always, http, post, server_tls, serving
 from yarl import URL
 
 from agac.core.errors import UsageError
@@ -17,16 +17,10 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.batch import ProviderBatch
 from agac.providers.batch_apis import open_batch_api
-from agac.providers.http import HttpReply, Sender
-from agac.providers.provider import Provider
 from agac.providers.table import SHIPPED
 from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"
-
-
-def sender(base_url: str, env: dict[str, str]) -> Sender:
-    return Sender(Provider("far", "openai-chat", base_url, api_key="sk-key-123456"), Redactor(), env=env)
 
 
 @dataclass
@@ -65,31 +59,46 @@ async def tunnelling(target: int, refusal: str | None = None) -> AsyncIterator[T
         listening.close()
 
 
-async def test_plain_http_goes_through_the_proxy_with_its_credentials() -> None:
-    async with serving(always(http(b'{"by": "proxy"}'))) as proxy:
-        env = {"HTTP_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}"}
-        async with sender("http://api.example.test/v1", env) as sending:
-            answer = await sending.send(b"{}")
-    assert isinstance(answer, HttpReply)
-    assert answer.body == b'{"by": "proxy"}'
-    [seen] = proxy.seen
-    assert seen.line == "POST http://api.example.test/v1/chat/completions HTTP/1.1"
-    expected = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-    assert seen.headers["proxy-authorization"] == f"Basic {expected}"
-    assert seen.headers["authorization"] == "Bearer sk-key-123456"
+async def look(base_url: str) -> ProviderBatch | Fault:
+    """How a batch stands, asked through the maker's SDK."""
+    api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key=KEY), Redactor())
+    try:
+        return await api.look("b")
+    finally:
+        await api.close()
 
 
-async def test_tls_goes_through_a_tunnel_that_never_sees_the_key() -> None:
-    async with serving(always(http()), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
+BASIC = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+
+
+async def test_plain_http_goes_through_the_proxy_with_its_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(always(http(b'{"id": "b"}'))) as proxy:
+        named = f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}"
+        answer = a_reply(await post("http://api.example.test/v1", env={"HTTP_PROXY": named}))
+        monkeypatch.setenv("HTTP_PROXY", named)
+        assert isinstance(await look("http://api.example.test/v1"), ProviderBatch)
+    assert answer.body == b'{"id": "b"}'
+    called, looked = proxy.seen
+    assert called.line == "POST http://api.example.test/v1/chat/completions HTTP/1.1"
+    assert looked.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
+    for seen in (called, looked):
+        assert seen.headers["proxy-authorization"] == f"Basic {BASIC}"
+        assert seen.headers["authorization"] == f"Bearer {KEY}"
+
+
+async def test_tls_goes_through_a_tunnel_that_never_sees_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
         env = {"https_proxy": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}", "SSL_CERT_FILE": AUTHORITY}
-        async with sender("https://api.example.test/v1", env) as sending:
-            answer = await sending.send(b"{}")
-        assert isinstance(answer, HttpReply)
-        [asked] = tunnel.asked
+        a_reply(await post("https://api.example.test/v1", env=env))
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        assert isinstance(await look("https://api.example.test/v1"), ProviderBatch)
+    assert len(tunnel.asked) == 2
+    for asked, seen in zip(tunnel.asked, server.seen, strict=True):
         assert asked.startswith("CONNECT api.example.test:443 ")
-        assert "Proxy-Authorization: Basic " in asked
-        assert "sk-key" not in asked
-        assert server.seen[0].headers["authorization"] == "Bearer sk-key-123456"
+        assert f"Proxy-Authorization: Basic {BASIC}" in asked
+        assert KEY not in asked
+        assert seen.headers["authorization"] == f"Bearer {KEY}"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +114,7 @@ async def test_a_proxy_that_refuses_calls_and_batches_is_named_without_its_passw
 ) -> None:
     async with tunnelling(0, refusal) as tunnel:
         proxy = f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"
-        async with sender("https://api.example.test/v1", {"HTTPS_PROXY": proxy}) as sending:
-            called = await sending.send(b"{}")
+        called = await post("https://api.example.test/v1", env={"HTTPS_PROXY": proxy})
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         batched = await look("https://api.example.test/v1")
     for found in (called, batched):
@@ -120,9 +128,7 @@ async def test_a_proxy_that_is_not_there_is_named() -> None:
     async with tunnelling(0) as tunnel:
         pass
     env = {"HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}"}
-    async with sender("https://api.example.test/v1", env) as sending:
-        found = await sending.send(b"{}")
-    assert isinstance(found, Fault)
+    found = a_fault(await post("https://api.example.test/v1", env=env))
     assert (found.kind, found.ambiguous) == (FaultKind.RETRY, False)
     assert found.message.startswith(f"the proxy 127.0.0.1:{tunnel.port} cannot be reached: ")
     assert PASSWORD not in found.message
@@ -186,34 +192,10 @@ def test_a_file_of_certificates_that_is_none_is_named(tmp_path: Path, content: s
     assert caught.value.message.startswith(f"REQUESTS_CA_BUNDLE: {file}")
 
 
-async def look(base_url: str) -> ProviderBatch | Fault:
-    """How a batch stands, asked through the maker's SDK."""
-    api = open_batch_api(replace(SHIPPED["openai"], base_url=base_url, api_key="sk-key-123456"), Redactor())
-    try:
-        return await api.look("b")
-    finally:
-        await api.close()
-
-
-async def test_batches_go_the_same_road(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(always(http(b'{"id": "b"}'))) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@127.0.0.1:{proxy.port}")
-        assert isinstance(await look("http://api.example.test/v1"), ProviderBatch)
-    [seen] = proxy.seen
-    assert seen.line == "GET http://api.example.test/v1/batches/b HTTP/1.1"
-    assert seen.headers["proxy-authorization"].startswith("Basic ")
-    async with serving(always(http(b'{"id": "b"}')), tls=server_tls()) as server, tunnelling(server.port) as tunnel:
-        monkeypatch.setenv("https_proxy", f"http://me:{PASSWORD}@127.0.0.1:{tunnel.port}")
-        monkeypatch.setenv("SSL_CERT_FILE", AUTHORITY)
-        assert isinstance(await look("https://api.example.test/v1"), ProviderBatch)
-        [asked] = tunnel.asked
-        assert "sk-key" not in asked
-
-
 async def test_batches_of_a_server_that_is_not_trusted() -> None:
     async with serving(always(http()), tls=server_tls()) as server:
         found = await look(f"https://127.0.0.1:{server.port}/v1")
-    assert isinstance(found, Fault)
+    found = a_fault(found)
     assert (found.kind, found.ambiguous) == (FaultKind.FATAL, False)
     assert found.message.startswith("the certificate of 127.0.0.1 is not trusted: ")
     assert "verif" in found.message

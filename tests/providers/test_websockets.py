@@ -3,24 +3,23 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import WSCloseCode, web
-from wire_servers import never, serving
+from wire_servers import BOUNDS, KEY, a_fault, a_reply, bounds, never, sending, serving
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import http as sending
-from agac.providers.http import HttpReply, Sender, SocketSender
+from agac.providers import http as sender_module
+from agac.providers.http import HttpReply, Sending
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.spec.workflow import Timeout
 
-KEY = "sk-1234567890"
 WIRE = b'{"model":"m"}'
 DELTA = {"type": "response.output_text.delta", "delta": "Hi"}
 COMPLETED = {"type": "response.completed", "response": {"status": "completed", "model": "m", "output": []}}
@@ -82,22 +81,13 @@ async def server(told: Told = well, refuse: int = 0, location: str = "") -> Asyn
         await runner.cleanup()
 
 
-@asynccontextmanager
-async def sockets(port: int, *, fallback: bool = False, **options: Any) -> AsyncIterator[SocketSender]:
-    at = f"http://127.0.0.1:{port}/v1"
-    provider = Provider(name="local", dialect="openai-responses", base_url=at, api_key=KEY, key_variable="LOCAL_KEY")
-    http = Sender(provider, Redactor([KEY]), env={}, stream=True, **options)
-    sender = SocketSender(http, DIALECTS["openai-responses"], fallback=fallback)
-    try:
-        yield sender
-    finally:
-        await sender.close()
+def sockets(seen: Seen, socket: str = "ws") -> AbstractAsyncContextManager[Sending]:
+    return sending(f"http://127.0.0.1:{seen.port}/v1", dialect="openai-responses", socket=socket)
 
 
 async def test_a_call_is_one_message_and_its_events_one_body() -> None:
-    async with server() as seen, sockets(seen.port) as sender:
-        reply = await sender.send(WIRE)
-    assert isinstance(reply, HttpReply)
+    async with server() as seen, sockets(seen) as sender:
+        reply = a_reply(await sender.send(WIRE, BOUNDS))
     assert (reply.status, json.loads(reply.body)) == (200, COMPLETED["response"])
     assert seen.upgrades == [f"Bearer {KEY}"]
     assert seen.messages == [(1, {"type": "response.create", "model": "m"})]
@@ -115,11 +105,11 @@ async def test_calls_in_turn_share_a_socket_and_calls_at_once_have_their_own() -
             await both.wait()
         return await well(ws, number)
 
-    async with server(together) as seen, sockets(seen.port) as sender:
-        await sender.send(WIRE)
-        await sender.send(WIRE)
-        await asyncio.gather(sender.send(WIRE), sender.send(WIRE))
-        await sender.send(WIRE)
+    async with server(together) as seen, sockets(seen) as sender:
+        await sender.send(WIRE, BOUNDS)
+        await sender.send(WIRE, BOUNDS)
+        await asyncio.gather(sender.send(WIRE, BOUNDS), sender.send(WIRE, BOUNDS))
+        await sender.send(WIRE, BOUNDS)
     assert len(seen.upgrades) == 2
     assert [number for number, _ in seen.messages[:2]] == [1, 1]
     assert sorted(number for number, _ in seen.messages[2:4]) == [1, 2]
@@ -133,12 +123,10 @@ async def test_an_error_is_the_answer_and_the_next_call_has_a_new_socket() -> No
         await ws.send_json({"type": "error", "status": 429, "error": error})
         return True
 
-    async with server(limited) as seen, sockets(seen.port) as sender:
-        refused = await sender.send(WIRE)
-        reply = await sender.send(WIRE)
-    assert isinstance(refused, HttpReply)
+    async with server(limited) as seen, sockets(seen) as sender:
+        refused = a_reply(await sender.send(WIRE, BOUNDS))
+        a_reply(await sender.send(WIRE, BOUNDS))
     assert (refused.status, refused.headers["retry-after"]) == (429, "3")
-    assert isinstance(reply, HttpReply)
     assert [number for number, _ in seen.messages] == [1, 2]
 
 
@@ -157,10 +145,10 @@ async def keep_silent(_ws: web.WebSocketResponse, _number: int) -> bool:
 
 
 BROKEN: dict[str, tuple[Told, Timeout, str, ErrorType]] = {
-    "closed amid the answer": (drop, Timeout(), "lost before the answer was complete", ErrorType.PROVIDER_ERROR),
-    "not JSON": (garble, Timeout(), "streamed an event that is not JSON", ErrorType.PROVIDER_ERROR),
-    "silence": (keep_silent, Timeout(first_byte=0.05), "sent nothing for 0.05 s", ErrorType.TIMEOUT),
-    "too long": (keep_silent, Timeout(total=0.05), "did not finish within 0.05 s", ErrorType.TIMEOUT),
+    "closed amid the answer": (drop, BOUNDS, "lost before the answer was complete", ErrorType.PROVIDER_ERROR),
+    "not JSON": (garble, BOUNDS, "streamed an event that is not JSON", ErrorType.PROVIDER_ERROR),
+    "silence": (keep_silent, bounds(first_byte=0.05), "sent nothing for 0.05 s", ErrorType.TIMEOUT),
+    "too long": (keep_silent, bounds(total=0.05), "did not finish within 0.05 s", ErrorType.TIMEOUT),
 }
 
 
@@ -171,21 +159,18 @@ async def test_what_breaks_after_sending_may_have_been_billed(name: str) -> None
     async def once(ws: web.WebSocketResponse, number: int) -> bool:
         return await (told if number == 1 else well)(ws, number)
 
-    async with server(once) as seen, sockets(seen.port) as sender:
-        fault = await sender.send(WIRE, timeout)
-        reply = await sender.send(WIRE)
-    assert isinstance(fault, Fault)
+    async with server(once) as seen, sockets(seen) as sender:
+        fault = a_fault(await sender.send(WIRE, timeout))
+        a_reply(await sender.send(WIRE, BOUNDS))
     assert words in fault.message
     assert (fault.kind, fault.type, fault.ambiguous) == (FaultKind.RETRY, kind, True)
-    assert isinstance(reply, HttpReply)
     assert len(seen.messages) == 2  # nothing was sent twice by the sender
     assert len(seen.upgrades) == 2
 
 
 async def test_a_call_is_bound_by_what_its_row_has_left() -> None:
-    async with server(keep_silent) as seen, sockets(seen.port) as sender:
-        fault = await sender.send(WIRE, within=0.05)
-    assert isinstance(fault, Fault)
+    async with server(keep_silent) as seen, sockets(seen) as sender:
+        fault = a_fault(await sender.send(WIRE, BOUNDS, within=0.05))
     assert fault.type is ErrorType.TIMEOUT
 
 
@@ -200,36 +185,32 @@ async def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> 
             return False
         return True
 
-    async with server(say_goodbye) as seen, sockets(seen.port) as sender:
-        first = await sender.send(WIRE)
+    async with server(say_goodbye) as seen, sockets(seen) as sender:
+        a_reply(await sender.send(WIRE, BOUNDS))
         await asyncio.sleep(0)
-        leaving = asyncio.create_task(left.wait())
-        second = await sender.send(WIRE)
-        await leaving
-    assert isinstance(first, HttpReply)
-    assert isinstance(second, HttpReply)
+        a_reply(await sender.send(WIRE, BOUNDS))
+        await left.wait()
     assert [number for number, _ in seen.messages] == [1, 2]
 
 
 async def test_an_old_socket_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sending.MAX_LIFETIME_S < 60 * 60
-    async with server() as seen, sockets(seen.port) as sender:
-        await sender.send(WIRE)
-        monkeypatch.setattr(sending, "MAX_LIFETIME_S", -1.0)
-        await sender.send(WIRE)
+    assert sender_module.MAX_LIFETIME_S < 60 * 60
+    async with server() as seen, sockets(seen) as sender:
+        await sender.send(WIRE, BOUNDS)
+        monkeypatch.setattr(sender_module, "MAX_LIFETIME_S", -1.0)
+        await sender.send(WIRE, BOUNDS)
     assert len(seen.upgrades) == 2
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 405, 426, 501])
 async def test_without_websockets_auto_goes_on_by_events_and_ws_says_what_to_write(status: int) -> None:
-    async with server(refuse=status) as seen, sockets(seen.port, fallback=True) as sender:
-        replies = [await sender.send(WIRE) for _ in range(3)]
+    async with server(refuse=status) as seen, sockets(seen, "auto") as sender:
+        replies = [await sender.send(WIRE, BOUNDS) for _ in range(3)]
     assert [reply.status for reply in replies if isinstance(reply, HttpReply)] == [200] * 3
     assert len(seen.upgrades) == 1
     assert seen.posts == [{"stream": True, "model": "m"}] * 3
-    async with server(refuse=status) as seen, sockets(seen.port) as sender:
-        fault = await sender.send(WIRE)
-    assert isinstance(fault, Fault)
+    async with server(refuse=status) as seen, sockets(seen) as sender:
+        fault = a_fault(await sender.send(WIRE, BOUNDS))
     assert fault.message == (
         f"local accepts no WebSocket at http://127.0.0.1:{seen.port}/v1 ({status}). "
         "Write transport=auto or transport=sse in the model."
@@ -243,9 +224,8 @@ async def test_without_websockets_auto_goes_on_by_events_and_ws_says_what_to_wri
 async def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_means(
     status: int, kind: FaultKind
 ) -> None:
-    async with server(refuse=status) as seen, sockets(seen.port) as sender:
-        answer = await sender.send(WIRE)
-    assert isinstance(answer, HttpReply)
+    async with server(refuse=status) as seen, sockets(seen) as sender:
+        answer = a_reply(await sender.send(WIRE, BOUNDS))
     provider = Provider(name="local", dialect="openai-responses", base_url="http://127.0.0.1/v1")
     fault = DIALECTS["openai-responses"].parse(
         answer.status, answer.headers, answer.body, provider=provider, model="m", redactor=Redactor([])
@@ -255,27 +235,26 @@ async def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_mea
 
 
 async def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
-    async with server(refuse=503) as seen, sockets(seen.port, fallback=True) as sender:
-        for _ in range(sending.STRIKES + 2):
-            assert isinstance(await sender.send(WIRE), HttpReply)
-    assert (len(seen.upgrades), len(seen.posts)) == (sending.STRIKES, sending.STRIKES + 2)
+    async with server(refuse=503) as seen, sockets(seen, "auto") as sender:
+        for _ in range(sender_module.STRIKES + 2):
+            a_reply(await sender.send(WIRE, BOUNDS))
+    assert (len(seen.upgrades), len(seen.posts)) == (sender_module.STRIKES, sender_module.STRIKES + 2)
 
 
 async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
     async def hang_up(_ws: web.WebSocketResponse, _number: int) -> bool:
         return False
 
-    async with server(hang_up) as seen, sockets(seen.port, fallback=True) as sender:
-        faults = [await sender.send(WIRE) for _ in range(sending.STRIKES)]
-        assert all(isinstance(fault, Fault) and fault.ambiguous for fault in faults)
-        assert isinstance(await sender.send(WIRE), HttpReply)
+    async with server(hang_up) as seen, sockets(seen, "auto") as sender:
+        for _ in range(sender_module.STRIKES):
+            assert a_fault(await sender.send(WIRE, BOUNDS)).ambiguous
+        a_reply(await sender.send(WIRE, BOUNDS))
     assert len(seen.posts) == 1
 
 
 async def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_may() -> None:
-    async with serving(never) as silent, sockets(silent.port) as sender:
-        fault = await sender.send(WIRE, Timeout(connect=0.05))
-    assert isinstance(fault, Fault)
+    async with serving(never) as silent, sockets(Seen(silent.port)) as sender:
+        fault = a_fault(await sender.send(WIRE, bounds(connect=0.05)))
     assert "no connection to local" in fault.message
     assert (fault.type, fault.ambiguous) == (ErrorType.TIMEOUT, False)
 
@@ -283,9 +262,8 @@ async def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_
 async def test_an_upgrade_is_not_followed_to_another_address() -> None:
     async with server() as elsewhere:
         at = f"http://localhost:{elsewhere.port}/v1/responses"
-        async with server(refuse=307, location=at) as seen, sockets(seen.port) as sender:
-            fault = await sender.send(WIRE)
-    assert isinstance(fault, Fault)
+        async with server(refuse=307, location=at) as seen, sockets(seen) as sender:
+            fault = a_fault(await sender.send(WIRE, BOUNDS))
     assert (fault.kind, fault.status) == (FaultKind.FATAL, 307)
     assert "points to localhost" in fault.message
     assert elsewhere.upgrades == []
@@ -293,10 +271,9 @@ async def test_an_upgrade_is_not_followed_to_another_address() -> None:
 
 async def test_nobody_listening_was_never_billed() -> None:
     async with server() as seen:
-        port = seen.port
-    async with sockets(port) as sender:
-        fault = await sender.send(WIRE)
-    assert isinstance(fault, Fault)
+        pass
+    async with sockets(seen) as sender:
+        fault = a_fault(await sender.send(WIRE, BOUNDS))
     assert "cannot be reached" in fault.message
     assert not fault.ambiguous
 
@@ -310,11 +287,11 @@ async def test_a_call_that_is_given_up_leaves_its_socket() -> None:
             return True
         return await well(ws, number)
 
-    async with server(wait) as seen, sockets(seen.port) as sender:
-        call = asyncio.create_task(sender.send(WIRE))
+    async with server(wait) as seen, sockets(seen) as sender:
+        call = asyncio.create_task(sender.send(WIRE, BOUNDS))
         await begun.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert isinstance(await sender.send(WIRE), HttpReply)
+        a_reply(await sender.send(WIRE, BOUNDS))
     assert len(seen.upgrades) == 2

@@ -1,4 +1,5 @@
-"""Small servers on loopback that answer byte for byte as a test says, and remember what they were sent."""
+"""Small servers on loopback that answer byte for byte as a test says, and remember what they were sent; and calls to
+them."""
 
 import asyncio
 import json
@@ -7,9 +8,58 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from agac.core.redact import Redactor
+from agac.core.types import Fault
+from agac.providers.http import HttpReply, Sender, Sending, SocketSender
+from agac.providers.provider import Provider
+from agac.spec.workflow import Timeout
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")
+KEY = "sk-canary-0123456789abcdef"
+BOUNDS = Timeout(connect=10, total=60)
+
+
+def bounds(**of: float) -> Timeout:
+    return Timeout(**{"connect": 10, "total": 60, **of})
+
+
+@asynccontextmanager
+async def sending(
+    base_url: str, *, env: dict[str, str] | None = None, stream: bool = False, socket: str = "", **row: Any
+) -> AsyncIterator[Sending]:
+    """A sender to the provider `local`; over WebSockets where `socket` is `ws` or `auto`."""
+    local = {"dialect": "openai-chat", "key_variable": "LOCAL_KEY", "api_key": KEY, **row}
+    provider = Provider(name="local", base_url=base_url, **local)
+    sender: Sending = Sender(provider, Redactor([KEY]), env=env or {}, stream=stream or bool(socket))
+    if socket:
+        assert isinstance(sender, Sender)
+        sender = SocketSender(sender, fallback=socket == "auto")
+    try:
+        yield sender
+    finally:
+        await sender.close()
+
+
+async def post(
+    base_url: str, wire: bytes = b'{"model":"m"}', timeout: Timeout = BOUNDS, *, within: float | None = None, **of: Any
+) -> HttpReply | Fault:
+    """What comes of one call."""
+    async with sending(base_url, **of) as sender:
+        return await sender.send(wire, timeout, within=within)
+
+
+def a_reply(answer: HttpReply | Fault) -> HttpReply:
+    assert isinstance(answer, HttpReply), answer
+    return answer
+
+
+def a_fault(answer: HttpReply | Fault) -> Fault:
+    assert isinstance(answer, Fault), answer
+    assert KEY not in answer.message
+    return answer
 
 
 @dataclass
@@ -32,6 +82,11 @@ class Server:
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    scheme: str = "http"
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}/v1"
 
 
 def server_tls() -> ssl.SSLContext:
@@ -43,7 +98,7 @@ def server_tls() -> ssl.SSLContext:
 @asynccontextmanager
 async def serving(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     """A server whose every request is answered by `answer`."""
-    server = Server()
+    server = Server(scheme="https" if tls else "http")
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.connections += 1

@@ -14,7 +14,7 @@ from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Params, Reply
-from agac.engine.caller import Route, price_by_tier
+from agac.engine.caller import Route
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import BudgetLimiter, RunStopped, StopSignal
@@ -42,7 +42,7 @@ from agac.store.db import Database, sql
 from agac.store.writer import Ledger
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchFormat(Route):
     """A stage and one of its models, `position` among them, as far as its batches go."""
 
@@ -81,7 +81,7 @@ class BatchFormat(Route):
 def _format(
     stage: PlannedStage, position: int, model: PlannedModel, checker: Checker, redactor: Redactor, *, keeps_all: bool
 ) -> BatchFormat:
-    traits, dialect = model.provider.batch, DIALECTS[model.provider.dialect]
+    traits, path = model.provider.batch, DIALECTS[model.provider.dialect].path
     assert traits is not None
     longest = custom_id("0" * 16, most_requests(stage.batch, traits), bytes(16))
     lines = BATCH_APIS[traits.api]
@@ -90,14 +90,11 @@ def _format(
         position=position,
         model=model,
         traits=traits,
-        dialect=dialect,
         lines=lines,
-        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + dialect.path)),
+        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)),
         checker=checker,
         most=WorstCase(model, in_dollars=True, batch=True),
-        price=price_by_tier(model),
         redactor=redactor,
-        base_url=redactor.clean(model.provider.base_url),
         keeps_all=keeps_all,
     )
 
