@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, inspect, runs
-    from agac.api.plan import PlanReport, plan_run
+    from agac.api.plan import plan_run
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import RunReport
     from agac.api.retrieve import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from agac.api.status import StatusReport, export, row_ids, status
     from agac.api.why import WhyReport, why
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
+    from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
     from agac.simulator.server import embedded_simulator
     from agac.store.query import QueryAnswer, View, views
@@ -63,7 +64,7 @@ _HOMES = {
         ),
         "agac.api.graph": ("GraphReport", "graph", "save_drawing"),
         "agac.api.inspect": ("InspectReport", "RunsReport", "inspect", "runs"),
-        "agac.api.plan": ("PlanReport", "plan_run"),
+        "agac.api.plan": ("plan_run",),
         "agac.api.project": ("CheckReport", "RunOptions", "validate"),
         "agac.api.report": ("RunReport",),
         "agac.api.retrieve": (
@@ -74,6 +75,7 @@ _HOMES = {
         "agac.api.status": ("StatusReport", "export", "row_ids", "status"),
         "agac.api.why": ("WhyReport", "why"),
         "agac.core.errors": ("AgacError", "ExitCode", "Problem", "RowError", "SpecError", "UsageError"),
+        "agac.engine.estimate": ("PlanReport",),
         "agac.engine.invocation": ("Retry",),
         "agac.simulator.server": ("embedded_simulator",),
         "agac.store.query": ("QueryAnswer", "View", "views"),

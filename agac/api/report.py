@@ -4,7 +4,6 @@ the invocation ended: its outputs written, its report made, and what finishing t
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from agac.api.batches import batch_lines
-from agac.api.plan import PlannedTasks, needed
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
 from agac.core.types import Report, RowId, iso, json_form
 from agac.engine.batch.coordinator import Stale, batch_counts
+from agac.engine.estimate import Finishing, PlanReport, finishing
 from agac.engine.export import Exported, export_run, files_of, is_shown
 from agac.engine.invocation import Retry
-from agac.engine.limits import Amount, BudgetBalance, StopReason
+from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
@@ -245,30 +244,6 @@ def lines_outside_quotes(text: bytes) -> int:
     return sum(part.count(b"\n") for part in text.split(b'"')[::2])
 
 
-MARGIN = 1.2
-"""A limit that is proposed has a fifth more than the estimate says: rows differ."""
-
-FURTHER_ERRORS = 10
-"""A `max_errors` that is proposed has room for at least so many more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finishing(Report):
-    """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
-
-    What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
-    `stage` names it; or `max_errors`.
-    """
-
-    rows: int
-    usd: float | None
-    tokens: int
-    calls: int
-    budget: str | None = None
-    stage: str | None = None
-    max_errors: int | None = None
-
-
 def error_of(error: AgacError) -> dict[str, Any]:
     """An error as `--json` prints it."""
     return {"message": error.message, "remedy": error.remedy}
@@ -308,8 +283,8 @@ class RunReport(Report):
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
 
 
-TasksLeft = Callable[[], Awaitable[tuple[int, list[PlannedTasks]]]]
-"""How many rows a run is about, and what is left to do of them, stage by stage: a dry run."""
+WhatIsLeft = Callable[[], Awaitable[PlanReport]]
+"""What is left to do of a run: a dry run."""
 
 
 async def report_of(
@@ -319,7 +294,7 @@ async def report_of(
     invocation: Invocation,
     *,
     warnings: list[Problem],
-    tasks_left: TasksLeft,
+    what_is_left: WhatIsLeft,
     retry: Retry | None = None,
     providers: Mapping[str, Provider],
     workflow: Workflow | None = None,
@@ -352,7 +327,7 @@ async def report_of(
         invocation.stop_signal.why or None if stop else None,
         warnings,
         stop.value if stop else None,
-        await _finishing(retry, summary, invocation, tasks_left) if stop is StopReason.LIMIT else None,
+        await _finishing(retry, summary, invocation, what_is_left) if stop is StopReason.LIMIT else None,
         exported.not_written,
         await _replaced(database, exported),
         exported.edited,
@@ -370,51 +345,16 @@ def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> E
 
 
 async def _finishing(
-    retry: Retry | None, summary: dict[str, Any], invocation: Invocation, tasks_left: TasksLeft
+    retry: Retry | None, summary: dict[str, Any], invocation: Invocation, what_is_left: WhatIsLeft
 ) -> Finishing:
     """The estimate of what the open rows need, and a limit in place of the one that was reached."""
-    totals, limiter = invocation.totals, invocation.budgets
-    rows, left = await tasks_left()
+    left, totals = await what_is_left(), invocation.totals
     if retry is None:
         settled = sum(summary["rows"][outcome] for outcome in ("done", "skipped", "failed", "dropped"))
+        rows = left.rows["total"] - settled
     else:
-        rows = sum(count for _, _, count in invocation.chosen)
-        settled = totals.rows_done + totals.rows_failed
-    rows, need = max(rows - settled, 0), needed(left)
-    usd = None if any(one.estimate.usd is None for one in left) else round(need.usd, 6)
-    reached = limiter.reached if limiter else None
-    if limiter is None or reached is None:
-        most = totals.rows_failed + max(totals.rows_failed, FURTHER_ERRORS)
-        return Finishing(rows, usd, need.tokens, need.calls, max_errors=most)
-    if reached.stage is None:
-        budget = _enough([one for one in limiter.balances if one.stage is None], need, limiter.missed)
-    else:
-        own = needed([one for one in left if one.stage.name == reached.stage])
-        budget = _enough([reached], own, limiter.missed)
-    return Finishing(rows, usd, need.tokens, need.calls, budget, reached.stage)
-
-
-def _enough(balances: Sequence[BudgetBalance], need: Amount, last: Amount) -> str:
-    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run.
-
-    `last` is the worst case of a call: it has to fit before the last one is made.
-    """
-    parts = []
-    for unit, spent in balances[0].spent._asdict().items():
-        wanted = spent + MARGIN * getattr(need, unit) + getattr(last, unit)
-        caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
-        if caps:
-            enough = max(min(caps), wanted)
-            parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else math.ceil(enough)}")
-    return ",".join(parts)
-
-
-def _rounded_up(usd: float) -> str:
-    """Two digits that mean something, never less."""
-    digits = 1 - math.floor(math.log10(usd))
-    step = 10.0**-digits
-    text = f"{math.ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        rows = sum(count for _, _, count in invocation.chosen) - totals.rows_done - totals.rows_failed
+    return finishing(left, max(rows, 0), totals.rows_failed, invocation.budgets)
 
 
 def _empty(plan: Plan, summary: dict[str, Any], workflow: Workflow | None) -> list[Problem]:

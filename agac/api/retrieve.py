@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agac.api.batches import batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
-from agac.api.plan import PlannedTasks, remaining_tasks
+from agac.api.plan import planned
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
@@ -113,13 +114,9 @@ async def batch_retrieve(
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, lambda: None)
 
-        async def tasks_left() -> tuple[int, list[PlannedTasks]]:
-            rows = runs.row_counts(await runs.counters(database, run))["present"]
-            _, left = await remaining_tasks(database, plan, run, Scope(retry_failed=False))
-            return rows, left
-
+        what_is_left = partial(planned, database, plan, Scope(retry_failed=False), None, run=run)
         report = await report_of(
-            database, opened.root, plan, invocation, warnings=[], tasks_left=tasks_left, providers=providers
+            database, opened.root, plan, invocation, warnings=[], what_is_left=what_is_left, providers=providers
         )  # fmt: skip
         return await _retrieved(database, before, invocation, report, providers)
 

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from agac.api.plan import Confirm, PlannedTasks, confirm_cost, confirm_stale, moved_names, remaining_tasks
+from agac.api.plan import Confirm, confirm_cost, confirm_stale, moved_names, planned
 from agac.api.project import (
     Project,
     RunOptions,
@@ -44,6 +44,7 @@ from agac.core.keys import canonical
 from agac.core.types import Report, Row
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
+from agac.engine.estimate import PlanReport
 from agac.engine.export import PREVIEW
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
@@ -137,10 +138,11 @@ async def _invoke(
                     remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
                 )
             invocation.chosen = await chosen_counts(database, retry.run, retry)
+        rows = partial(selected_rows, checked, plan.selection)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
         if not options.yes:
-            await confirm_cost(checked, plan, database, scope, fresh=options.fresh, retry=retry, confirm=confirm)
+            await confirm_cost(plan, database, scope, rows, fresh=options.fresh, retry=retry, confirm=confirm)
 
         def count_of() -> RowCount | None:
             if retry is None:
@@ -151,20 +153,19 @@ async def _invoke(
             providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, plan))
             batching = batching_of(opened, providers, plan.workflow, options, confirm)
             work = work_of(
-                opened, plan, batching, lambda: selected_rows(checked, plan.selection),
-                partial(place_of, checked.source), fresh=options.fresh, scope=scope, retry=retry,
+                opened, plan, batching, rows, partial(place_of, checked.source), fresh=options.fresh, scope=scope,
+                retry=retry,
             )  # fmt: skip
             await walk_through(database, work, invocation, warnings, watch, count_of)
 
-        async def tasks_left() -> tuple[int, list[PlannedTasks]]:
+        async def what_is_left() -> PlanReport:
             if retry is not None:
-                return await remaining_tasks(database, plan, invocation.run, scope, retry=retry)
-            unretried = replace(scope, retry_failed=False)
-            return await remaining_tasks(database, plan, invocation.run, unretried, rows=work.rows)
+                return await planned(database, plan, scope, None, run=invocation.run, retry=retry)
+            return await planned(database, plan, replace(scope, retry_failed=False), rows, run=invocation.run)
 
         return await report_of(
             database, opened.root, plan, invocation,
-            warnings=warnings, tasks_left=tasks_left, retry=retry, providers=providers, workflow=checked.workflow,
+            warnings=warnings, what_is_left=what_is_left, retry=retry, providers=providers, workflow=checked.workflow,
         )  # fmt: skip
 
 

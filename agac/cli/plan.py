@@ -25,8 +25,7 @@ from agac.cli.terminal import (
 from agac.core.types import dollars
 
 if TYPE_CHECKING:
-    from agac.api.plan import PlannedBatches, PlannedTasks, PlanReport
-    from agac.engine.forecast import Guess
+    from agac.engine.estimate import Guess, PlannedBatches, PlanReport, StageForecast
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
@@ -72,10 +71,10 @@ def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_j
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     """One plan: which rows, which run, the stages, why their tasks run, the cost, the rendered prompts."""
-    found = report.forecast
-    facts = [counted(found.rows, "row")]
-    facts += [f"{found.unusable:,} unusable"] if found.unusable else []
-    facts += [f"{found.dropped:,} dropped as repetitions"] if found.dropped else []
+    rows = report.rows
+    facts = [counted(rows["total"], "row")]
+    facts += [f"{rows['unusable']:,} unusable"] if rows["unusable"] else []
+    facts += [f"{rows['dropped']:,} dropped as repetitions"] if rows["dropped"] else []
     if report.continues is not None:
         run = f"resumes run {report.continues}"
     elif report.compared_with is not None:
@@ -83,7 +82,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     else:
         run = "the first run"
     yield f"{report.workflow}: {', '.join(facts)}; {run}"
-    paths = paths_of({planned.stage.name: planned.stage.needs for planned in report.stages})
+    paths = paths_of({found.name: found.stage.needs for found in report.stages})
     if len(paths) == 1:
         yield f"Stages: {paths[0]}"
     else:
@@ -96,11 +95,11 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
         before = f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else ""
         yield short_name_line(alias) + before
     for stage in report.stages:
-        yield from (f"  {stage.stage.name}: {line}" for line in reason_lines(stage, found.rows))
+        yield from (f"  {stage.name}: {line}" for line in reason_lines(stage, rows["total"]))
     yield from total_lines(report, command_to_run(report.workflow, workflows))
-    for number, prompt in enumerate(found.prompts, 1):
-        yield f"--- prompt {number}: row {prompt.row_id!r}, stage {prompt.stage}"
-        for message in prompt.request.messages:
+    for number, prompt in enumerate(report.prompts, 1):
+        yield f"--- prompt {number}: row {prompt.row!r}, stage {prompt.stage}"
+        for message in prompt.messages:
             yield f"[{message.role}]"
             yield plain("".join(part.text for part in message.parts))
 
@@ -126,24 +125,22 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 def plan_table(report: PlanReport) -> str:
     """One line per stage: the outcomes of its tasks, and their calls, tokens and cost."""
-    names = outcome_names(list(COUNTS), [{n: getattr(stage.forecast, n) for n in COUNTS} for stage in report.stages])
-    if not any(stage.forecast.in_flight for stage in report.stages):
+    names = outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
+    if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
-    modes = any(stage.batches for stage in report.stages)
+    modes = ["mode"] if any(stage.batches for stage in report.stages) else []
     rows = []
     for stage in report.stages:
-        expected = stage.estimate
-        numbers = [getattr(stage.forecast, name) for name in names]
+        expected, number = stage.estimate, int if stage.exact else InexactNumber
+        numbers = [getattr(stage, name) for name in names]
         numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
-        shown = numbers if stage.forecast.exact else [InexactNumber(number) for number in numbers]
-        mode = [stage.run_mode or ""] if modes else []
-        about = "" if stage.forecast.exact or not expected.usd else "~"
         cost = "price not known"
         if expected.usd is not None:
+            about = "" if stage.exact or not expected.usd else "~"
             cost = dollars(expected.usd, simulated=stage.simulated, about=about)
-        rows.append([stage.stage.name, stage.stage.lane, *mode, *shown, cost])
+        rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
     words = [COUNTS[name] for name in names]
-    return table(["stage", "model", *(["mode"] if modes else []), *words, "calls", "tokens in", "out", "cost"], rows)
+    return table(["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows)
 
 
 class InexactNumber(int):
@@ -153,23 +150,22 @@ class InexactNumber(int):
         return f"~{int(self):{spec}}" if self else "0"
 
 
-def reason_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
+def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
     """Why tasks of a stage run or are blocked, with a row as an example; its batches, its groups, what may change."""
-    found, batches = stage.forecast, stage.batches
     for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
         for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
-    if batches is not None and batches.cuts.batches:
-        yield f"{'' if found.exact else '~'}{_batches(batches)}"
+    if found.batches is not None and found.batches.count:
+        yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
     if found.guess is not None:
         yield _guessed(found.guess)
     if found.undecided:
-        otherwise = "leave" if stage.stage.otherwise == "drop" else "skip it"
+        otherwise = "leave" if found.stage.otherwise == "drop" else "skip it"
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another row"
@@ -177,12 +173,12 @@ def reason_lines(stage: PlannedTasks, rows: int) -> Iterator[str]:
 
 def _batches(batches: PlannedBatches) -> str:
     """How many batches the tasks are sent in, and how long they may take."""
-    count, most = batches.cuts
-    times = f"no batch of this model has ended yet, and the provider takes up to {batches.window}"
-    if (earlier := batches.times) is not None:
-        half, all_but_few = duration(earlier.p50), duration(earlier.p95)
-        times = f"of {earlier.batches:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
-        if earlier.batches == 1:
+    count, most = batches.count, batches.requests_at_most
+    times = f"no batch of this model has ended yet, and the provider takes up to {batches.completion_window}"
+    if batches.p50_s is not None and batches.p95_s is not None:
+        half, all_but_few = duration(batches.p50_s), duration(batches.p95_s)
+        times = f"of {batches.ended_before:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
+        if batches.ended_before == 1:
             times = f"the previous one took {half}"
     each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
     return f"{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
@@ -202,32 +198,24 @@ def _guessed(guess: Guess) -> str:
     return f"the number of rows it makes is not known before {after}; {number:,.4g} of each {basis}"
 
 
-def _expected_cost(report: PlanReport, *, simulated: bool, about: str) -> str:
+def total_lines(report: PlanReport, command: str) -> Iterator[str]:
+    """The expected cost of the whole run, how exact that is, and what to do next."""
+    running = [stage for stage in report.stages if stage.run]
+    if not running:
+        in_batch = any(stage.in_flight for stage in report.stages)
+        yield "No calls are needed." + (" `agac batch retrieve` collects results." if in_batch else "")
+        return
+    simulated, about = any(stage.simulated for stage in running), "" if report.exact else "~"
     cost = "a cost that is not known (no price)"
     if report.usd is not None:
         cost = dollars(report.usd, simulated=simulated, about=about)
     if report.usd_at_most is not None:
         cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
-    return cost
-
-
-def total_lines(report: PlanReport, command: str) -> Iterator[str]:
-    """The expected cost of the whole run, how exact that is, and what to do next."""
-    if not any(stage.forecast.run for stage in report.stages):
-        in_batch = any(stage.forecast.in_flight for stage in report.stages)
-        yield "No calls are needed." + (" `agac batch retrieve` collects results." if in_batch else "")
-        return
-    simulated = any(stage.simulated and stage.forecast.run for stage in report.stages)
-    about = "" if report.exact else "~"
-    cost = _expected_cost(report, simulated=simulated, about=about)
-    tokens_in = sum(stage.estimate.input_tokens for stage in report.stages)
-    tokens_out = sum(stage.estimate.output_tokens for stage in report.stages)
-    calls = counted(report.calls, "call")
-    yield f"Expected: {about}{calls}, {about}{tokens_in:,} tokens in, {about}{tokens_out:,} out, {cost}"
+    calls, given, made = counted(report.calls, "call"), report.input_tokens, report.output_tokens
+    yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
-    guessed = [s.stage.name for s in report.stages if s.forecast.run and s.estimate.basis == "guess"]
-    if guessed:
+    if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
     for budget in report.budgets:
         yield f"  {spent_line(budget, simulated)}"

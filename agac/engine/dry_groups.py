@@ -13,9 +13,9 @@ from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
-from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, dummy_answer
+from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, Guess, dummy_answer
 from agac.engine.executor import LevelStages
-from agac.engine.forecast import ForecastRow, Guess, StoredAnswers, source_of
+from agac.engine.forecast import ForecastRow, StoredAnswers, source_of
 from agac.engine.groups import GroupCut, NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why
@@ -25,7 +25,7 @@ from agac.spec.graph import Levels
 from agac.spec.templates import INDEX, ITEM, ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.store.records import Child, DerivedRows, Membership, NewRow
 from agac.store.rows import State
-from agac.store.scratch import ForecastGroup, ForecastMember, Scratch, ScratchPart
+from agac.store.scratch import ForecastGroup, ForecastMember, ScratchPart
 
 PARENT = "what it is made of"
 
@@ -193,10 +193,9 @@ class GroupForecaster:
         does: Mapping[int | None, LevelStages[ForecastRow]],
         deriver: ForecastDeriver,
         answers: StoredAnswers,
-        scratch: Scratch,
     ) -> None:
         self._levels, self._does, self._deriver, self._answers = levels, does, deriver, answers
-        self._baseline, self._scratch, self._vars = answers.baseline, scratch, dict(answers.baseline.plan.vars)
+        self._baseline, self._scratch, self._vars = answers.baseline, answers.scratch, dict(answers.baseline.plan.vars)
         self._kept_parts: dict[int, int] = defaultdict(int)
         self._unassigned: dict[int, UnassignedRows] = {}
 
@@ -404,7 +403,7 @@ class GroupForecaster:
                 of_group.refused = self._baseline.left_reason(stage, row)
             else:
                 of_group.parts += 1
-                answers.show(stage, row.id, task.request)
+                answers.show(stage, row.id, task.request.messages)
 
 
 def parts_of(stage: PlannedStage, rows: int, tokens: int) -> int:

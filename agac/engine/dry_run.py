@@ -13,105 +13,120 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, closing
+from contextlib import aclosing, closing
 from itertools import islice
 
 from agac.core.types import Row
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
+from agac.engine.estimate import PlanReport, StageForecast, estimate, history, planned_batches
 from agac.engine.executor import LevelStages, Task
-from agac.engine.forecast import Baseline, BaselineRun, Forecast, ForecastRow, StageForecast, StoredAnswers
+from agac.engine.forecast import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
 from agac.engine.input_rows import CHUNK_ROWS, read_chunk
-from agac.engine.invocation import Retry, Scope
+from agac.engine.invocation import Retry
 from agac.plan import diff as why
-from agac.plan.plan import Plan
-from agac.plan.render import Preparer
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.graph import levels_of
 from agac.spec.workflow import InputSpec
-from agac.store.batches import open_batches
-from agac.store.db import Database
+from agac.store.batches import lane_times, open_batches
 from agac.store.records import NewRow
-from agac.store.rows import WALKED, SeenIds, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
-from agac.store.runs import counters, row_counts
+from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
+from agac.store.runs import counters, row_counts, run_ids
 from agac.store.scratch import Scratch
 
 Rows = Callable[[], Iterator[Row]]
 """Begins to read the input, each time it is called."""
 
 
-class DryRun:
-    """Makes a Forecast. `now` is in seconds since 1970; `show` rendered prompts are kept."""
+async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> PlanReport:
+    """What a run over the input would do, which is read once, or twice where an id's last record counts; without `rows`
+    what a retry would do, or a run over the rows that are stored. `show` rendered prompts are kept."""
+    plan, database, before = baseline.plan, baseline.database, baseline.before
+    await baseline.counted()
+    found = PlanReport(
+        plan.workflow,
+        [StageForecast(stage) for stage in plan.stages],
+        continues=before.record.id if before and baseline.continued else None,
+        compared_with=before.record.id if before else None,
+        confirm_above=plan.rules.confirm_above,
+    )
+    in_batches = database is not None and not baseline.fresh and bool(await open_batches(database))
+    with closing(Scratch()) as scratch:
+        walk = DryWalk(StoredAnswers(baseline, found, scratch, show=show, in_batches=in_batches))
+        async with aclosing(walk.stored_rows() if rows is None else walk.input_rows(rows)) as chunks:
+            async for chunk in chunks:
+                await walk.through(chunk)
+        await walk.through_groups()
+    await _estimate(baseline, found.stages)
+    return found
 
-    def __init__(
-        self,
-        plan: Plan,
-        database: Database | None,
-        before: BaselineRun | None,
-        *,
-        scope: Scope,
-        fresh: bool,
-        now: float,
-        show: int = 0,
-        retry: Retry | None = None,
-    ) -> None:
-        """`retry`: the rows are those of the run `before`, as it chooses them."""
-        self._plan, self._db, self._before, self._retry, self._show = plan, database, before, retry, show
-        self._baseline = Baseline(plan, database, before, scope=scope, fresh=fresh, now=now, retry=retry)
-        run = before.record.id if before and self._baseline.continued else 0
-        self._preparer = Preparer(plan.stages, plan.vars, run)
-        self._levels = levels_of(plan.stages)
-        self._found = Forecast([StageForecast(stage.name) for stage in plan.stages])
 
-    async def forecast(self, rows: Rows) -> Forecast:
-        """What a run over the input would do. Reads it once, or twice where an id's last record counts."""
-        return await self._walked(self._input_rows(rows))
+async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None:
+    """Adds what the tasks of each stage will take, by the history of the workflow's newest runs."""
+    database = baseline.database
+    numbers = (await run_ids(database, baseline.plan.workflow))[:HISTORY_RUNS] if database is not None else []
+    counts = [count for number in numbers for count in await counters(database, number)] if database else []
+    for found in stages:
+        stage = found.stage
+        if not isinstance(stage, PlannedStage):
+            continue
+        characters = found.characters / found.sampled if found.sampled else None
+        if characters is not None and stage.schema is not None:
+            characters += len(str(stage.schema.body))
+        same = not any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
+        past = history(counts, stage.name, stage.lane)
+        found.estimate = estimate(stage, found.questions, characters, past, same_prompt=same)
+        found.aliases = baseline.short_names(stage)
+        lane = (stage.provider.name, stage.provider.account, stage.model)
+        times = await lane_times(database, *lane) if database is not None else None
+        found.batches = planned_batches(stage, found.questions, characters, times)
 
-    async def forecast_stored(self) -> Forecast:
-        """What a retry would do, or a run over the rows that are stored."""
-        return await self._walked(self._stored_rows())
 
-    async def _walked(self, chunks: AsyncGenerator[list[ForecastRow], None]) -> Forecast:
-        await self._baseline.counted()
-        in_batches = self._db is not None and not self._baseline.fresh and bool(await open_batches(self._db))
-        answers = StoredAnswers(self._baseline, self._preparer, self._found, show=self._show, in_batches=in_batches)
-        with closing(Scratch()) as scratch:
-            walk = DryWalk(self._preparer, answers, scratch)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    await walk.through(chunk)
-            await walk.through_groups()
-        return self._found
+class DryWalk:
+    """Takes rows through the stages of their levels, and then those that are made of them."""
 
-    def _row(self, new: NewRow, old: StoredRow | None) -> ForecastRow:
-        return ForecastRow(new, self._preparer.view(new.row.data), level=self._levels.all[0], old=old)
+    def __init__(self, answers: StoredAnswers) -> None:
+        self._answers, self._baseline, self._scratch = answers, answers.baseline, answers.scratch
+        self._plan, self._db, self._before = self._baseline.plan, self._baseline.database, self._baseline.before
+        self._levels = levels_of(self._plan.stages)
+        self._does: dict[int | None, LevelStages[ForecastRow]] = {
+            level.origin: LevelStages(self._plan, level, self._baseline.preparer, answers) for level in self._levels.all
+        }
+        self._walks = {origin: frozenset(stage.index for stage in does.stages) for origin, does in self._does.items()}
+        self._deriver = ForecastDeriver(self._levels, answers)
+        self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers)
+        self._makers = [stage for stage in self._plan.stages if stage.makes not in (None, "rows")]
 
-    async def _stored_rows(self) -> AsyncGenerator[list[ForecastRow], None]:
+    def _row(self, new: NewRow, old: StoredRow | None, *, chosen: bool = True) -> ForecastRow:
+        view = self._baseline.preparer.view(new.row.data)
+        return ForecastRow(new, view, level=self._levels.all[0], old=old, chosen=chosen)
+
+    async def stored_rows(self) -> AsyncGenerator[list[ForecastRow], None]:
         """The rows of the run, as they are stored: those that a retry chooses may be worked on, the others are there as
         groups and equal rows may hang on them."""
         assert self._db is not None
         assert self._before is not None
-        run, needs_all = self._before.record.id, any(stage.makes is not None for stage in self._plan.stages)
-        self._found.rows = row_counts(await counters(self._db, run))["present"]
+        run, retry = self._before.record.id, self._baseline.retry
+        needs_all = retry is None or any(stage.makes is not None for stage in self._plan.stages)
+        self._answers.found.rows["total"] = row_counts(await counters(self._db, run))["present"]
+        async for rows in rows_of_retry(self._db, run, retry or Retry()):
+            yield [
+                self._row(
+                    NewRow(one.row, one.occurrence, one.hash, one.data, State.PENDING),
+                    one, chosen=retry is None or bool(one.chosen),
+                )
+                for one in rows
+                if needs_all or one.chosen
+            ]  # fmt: skip
 
-        def row_of(one: StoredRow) -> ForecastRow:
-            row = self._row(NewRow(one.row, one.occurrence, one.hash, one.data, State.PENDING), one)
-            row.chosen = bool(one.chosen) or self._retry is None
-            return row
-
-        async for rows in rows_of_retry(self._db, run, self._retry or Retry()):
-            found = [row_of(one) for one in rows if needs_all or one.chosen or self._retry is None]
-            if found:
-                yield found
-
-    async def _input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
+    async def input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
         """The rows of the input that need a look: those that are finished and unchanged need none."""
-        found = self._found
-        async with aclosing(judged_chunks(rows, self._plan.input)) as chunks:
+        found = self._answers.found
+        async with aclosing(judged_chunks(rows, self._plan.input, self._scratch)) as chunks:
             async for chunk, dropped in chunks:
-                found.rows += dropped + len(chunk)
-                found.dropped += dropped
                 usable = [new for new in chunk if new.state is State.PENDING]
-                found.unusable += len(chunk) - len(usable)
+                found.rows["total"] += dropped + len(chunk)
+                found.rows["dropped"] += dropped
+                found.rows["unusable"] += len(chunk) - len(usable)
                 stored: dict[object, StoredRow] = {}
                 if self._db is not None and self._before is not None and usable:
                     by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])
@@ -136,22 +151,6 @@ class DryRun:
         done = {old.key for old in stored if old.state in WALKED}
         cutoffs = {s.index: self._baseline.now - s.max_age for s in asking if s.max_age is not None}
         return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
-
-
-class DryWalk:
-    """Takes rows through the stages of their levels, and then those that are made of them."""
-
-    def __init__(self, preparer: Preparer, answers: StoredAnswers, scratch: Scratch) -> None:
-        plan = answers.baseline.plan
-        self._levels = levels_of(plan.stages)
-        self._answers, self._scratch = answers, scratch
-        self._does: dict[int | None, LevelStages[ForecastRow]] = {
-            level.origin: LevelStages(plan, level, preparer, answers) for level in self._levels.all
-        }
-        self._walks = {origin: frozenset(stage.index for stage in does.stages) for origin, does in self._does.items()}
-        self._deriver = ForecastDeriver(self._levels, answers)
-        self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers, scratch)
-        self._makers = [stage for stage in plan.stages if stage.makes not in (None, "rows")]
 
     async def through(self, rows: Iterable[ForecastRow]) -> None:
         """Takes them, and all that is made of them, as far as it goes without groups."""
@@ -195,7 +194,7 @@ class DryWalk:
 
     async def _stages(self, rows: Sequence[ForecastRow]) -> None:
         """One chunk of rows through all stages of theirs."""
-        await self._answers.baseline.learn([row for row in rows if not row.learned])
+        await self._baseline.learn([row for row in rows if not row.learned])
         for row in rows:
             does = self._does[row.level.origin]
             if not does.in_turn:
@@ -274,36 +273,29 @@ class DryWalk:
         self._scratch.end()
 
 
-async def judged_chunks(rows: Rows, source: InputSpec) -> AsyncGenerator[tuple[list[NewRow], int], None]:
+async def judged_chunks(
+    rows: Rows, source: InputSpec, scratch: Scratch
+) -> AsyncGenerator[tuple[list[NewRow], int], None]:
     """Each chunk, and how many further rows would be dropped. Reads the input twice where an id's last row counts."""
-    with ExitStack() as stack:
-        seen = stack.enter_context(closing(SeenIds())) if source.id_field else None
-        all_ids = None
-        if seen is not None and source.on_duplicate_id == "last":
-            all_ids = stack.enter_context(closing(SeenIds()))
-
-            def count(read: Iterator[Row], all_ids: SeenIds = all_ids) -> None:
-                while ids := [row.id for row in islice(read, CHUNK_ROWS)]:
-                    all_ids.times(ids)
-
-            await asyncio.to_thread(count, rows())
-        reader = rows()
-        while chunk := await asyncio.to_thread(read_chunk, reader):
-            if seen is None:
-                yield chunk, 0
+    policy = source.on_duplicate_id if source.id_field else None
+    if policy == "last":
+        counted = rows()
+        while ids := await asyncio.to_thread(lambda: [row.id for row in islice(counted, CHUNK_ROWS)]):
+            await asyncio.to_thread(scratch.times, ids)
+    reader = rows()
+    while chunk := await asyncio.to_thread(read_chunk, reader):
+        if policy is None:
+            yield chunk, 0
+            continue
+        times = await asyncio.to_thread(scratch.times, [new.row.id for new in chunk], -1 if policy == "last" else 1)
+        kept = []
+        for new, number in zip(chunk, times, strict=True):
+            others = number if policy == "last" else number - 1  # that come after it, or came before
+            if others and policy in ("first", "last"):
                 continue
-            ids = [new.row.id for new in chunk]
-            times = await asyncio.to_thread(seen.times, ids)  # how often each came before; or, for `last`, comes after
-            if all_ids is not None:
-                totals = await asyncio.to_thread(all_ids.totals, ids)
-                times = [total - before - 1 for total, before in zip(totals, times, strict=True)]
-            kept = []
-            for new, others in zip(chunk, times, strict=True):
-                if others and source.on_duplicate_id in ("first", "last"):
-                    continue
-                if others and source.on_duplicate_id == "suffix":
-                    new.row = new.row._replace(id=f"{new.row.id}#{others + 1}")
-                elif others:
-                    new.state = State.FAILED
-                kept.append(new)
-            yield kept, len(chunk) - len(kept)
+            if others and policy == "suffix":
+                new.row = new.row._replace(id=f"{new.row.id}#{number}")
+            elif others:
+                new.state = State.FAILED
+            kept.append(new)
+        yield kept, len(chunk) - len(kept)

@@ -1,19 +1,23 @@
-"""What tasks will take: tokens, dollars and batches, and what one call costs at most."""
+"""What a plan says: how many tasks would be run and why, their tokens, dollars and batches; a limit that is enough for
+what is left; and what one call costs at most."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import ceil
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor, log10
+from typing import Annotated, Any, Literal, NamedTuple
 
-from agac.core.types import JSONValue, Report, Usage, Usd
-from agac.engine.limits import Amount
+from agac.core.errors import Problem
+from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, texts_of
+from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits
 from agac.providers.provider import BATCH, Price, cost, price_of
-from agac.spec.workflow import BatchRules
+from agac.spec.graph import Makes
+from agac.spec.workflow import BatchRules, RunMode
+from agac.store.batches import LaneTimes
 from agac.store.runs import Count
 
 CHARACTERS_A_TOKEN = 4
@@ -100,6 +104,12 @@ def estimate(
     )
 
 
+def summed(dollars: Iterable[float | None]) -> float | None:
+    """The sum; None where one of them is not known."""
+    known = list(dollars)
+    return None if None in known else sum(one or 0.0 for one in known)
+
+
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be. Where calls
     take over what batches leave, they cost what calls do."""
@@ -109,11 +119,11 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     again = batch and rules.retry != "sync"
     for position, model in enumerate(stage.models):
         most = model.params.max_tokens
-        if most is not None:
-            costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
-            costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most, batch=again))
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == 2 * len(stage.models) else None
+        if most is None:
+            return None
+        costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
+        costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most, batch=again))
+    return summed(costs)
 
 
 def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batch: bool) -> float | None:
@@ -161,11 +171,17 @@ AROUND = 400
 """Bytes of a line beside the texts and the schema of its request: its name, its address, the parameters."""
 
 
-class Cuts(NamedTuple):
-    """So many batches, of `requests` at most."""
+@dataclass(frozen=True, slots=True)
+class PlannedBatches(Report):
+    """The batches of a stage: how many, of what size, in which window the provider ends them, and how long those of
+    its lane that ended before took, in seconds: half of them up to `p50_s`, 95 % up to `p95_s`."""
 
-    batches: int
-    requests: int
+    count: int
+    requests_at_most: int
+    completion_window: str
+    ended_before: int = 0
+    p50_s: float | None = None
+    p95_s: float | None = None
 
 
 def most_requests(rules: BatchRules, traits: BatchTraits) -> int:
@@ -178,15 +194,269 @@ def most_bytes(rules: BatchRules, traits: BatchTraits) -> int:
     return min(rules.max_bytes or traits.max_bytes * 9 // 10, traits.max_bytes)
 
 
-def cuts(stage: PlannedStage, requests: int, characters: float | None) -> Cuts:
-    """The batches of a stage; none where it asks nothing so. `characters`: of a request, schema included, in the mean;
-    None where nothing is known of them."""
+def planned_batches(
+    stage: PlannedStage, requests: int, characters: float | None, times: LaneTimes | None
+) -> PlannedBatches | None:
+    """The batches of a stage; None where it is not asked so. `characters`: of a request, schema included, in the mean;
+    None where nothing is known of them. `times` are those of earlier batches of its lane."""
     traits = stage.provider.batch
-    if stage.run_mode != "batch" or traits is None or not requests:
-        return Cuts(0, 0)
+    if stage.run_mode != "batch" or traits is None:
+        return None
     fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
-    return Cuts(ceil(requests / most), min(most, requests))
+    took = (times.batches, round(times.p50, 3), round(times.p95, 3)) if times else ()
+    window = stage.batch.completion_window or traits.windows[0]
+    return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
+
+
+# What a plan says of all its stages, and a limit that should be enough for what is left.
+
+
+@dataclass(slots=True)
+class Reason:
+    """How many tasks for this reason, and a row for example."""
+
+    count: int
+    example: RowId
+
+
+def by_count(reasons: Mapping[str, Reason]) -> list[dict[str, Any]]:
+    """Reasons as `--json` prints them: the most frequent one first."""
+    ordered = sorted(reasons.items(), key=lambda item: -item[1].count)
+    return [{"reason": name, "tasks": reason.count, "example": reason.example} for name, reason in ordered]
+
+
+class Guess(NamedTuple):
+    """What is taken for the number of rows that a stage will make, where that is not known before `waits_for` has
+    answered, or was called: `number` of each row, or, of groups, of them all. `run` tells it; None: nothing does."""
+
+    makes: Makes
+    waits_for: str
+    number: float
+    run: int | None
+
+
+@dataclass(slots=True)
+class StageForecast(Report):
+    """What would become of a stage's tasks, and what that takes. `run` are asked, at most: one after a new answer may
+    turn out the same, and `undecided` of them have a guard that looks at an answer which is not there yet. `further`
+    counts the questions beyond one for each of them: replicas, and `parts` of groups that one call does not hold. Of
+    those `in_flight` the question is in a batch already: it is neither asked nor paid again.
+
+    `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
+    `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
+    the run compared with, where that is something else. `batches` are those of a stage that is asked in batches.
+    """
+
+    JSON_KEYS = (
+        "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
+        "undecided", "in_flight", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess", "estimate",
+        "simulated", "batches",
+    )  # fmt: skip
+
+    stage: AnyStage
+    run: int = 0
+    further: int = 0
+    reuse: int = 0
+    blocked: int = 0
+    skipped: int = 0
+    dropped: int = 0
+    undecided: int = 0
+    reasons: Annotated[dict[str, Reason], by_count] = field(default_factory=dict)
+    blocked_reasons: Annotated[dict[str, Reason], by_count] = field(default_factory=dict)
+    sampled: int = 0
+    characters: int = 0
+    collapsed: int = 0
+    """Tasks, of those whose prompt is known, that would take the answer of an equal one."""
+    parts: int = 0
+    exact: bool = True
+    guess: Guess | None = None
+    in_flight: int = 0
+    estimate: CostEstimate = LOCAL
+    aliases: tuple[dict[str, str | None], ...] = ()
+    batches: PlannedBatches | None = None
+
+    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1) -> None:
+        """As many more as `times` says that would be asked, each with so many questions."""
+        self.run += times
+        self.further += (questions - 1) * times
+        self.reasons.setdefault(reason, Reason(0, row_id)).count += times
+
+    def block(self, reason: str, row_id: RowId, times: int = 1) -> None:
+        """As many more as `times` says that cannot be asked."""
+        self.blocked += times
+        self.blocked_reasons.setdefault(reason, Reason(0, row_id)).count += times
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+    @property
+    def run_mode(self) -> RunMode | None:
+        """How it is asked; None: it asks no model."""
+        return self.stage.run_mode if isinstance(self.stage, PlannedStage) else None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its calls cost nothing."""
+        return isinstance(self.stage, PlannedStage) and self.stage.provider.simulated
+
+    @property
+    def questions(self) -> int:
+        """How many questions would be asked: one for each task that takes no equal one's answer, one a replica, and
+        one for each part of a group."""
+        asked = self.run - self.collapsed
+        replicas = self.further - self.parts
+        return asked + self.parts + round(replicas * asked / self.run) if self.run else 0
+
+
+class SamplePrompt(NamedTuple):
+    """A rendered request that would be sent."""
+
+    row: RowId
+    stage: str
+    messages: Annotated[tuple[Message, ...], texts_of]
+
+
+@dataclass(slots=True)
+class PlanReport(Report):
+    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
+
+    `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
+    `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested.
+    """
+
+    JSON_KEYS = (
+        "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
+        "output_tokens", "usd", "usd_at_most", "budgets", "confirm_above", "wants_yes", "prompts",
+    )  # fmt: skip
+
+    workflow: str
+    stages: list[StageForecast]
+    continues: int | None = None
+    compared_with: int | None = None
+    confirm_above: float | None = None
+    rows: dict[str, int] = field(default_factory=lambda: {"total": 0, "unusable": 0, "dropped": 0})
+    prompts: list[SamplePrompt] = field(default_factory=list)
+    budgets: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    @property
+    def segments(self) -> list[list[str]]:
+        """Stages that a row walks through in one go, by name: it waits at one that is asked in batches."""
+        found: list[list[str]] = [[]]
+        for one in self.stages:
+            found[-1].append(one.name)
+            if one.run_mode == "batch":
+                found.append([])
+        return [names for names in found if names]
+
+    @property
+    def wants_yes(self) -> bool:
+        """Whether the run would ask before its first call: it costs more than `confirm_above`, or nobody knows."""
+        return self.confirm_above is not None and (self.usd is None or needed(self.stages).usd > self.confirm_above)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the number of tasks is known of all stages that ask; else it rests on a guess."""
+        return all(one.exact for one in self.stages if one.stage.asks and one.run)
+
+    @property
+    def usd(self) -> Usd | None:
+        """Expected dollars; None when a price is not known."""
+        return summed(one.estimate.usd for one in self.stages)
+
+    @property
+    def usd_at_most(self) -> Usd | None:
+        """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
+        return summed(one.estimate.usd_at_most for one in self.stages if one.run)
+
+    @property
+    def calls(self) -> int:
+        """Expected calls."""
+        return sum(one.estimate.calls for one in self.stages)
+
+    @property
+    def input_tokens(self) -> int:
+        """Expected tokens of all prompts."""
+        return sum(one.estimate.input_tokens for one in self.stages)
+
+    @property
+    def output_tokens(self) -> int:
+        """Expected tokens of all answers."""
+        return sum(one.estimate.output_tokens for one in self.stages)
+
+
+def needed(stages: Iterable[StageForecast]) -> Amount:
+    """What the stages will take, without those whose price is not known."""
+    total = Amount()
+    for one in (stage.estimate for stage in stages):
+        total = total.plus(Amount(one.usd or 0.0, one.input_tokens + one.output_tokens, one.calls))
+    return total
+
+
+MARGIN = 1.2
+"""A limit that is proposed has a fifth more than the estimate says: rows differ."""
+
+FURTHER_ERRORS = 10
+"""A `max_errors` that is proposed has room for at least so many more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing(Report):
+    """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
+
+    What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
+    `stage` names it; or `max_errors`.
+    """
+
+    rows: int
+    usd: Usd | None
+    tokens: int
+    calls: int
+    budget: str | None = None
+    stage: str | None = None
+    max_errors: int | None = None
+
+
+def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter | None) -> Finishing:
+    """What is `left` to do of so many open `rows`, and a limit in place of the one that was reached when so many had
+    `failed`."""
+    need, usd = needed(left.stages), left.usd
+    reached = limiter.reached if limiter else None
+    if limiter is None or reached is None:
+        most = failed + max(failed, FURTHER_ERRORS)
+        return Finishing(rows, usd, need.tokens, need.calls, max_errors=most)
+    own, balances = need, [one for one in limiter.balances if one.stage is None]
+    if reached.stage is not None:
+        own, balances = needed(one for one in left.stages if one.name == reached.stage), [reached]
+    budget = _enough(balances, own, limiter.missed)
+    return Finishing(rows, usd, need.tokens, need.calls, budget, reached.stage)
+
+
+def _enough(balances: Sequence[BudgetBalance], need: Amount, last: Amount) -> str:
+    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run.
+
+    `last` is the worst case of a call: it has to fit before the last one is made.
+    """
+    parts = []
+    for unit, spent in balances[0].spent._asdict().items():
+        wanted = spent + MARGIN * getattr(need, unit) + getattr(last, unit)
+        caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
+        if caps:
+            enough = max(min(caps), wanted)
+            parts.append(f"{unit}={_rounded_up(enough) if unit == 'usd' else ceil(enough)}")
+    return ",".join(parts)
+
+
+def _rounded_up(usd: float) -> str:
+    """Two digits that mean something, never less."""
+    digits = 1 - floor(log10(usd))
+    step = 10.0**-digits
+    text = f"{ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 # What one call costs at most: what a budget sets aside before it is sent.

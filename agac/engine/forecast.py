@@ -1,27 +1,27 @@
-"""What a dry run counts, the earlier run that it compares with, and where its answers come from: what the store has is
-reused, everything else is unknown."""
+"""A row of a dry run, the earlier run that it is compared with, and where its answers come from: what the store has is
+reused, everything else is unknown. All outcomes are counted in a `StageForecast` (`engine/estimate`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from agac.core.errors import RowError
-from agac.core.types import Message, Outcome, Request, RowId
+from agac.core.types import Message, Outcome, RowId
 from agac.engine.caller import Answer
 from agac.engine.effects import RowProgress, is_leave
-from agac.engine.estimate import TEXT, dummy_answer
+from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.retry_policy import is_left
 from agac.engine.settle import outcome_of_vote
 from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
 from agac.plan import diff as why
-from agac.plan.plan import Plan
+from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.graph import Level, Makes
+from agac.spec.graph import Level
 from agac.spec.templates import ROWS_JSON
 from agac.store.batches import live_tasks
 from agac.store.db import Database
@@ -37,127 +37,14 @@ from agac.store.rows import (
     parent_count,
     prior_tasks,
 )
-from agac.store.runs import RunRecord, counters
+from agac.store.runs import RunRecord, counters, definition_of, newest_run, read_run, run_ids
+from agac.store.scratch import Scratch
 
 SAMPLE = 200
 """Rendered requests of a stage that are measured."""
 
-KEPT = 50_000
-"""Values that are kept: up to so many the count is exact, beyond it is an estimate within a percent or so."""
-
-
-class Distinct:
-    """Counts different digests. When too many are kept, only those stay that end in one more zero bit: by chance each
-    second one, so that each stands for twice as many."""
-
-    def __init__(self) -> None:
-        self._kept: set[bytes] = set()
-        self._bits = 0
-
-    def add(self, digest: bytes) -> None:
-        """Adds one; digests are as good as random."""
-        if int.from_bytes(digest[-4:], "big") & ((1 << self._bits) - 1):
-            return
-        self._kept.add(digest)
-        while len(self._kept) > KEPT:
-            self._bits += 1
-            mask = (1 << self._bits) - 1
-            self._kept = {kept for kept in self._kept if not int.from_bytes(kept[-4:], "big") & mask}
-
-    def count(self) -> int:
-        """How many different ones were added."""
-        return len(self._kept) << self._bits
-
-
-@dataclass(slots=True)
-class Reason:
-    """How many tasks for this reason, and a row for example."""
-
-    count: int
-    example: RowId
-
-
-class Guess(NamedTuple):
-    """What is taken for the number of rows that a stage will make, where that is not known before `waits_for` has
-    answered, or was called: `number` of each row, or, of groups, of them all. `run` tells it; None: nothing does."""
-
-    makes: Makes
-    waits_for: str
-    number: float
-    run: int | None
-
-
-@dataclass(slots=True)
-class StageForecast:
-    """What would become of a stage's tasks. `run` are asked, at most: one after a new answer may turn out the same, and
-    `undecided` of them have a guard that looks at an answer which is not there yet. `further` counts the questions
-    beyond one for each of them: replicas, and `parts` of groups that one call does not hold. Of those `in_flight` the
-    question is in a batch already: it is neither asked nor paid again.
-
-    `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
-    """
-
-    name: str
-    run: int = 0
-    further: int = 0
-    reuse: int = 0
-    blocked: int = 0
-    skipped: int = 0
-    dropped: int = 0
-    undecided: int = 0
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    blocked_reasons: dict[str, Reason] = field(default_factory=dict)
-    sampled: int = 0
-    characters: int = 0
-    different: Distinct = field(default_factory=Distinct)
-    known: int = 0
-    parts: int = 0
-    exact: bool = True
-    guess: Guess | None = None
-    in_flight: int = 0
-
-    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1) -> None:
-        """As many more as `times` says that would be asked, each with so many questions."""
-        self.run += times
-        self.further += (questions - 1) * times
-        self.reasons.setdefault(reason, Reason(0, row_id)).count += times
-
-    def block(self, reason: str, row_id: RowId, times: int = 1) -> None:
-        """As many more as `times` says that cannot be asked."""
-        self.blocked += times
-        self.blocked_reasons.setdefault(reason, Reason(0, row_id)).count += times
-
-    @property
-    def collapsed(self) -> int:
-        """Tasks, of those whose prompt is known, that would take the answer of an equal one."""
-        return max(self.known - self.different.count(), 0)
-
-    @property
-    def questions(self) -> int:
-        """How many questions would be asked: one for each task that takes no equal one's answer, one a replica, and
-        one for each part of a group."""
-        asked = self.run - self.collapsed
-        replicas = self.further - self.parts
-        return asked + self.parts + round(replicas * asked / self.run) if self.run else 0
-
-
-class SamplePrompt(NamedTuple):
-    """A rendered request that would be sent."""
-
-    row_id: RowId
-    stage: str
-    request: Request
-
-
-@dataclass(slots=True)
-class Forecast:
-    """What a run would do. `unusable` rows are never asked, `dropped` ones repeat an id."""
-
-    stages: list[StageForecast]
-    rows: int = 0
-    unusable: int = 0
-    dropped: int = 0
-    prompts: list[SamplePrompt] = field(default_factory=list)
+HISTORY_RUNS = 5
+"""Newest runs of a workflow that are looked at: for one to compare with, and for what calls took before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,6 +105,24 @@ class BaselineRun:
     definition: Mapping[str, Any]
     continued: bool
 
+    @staticmethod
+    async def read(database: Database, number: int, *, continued: bool) -> BaselineRun:
+        """The run of this number."""
+        record = await read_run(database, number)
+        assert record is not None
+        return BaselineRun(record, await definition_of(database, number), continued)
+
+    @staticmethod
+    async def of(database: Database, plan: Plan) -> BaselineRun | None:
+        """The run that would be continued, else the newest one of the workflow, of the same rows if there is one."""
+        continued = await newest_run(database, plan.workflow, plan.hash, plan.selection.text())
+        if continued is not None:
+            return await BaselineRun.read(database, continued, continued=True)
+        newest = (await run_ids(database, plan.workflow))[:HISTORY_RUNS]
+        found = [await BaselineRun.read(database, number, continued=False) for number in newest]
+        alike = (one for one in found if Selection.of(one.record.selection) == plan.selection)
+        return next(alike, found[0] if found else None)
+
 
 class Baseline:
     """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
@@ -235,14 +140,15 @@ class Baseline:
         before: BaselineRun | None,
         *,
         scope: Scope,
-        fresh: bool,
         now: float,
-        retry: Retry | None,
+        fresh: bool = False,
+        retry: Retry | None = None,
     ) -> None:
         self.plan, self.database, self.before, self.scope, self.fresh = plan, database, before, scope, fresh
         self.now, self.retry = now, retry
         self._again_from = retry.position(plan) if retry is not None else None
         self.continued = before is not None and before.continued and not fresh
+        self.preparer = Preparer(plan.stages, plan.vars, before.record.id if before and self.continued else 0)
         definition = before.definition if before else {"stages": [], "vars": {}}
         self._position = {stage["name"]: index for index, stage in enumerate(definition["stages"])}
         self._changes: dict[str, list[str]] = {}  # what changed in the definitions of stages that are not new
@@ -319,6 +225,19 @@ class Baseline:
         oldest = 0.0 if isinstance(stage, LocalStage) or stage.max_age is None else self.now - stage.max_age
         return max(run or 0.0, oldest)
 
+    def short_names(self, stage: PlannedStage) -> tuple[dict[str, str | None], ...]:
+        """The short names of the stage's models, and what they mean."""
+        definition = self.before.definition if self.before else {"stages": []}
+        return tuple(
+            {
+                "written": model.ref.written,
+                "means": model.ref.meaning,
+                "meant": meant_before(stage, definition) if model.ref is stage.ref else None,
+            }
+            for model in stage.models
+            if model.ref is not None and model.ref.written is not None
+        )
+
     def never_began(self, stage: AnyStage, row: ForecastRow) -> bool:
         """Whether the row, as it still is, left the run before this stage of another branch began."""
         old = row.old
@@ -379,6 +298,14 @@ class Baseline:
         return row.tasks.get(self._position.get(stage.name, -1))
 
 
+def meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | None:
+    """What the stage's short name stood for in a stored definition, where that is something else."""
+    alias = next((one.get("alias") for one in definition["stages"] if one["name"] == stage.name), None)
+    if not alias or stage.ref is None or alias["written"] != stage.ref.written or alias["means"] == stage.ref.meaning:
+        return None
+    return str(alias["means"])
+
+
 def source_of(stage: AnyStage) -> str | None:
     """The stage upstream that gives what this one makes its rows of."""
     if stage.explode is not None:
@@ -390,11 +317,9 @@ class StoredAnswers:
     """Answers the tasks of a dry run: with what the store has, else that the answer is unknown. Nobody is called. All
     outcomes are counted in `found`, where `show` prompts are kept. `in_batches`: batches of the project are open."""
 
-    def __init__(
-        self, baseline: Baseline, preparer: Preparer, found: Forecast, *, show: int, in_batches: bool
-    ) -> None:  # fmt: skip
-        self.baseline, self.found = baseline, found
-        self._preparer, self._show, self._in_batches = preparer, show, in_batches
+    def __init__(self, baseline: Baseline, found: PlanReport, scratch: Scratch, *, show: int, in_batches: bool) -> None:
+        self.baseline, self.found, self.scratch = baseline, found, scratch
+        self._show, self._in_batches = show, in_batches
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
@@ -442,7 +367,7 @@ class StoredAnswers:
 
     def prompt(self, stage: PlannedStage, row: ForecastRow) -> Prepared | None:
         """The task of a row; None when its prompt cannot be rendered."""
-        prepared = self._preparer.prepare(stage, row.view, row.id)
+        prepared = self.baseline.preparer.prepare(stage, row.view, row.id)
         return None if isinstance(prepared, RowError) else prepared
 
     def measure(self, stage: PlannedStage, row: ForecastRow, further: int = 0) -> None:
@@ -458,12 +383,12 @@ class StoredAnswers:
         found.sampled += 1
         found.characters += further + sum(len(part.text) for one in messages for part in one.parts)
 
-    def show(self, stage: AnyStage, row_id: RowId, request: Request) -> None:
+    def show(self, stage: AnyStage, row_id: RowId, messages: tuple[Message, ...]) -> None:
         """A prompt that would be sent."""
         if self.of(stage).sampled < SAMPLE:
-            self._sample(stage, request.messages)
+            self._sample(stage, messages)
         if len(self.found.prompts) < self._show:
-            self.found.prompts.append(SamplePrompt(row_id, stage.name, request))
+            self.found.prompts.append(SamplePrompt(row_id, stage.name, messages))
 
     async def answer(self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]) -> list[TaskResult | None]:
         """The results of one stage's tasks, with one look-up for all of them; None: the row left the run before the
@@ -479,12 +404,15 @@ class StoredAnswers:
                 wanted[row.chosen] += _prints(task)
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
-        return [
+        self.scratch.begin()
+        results = [
             self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
             if result is None and not isinstance(task, NotReady)
             else result
             for (row, task), result in zip(begun, known, strict=True)
         ]
+        self.scratch.end()
+        return results
 
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
@@ -563,9 +491,8 @@ class StoredAnswers:
         if isinstance(task, LocalCall):
             self._not_called(stage, row)
         else:
-            found.known += 1
-            found.different.add(task.fingerprint)
-            self.show(stage, row.id, task.request)
+            found.collapsed += not self.scratch.is_first(stage.index, task.fingerprint)
+            self.show(stage, row.id, task.request.messages)
         return Unknown(reason)
 
     def _not_called(self, stage: AnyStage, row: ForecastRow) -> None:

@@ -253,7 +253,7 @@ class RowReplay:
 
     def messages(self, stage: RecordedStage) -> tuple[Message, ...]:
         """What the stage asks of the row. Raises MissingField."""
-        return stage.messages(self._view)
+        return stage.messages(self._view.prompt_values(stage))
 
     def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
         """The fingerprint of a stage that was asked with these messages; None of one that has none."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage, rendered, task_prints
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage, opening, task_prints
 from agac.spec.graph import StageNode
 from agac.spec.guards import ROW, Evaluator
 from agac.spec.operations import Filter
@@ -125,10 +125,9 @@ class Preparer:
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
         self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
-        self._systems = {i: Message.of("system", s.system) if s.system else None for i, s in asking.items()}
-        # the messages of examples without placeholders are made once; None: each row has its own
+        # what comes before the prompt is made once; None: its examples have placeholders, so that each row has its own
         self._fixed = {
-            i: None if any(one.content.placeholders for one in s.examples) else rendered(s.examples, {})
+            i: None if any(one.content.placeholders for one in s.examples) else opening(s, {})
             for i, s in asking.items()
         }
 
@@ -141,17 +140,14 @@ class Preparer:
         visible = view.prompt_values(stage)
         try:
             text = stage.prompt.render(visible)
-            examples = self._fixed[stage.index]
-            if examples is None:
-                examples = rendered(stage.examples, visible)
+            first = self._fixed[stage.index]
+            messages = (*(opening(stage, visible) if first is None else first), Message.of("user", text))
         except MissingField as missing:
             return RowError(
                 ErrorType.MISSING_TEMPLATE_FIELD,
                 f"stage {stage.name!r}: this row has no ${{{missing.name}}}; "
                 f"visible are: {', '.join(missing.visible) or 'nothing'}",
             )
-        system, user = self._systems[stage.index], Message.of("user", text)
-        messages = (system, *examples, user) if system else (*examples, user)
         fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
         return Prepared(fingerprint, Request(messages, stage.schema, stage.params), replicas)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
 from agac.core.types import JSONValue, Message, Params, RowId, Visible
@@ -18,10 +18,7 @@ from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.graph import seen_after
 from agac.spec.operations import Operation
-from agac.spec.workflow import Example, PythonSchema, ReusePolicy, Stage, StoredModel, Timeout, Workflow
-
-if TYPE_CHECKING:
-    from agac.plan.render import RowView
+from agac.spec.workflow import PythonSchema, ReusePolicy, Stage, StoredModel, Timeout, Workflow
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
@@ -116,20 +113,17 @@ class PlannedStage(Stage):
 AnyStage = PlannedStage | LocalStage
 
 
-def rendered(examples: tuple[Example, ...], visible: Visible) -> tuple[Message, ...]:
-    """The examples as messages. Raises MissingField."""
-    return tuple(Message.of(one.role, one.content.render(visible)) for one in examples)
+def opening(stage: Stage, visible: Visible) -> tuple[Message, ...]:
+    """What stands before the prompt: the instructions, and the examples. Raises MissingField."""
+    system = (Message.of("system", stage.system),) if stage.system else ()
+    return (*system, *(Message.of(one.role, one.content.render(visible)) for one in stage.examples))
 
 
 def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
     """What keeps equal requests apart: nothing for `content`, the row for `row`, the row in this run for `never`."""
-    match reuse:
-        case "content":
-            return ""
-        case "row":
-            return json.dumps(row_id)
-        case "never":
-            return json.dumps([row_id, run])
+    if reuse == "content":
+        return ""
+    return json.dumps(row_id if reuse == "row" else [row_id, run])
 
 
 def task_prints(
@@ -153,11 +147,9 @@ class RecordedStage(Stage):
     alias: Mapping[str, str] | None = None
     variables: Mapping[str, JSONValue] = field(default_factory=dict)
 
-    def messages(self, view: RowView) -> tuple[Message, ...]:
-        """The request of a row. Raises MissingField."""
-        visible = view.prompt_values(self)
-        asked = (*rendered(self.examples, visible), Message.of("user", self.prompt.render(visible)))
-        return (Message.of("system", self.system), *asked) if self.system else asked
+    def messages(self, visible: Visible) -> tuple[Message, ...]:
+        """The request of a row of which this is visible. Raises MissingField."""
+        return (*opening(self, visible), Message.of("user", self.prompt.render(visible)))
 
     def task_prints(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> tuple[bytes, tuple[bytes, ...]]:
         """The fingerprints that the engine gave this task and its replicas."""

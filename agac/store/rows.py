@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,33 +199,6 @@ async def scan_positions(database: Database, chunks: AsyncIterator[list[tuple[Ro
 
 last_positions: Reads[[Sequence[RowId]], dict[RowId, int]] = reads("ids_scan_read", tuple[RowId, int], dict)
 """The last position of each of these ids, after `scan_positions`."""
-
-
-class SeenIds:
-    """Counts the ids that a pass over an input met, in a temporary database of its own, on disk when they are many."""
-
-    def __init__(self) -> None:
-        self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._connection.execute("CREATE TABLE seen (id PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID")
-
-    def times(self, ids: Sequence[RowId]) -> list[int]:
-        """For each id, in order, how often it came before."""
-        self._connection.execute("BEGIN")
-        statement = (
-            "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + 1 RETURNING times - 1"
-        )
-        found = [self._connection.execute(statement, (row_id,)).fetchone()[0] for row_id in ids]
-        self._connection.execute("COMMIT")
-        return found
-
-    def totals(self, ids: Sequence[RowId]) -> list[int]:
-        """For each id, in order, how often it came in all."""
-        statement = "SELECT times FROM seen WHERE id = ?"
-        return [self._connection.execute(statement, (row_id,)).fetchone()[0] for row_id in ids]
-
-    def close(self) -> None:
-        """Forgets everything."""
-        self._connection.close()
 
 
 @dataclass(frozen=True, slots=True)

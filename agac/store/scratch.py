@@ -10,6 +10,7 @@ from typing import NamedTuple
 from agac.core.types import RowId
 
 _TABLES = """
+CREATE TABLE seen (id PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE candidate (maker INTEGER, hash BLOB, PRIMARY KEY (maker, hash)) WITHOUT ROWID;
 CREATE TABLE forecast_group (maker INTEGER, id, fields TEXT, rows INTEGER, failed INTEGER, tokens INTEGER,
     characters INTEGER, parked INTEGER, guessed INTEGER, need TEXT, reason TEXT, PRIMARY KEY (maker, id)) WITHOUT ROWID;
@@ -78,6 +79,15 @@ class Scratch:
     def close(self) -> None:
         """Forgets everything."""
         self._db.close()
+
+    def times(self, ids: Sequence[RowId], step: int = 1) -> list[int]:
+        """For each id of the input, in order, how often it came by now, itself included; with a `step` of -1, once all
+        were counted, how often it comes after."""
+        statement = "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + ? RETURNING times"
+        self.begin()
+        found: list[int] = [self._db.execute(statement, (row_id, step)).fetchone()[0] for row_id in ids]
+        self.end()
+        return found
 
     def is_first(self, maker: int, digest: bytes) -> bool:
         """Whether this value did not come to the stage before."""

@@ -295,7 +295,7 @@ def test_a_finished_run_whose_ids_repeat_asks_nothing_whichever_record_counts(pr
         project.rows([{"id": row_id, "text": text} for row_id, text in texts])
         project.workflow(which, input={"path": "data/rows.csv", "id_field": "id", "on_duplicate_id": which})
         planned = agac.plan_run(which, show=1, project=project.root)
-        assert planned.forecast.prompts[0].row_id == ("b" if which == "last" else "a")
-        assert agac.run(which, project=project.root).invocation["calls"] == planned.stages[0].forecast.run
+        assert planned.prompts[0].row == ("b" if which == "last" else "a")
+        assert agac.run(which, project=project.root).invocation["calls"] == planned.stages[0].run
         again = agac.plan_run(which, project=project.root)
-        assert (again.stages[0].forecast.run, again.forecast.dropped) == (0, 0 if which == "suffix" else 1)
+        assert (again.stages[0].run, again.rows["dropped"]) == (0, 0 if which == "suffix" else 1)

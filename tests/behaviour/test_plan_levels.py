@@ -14,10 +14,11 @@ from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.plan import PlannedTasks, PlanReport, remaining_tasks
+from agac.api.plan import planned as forecast_of
 from agac.api.project import open_project, ready_workflow
 from agac.api.status import database_path
 from agac.core.errors import UsageError
+from agac.engine.estimate import PlanReport, StageForecast
 from agac.engine.invocation import Retry, Scope
 from agac.plan.plan import Plan, make_plan
 from agac.store.db import open_for_reading
@@ -65,12 +66,12 @@ def plan_of(project: ProjectFolder) -> Plan:
 
 def counts(report: PlanReport) -> dict[str, tuple[int, int]]:
     """Each stage's (run, reuse)."""
-    return {one.stage.name: (one.forecast.run, one.forecast.reuse) for one in report.stages}
+    return {one.name: (one.run, one.reuse) for one in report.stages}
 
 
-def ends(project: ProjectFolder, stage: PlannedTasks) -> dict[str, int]:
+def ends(project: ProjectFolder, stage: StageForecast) -> dict[str, int]:
     """What became of the stage's tasks: what went well, with those that stand from before, dropped, and passed over."""
-    found = Counter(str(outcome) for outcome in outcomes(project, stage.stage.name).values())
+    found = Counter(str(outcome) for outcome in outcomes(project, stage.name).values())
     return {"well": found["done"] + found["reused"], "dropped": found["dropped"], "skipped": found["skipped"]}
 
 
@@ -80,9 +81,9 @@ def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport
     before = calls_by_stage(project) if (project.root / ".agac").exists() else {}
     assert ran(project, **options).exit_code in (0, 3)
     after = calls_by_stage(project)
-    assert {one.stage.name for one in report.stages if not one.forecast.exact} == set(guessed)
+    assert {one.name for one in report.stages if not one.exact} == set(guessed)
     for one in report.stages:
-        name, found = one.stage.name, one.forecast
+        name, found = one.name, one
         if name not in guessed:
             assert (name, after.get(name, 0) - before.get(name, 0)) == (name, found.questions if one.stage.asks else 0)
             told = {"well": found.run + found.reuse, "dropped": found.dropped, "skipped": found.skipped}
@@ -91,7 +92,7 @@ def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport
                 told["well"], told["dropped"] = told["well"] - came["dropped"], came["dropped"]
             assert (name, came) == (name, told)
     again = planned(project, **{key: value for key, value in options.items() if key != "fresh"})
-    assert {one.stage.name: one.forecast.run for one in again.stages} == dict.fromkeys(counts(report), 0)
+    assert {one.name: one.run for one in again.stages} == dict.fromkeys(counts(report), 0)
     assert again.calls == 0
     assert again.exact
     return report
@@ -105,14 +106,14 @@ def test_items_of_the_input_their_groups_and_a_tree_are_known_and_one_more_row_c
     workflow(project, SAY, SUM, ALL)
     report = as_told(project)
     assert counts(report) == {"say": (24, 0), "sum": (12, 0), "all": (1, 0)}
-    parts = report.stages[2].forecast.parts
+    parts = report.stages[2].parts
     assert parts > 2
     assert not project.query("SELECT 1 FROM run WHERE id > 1")
     lists(project, {**rows, "new": ["x"]})
     report = as_told(project)
     assert counts(report) == {"say": (1, 24), "sum": (1, 12), "all": (1, 0)}
-    assert 0 < report.stages[2].forecast.parts < parts
-    assert set(report.stages[2].forecast.reasons) == {"new row"}  # the group's one member that is not there yet is
+    assert 0 < report.stages[2].parts < parts
+    assert set(report.stages[2].reasons) == {"new row"}  # the group's one member that is not there yet is
 
 
 def test_a_changed_item_and_a_reverted_one(project: ProjectFolder) -> None:
@@ -122,8 +123,8 @@ def test_a_changed_item_and_a_reverted_one(project: ProjectFolder) -> None:
     lists(project, {"a": ["x", "other"], "b": ["z"]})
     report = as_told(project)
     assert counts(report) == {"say": (1, 2), "sum": (1, 1)}
-    assert set(report.stages[0].forecast.reasons) == {"row changed"}
-    assert set(report.stages[1].forecast.reasons) == {"upstream say changed"}
+    assert set(report.stages[0].reasons) == {"row changed"}
+    assert set(report.stages[1].reasons) == {"upstream say changed"}
     lists(project, {"a": ["x", "y"], "b": ["z"]})
     assert planned(project).calls == 0
 
@@ -135,10 +136,10 @@ def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(proj
     workflow(project, SAY, {**SUM, "prompt": "Other: ${rows_json}"})
     report = planned(project)
     assert counts(report) == {"say": (0, 10), "sum": (5, 0)}
-    assert report.stages[1].forecast.reasons["prompt changed"].count == 5
-    shown = agac.plan_run("reviews", show=1, project=project.root).forecast.prompts[0]
-    assert (shown.row_id, shown.stage) == ("r0", "sum")
-    text = "".join(part.text for part in shown.request.messages[-1].parts)
+    assert report.stages[1].reasons["prompt changed"].count == 5
+    shown = agac.plan_run("reviews", show=1, project=project.root).prompts[0]
+    assert (shown.row, shown.stage) == ("r0", "sum")
+    text = "".join(part.text for part in shown.messages[-1].parts)
     assert [one["say"] for one in json.loads(text.removeprefix("Other: "))] == ["r0:0:x", "r0:1:y"]
     as_told(project)
 
@@ -148,10 +149,10 @@ def test_a_changed_way_of_making_is_named_and_replicas_are_counted(project: Proj
     workflow(project, SAY, SUM)
     as_told(project)
     workflow(project, {**SAY, "explode": "more"}, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
-    reasons = {one.stage.name: set(one.forecast.reasons) for one in planned(project).stages}
+    reasons = {one.name: set(one.reasons) for one in planned(project).stages}
     assert reasons["say"] == {"explode changed"}
     workflow(project, SAY, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
-    assert planned(project).stages[1].forecast.reasons.keys() == {"new row"}  # no group of this name was there
+    assert planned(project).stages[1].reasons.keys() == {"new row"}  # no group of this name was there
     lists(project, {"b": ["x", "y"], "c": ["z"]})
     workflow(project, {**SAY, "replicas": 3}, SUM)
     assert as_told(project).stages[0].estimate.calls == 9
@@ -161,8 +162,8 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     project.rows([{"id": f"r{n}"} for n in range(20)], PATH)
     workflow(project, PLAN, ASK, SUM)
     first = planned(project)
-    assert [one.forecast.exact for one in first.stages] == [True, False, False]
-    assert first.stages[1].forecast.guess == ("items", "plan", 1.0, None)
+    assert [one.exact for one in first.stages] == [True, False, False]
+    assert first.stages[1].guess == ("items", "plan", 1.0, None)
     assert counts(first) == {"plan": (20, 0), "ask": (20, 0), "sum": (20, 0)}
     shown = project.agac("plan", "-a", "reviews").out
     assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is assumed" in shown
@@ -173,8 +174,8 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     as_told(project, "ask", "sum")
     made = len(outcomes(project, "ask"))
     again = planned(project, fresh=True)
-    assert again.stages[1].forecast.run == pytest.approx(made, abs=1)
-    guess = again.stages[1].forecast.guess
+    assert again.stages[1].run == pytest.approx(made, abs=1)
+    guess = again.stages[1].guess
     assert guess is not None
     assert (guess.number, guess.run) == (made / 20, 1)
 
@@ -184,7 +185,7 @@ def test_what_a_stored_answer_makes_is_known(project: ProjectFolder) -> None:
     workflow(project, PLAN, ASK, SUM)
     project.run(until="plan")
     report = as_told(project)
-    assert set(report.stages[1].forecast.reasons) == {"not asked yet"}
+    assert set(report.stages[1].reasons) == {"not asked yet"}
 
 
 def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) -> None:
@@ -196,15 +197,15 @@ def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) 
     per = {"name": "per", "group_by": ["word"], "prompt": "${word}: ${rows_json}"}
     workflow(project, function, unique, say, per)
     first = as_told(project, "uniq", "say", "per")
-    assert first.stages[1].forecast.guess == ("kept", "cut", 1.0, None)
+    assert first.stages[1].guess == ("kept", "cut", 1.0, None)
     workflow(project, function, unique, {**say, "prompt": "Say ${word}"}, per)
     report = planned(project)
     assert counts(report) == {"cut": (0, 4), "uniq": (0, 5), "say": (5, 0), "per": (5, 0)}
-    assert [one.forecast.dropped for one in report.stages] == [1, 2, 0, 0]
+    assert [one.dropped for one in report.stages] == [1, 2, 0, 0]
     as_told(project)
     workflow(project, {**function, "python": "tools/cut.py:cut"}, unique, say, per)
     fresh = planned(project, fresh=True)
-    assert [one.forecast.exact for one in fresh.stages] == [True, False, False, False]
+    assert [one.exact for one in fresh.stages] == [True, False, False, False]
     assert counts(fresh)["say"][0] == pytest.approx(5, abs=1)
 
 
@@ -216,10 +217,10 @@ def test_the_first_of_equal_rows_is_the_one_that_the_run_keeps(project: ProjectF
     workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${id} ${word}"})
     ran(project)
     workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "Say ${id} ${word}"})
-    prompts = agac.plan_run("reviews", show=9, project=project.root).forecast.prompts
+    prompts = agac.plan_run("reviews", show=9, project=project.root).prompts
     ran(project)
     kept = [id_ for id_, outcome in outcomes(project, "say").items() if outcome == "done"]
-    assert sorted(prompt.row_id for prompt in prompts) == sorted(kept) == ["a/0", "a/1", "b", "c/1"]
+    assert sorted(prompt.row for prompt in prompts) == sorted(kept) == ["a/0", "a/1", "b", "c/1"]
 
 
 def test_guards_of_children_and_groups(project: ProjectFolder) -> None:
@@ -231,8 +232,8 @@ def test_guards_of_children_and_groups(project: ProjectFolder) -> None:
         {**SUM, "needs": "only", "when": "rows_count > 1"},
     )
     report = as_told(project)
-    assert [one.forecast.skipped for one in report.stages] == [2, 0, 1]
-    assert [one.forecast.dropped for one in report.stages] == [0, 1, 0]
+    assert [one.skipped for one in report.stages] == [2, 0, 1]
+    assert [one.dropped for one in report.stages] == [0, 1, 0]
 
 
 def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
@@ -240,9 +241,9 @@ def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
     workflow(project, SAY, SUM)
     report = as_told(project)
     (say, summed) = report.stages
-    assert (say.forecast.run, say.forecast.blocked) == (1, 2)
-    assert set(say.forecast.blocked_reasons) == {"list missing or not a list"}
-    assert (summed.forecast.run, summed.forecast.blocked) == (1, 0)
+    assert (say.run, say.blocked) == (1, 2)
+    assert set(say.blocked_reasons) == {"list missing or not a list"}
+    assert (summed.run, summed.blocked) == (1, 0)
 
 
 @pytest.mark.parametrize("incomplete", ["use", "fail"])
@@ -255,8 +256,8 @@ def test_a_member_that_is_left_failed(incomplete: str, project: ProjectFolder, f
         ran(project)
     report = planned(project)
     assert counts(report) == {"say": (0, 2), "sum": (0, 2 if incomplete == "use" else 1)}
-    assert report.stages[0].forecast.blocked_reasons["failed too often"].example == "a/1"
-    assert report.stages[1].forecast.blocked == (0 if incomplete == "use" else 1)
+    assert report.stages[0].blocked_reasons["failed too often"].example == "a/1"
+    assert report.stages[1].blocked == (0 if incomplete == "use" else 1)
     assert report.calls == 0
 
 
@@ -268,7 +269,7 @@ def test_until_and_stage_say_what_is_not_asked(project: ProjectFolder) -> None:
         before = calls_by_stage(project) if (project.root / ".agac").exists() else {}
         project.run(**options)
         asked = Counter(calls_by_stage(project)) - Counter(before)
-        assert {one.stage.name: one.forecast.questions for one in report.stages if one.forecast.run} == asked
+        assert {one.name: one.questions for one in report.stages if one.run} == asked
     assert as_told(project).calls == sum(calls for name, calls in calls_by_stage(project).items() if name == "all")
 
 
@@ -283,7 +284,7 @@ def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolde
     assert report.usd is not None
     assert report.usd == pytest.approx(sum(one.estimate.usd or 0.0 for one in report.stages))
     assert report.wants_yes
-    assert report.calls == 41 + report.stages[2].forecast.parts
+    assert report.calls == 41 + report.stages[2].parts
     assert [budget["enough"] for budget in report.budgets] == [False]
     with pytest.raises(UsageError, match="expected to cost"):
         project.run()
@@ -328,7 +329,7 @@ def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
         plan = plan_of(project)
         async with open_for_reading(database_path(project.root)) as database:
             assert database is not None
-            _, found = await remaining_tasks(database, plan, 1, Scope(), retry=retry)
-        return {one.stage.name: one.forecast.questions for one in found}
+            report = await forecast_of(database, plan, Scope(), None, run=1, retry=retry)
+        return {one.name: one.questions for one in report.stages}
 
     return asyncio.run(tasks())

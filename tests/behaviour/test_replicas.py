@@ -150,8 +150,8 @@ def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, serve
     project.workflow(stages=[classify(5, vote="label")])
     plan = agac.plan_run("reviews", project=project.root)
     (stage,) = plan.stages
-    assert (stage.forecast.run, stage.estimate.calls) == (4, 8)
-    assert list(stage.forecast.reasons) == ["replicas changed"]
+    assert (stage.run, stage.estimate.calls) == (4, 8)
+    assert list(stage.reasons) == ["replicas changed"]
     report = project.run()
     assert (report.summary["run"], report.invocation["calls"]) == (2, 8)
     assert tasks(project, 2) == {
@@ -189,7 +189,7 @@ def test_an_unchanged_run_asks_nothing_and_writes_nothing(project: ProjectFolder
     stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
     before = project.query(stored)
     plan = agac.plan_run("reviews", project=project.root)
-    assert [(stage.forecast.run, stage.forecast.reuse) for stage in plan.stages] == [(0, 4), (0, 4)]
+    assert [(stage.run, stage.reuse) for stage in plan.stages] == [(0, 4), (0, 4)]
     again = project.run()
     assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 4)
     assert project.query(stored) == before
@@ -405,7 +405,7 @@ def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, s
     project.workflow(stages=[classify(3, vote="label"), after])
     plan = agac.plan_run("reviews", project=project.root, show=3)
     labels = [result["label"] for result in project.output()]
-    shown = [prompt.request.messages[0].parts[0].text for prompt in plan.forecast.prompts]
+    shown = [prompt.messages[0].parts[0].text for prompt in plan.prompts]
     assert shown == [f"It is {label}" for label in labels]
 
 
