@@ -1,11 +1,13 @@
 """What counts in a budget, over all invocations of a run, and what is left behind when it is reached."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 from support.processes import ended, interrupt, kill_at, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+from support.soak import few
 
 from agac.api.run import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
@@ -14,7 +16,12 @@ from agac.spec.workflow import Budget
 from agac.store.db import migrations
 
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}
+REPLY = {"name": "reply", "needs": "classify", "prompt": "Reply to ${text}", "max_tokens": 100}
+UNBOUNDED = {key: value for key, value in STAGE.items() if key != "max_tokens"}
 PRICES = {"small": {"input": 1.0, "output": 2.0}, "large": {"input": 10.0, "output": 20.0}}
+DEAR = {"small": {"input": 1000.0, "output": 2000.0}}
+KINDS: list[dict[str, Any]] = [{"usd": 0.004}, {"tokens": 3_500}, {"calls": 17}]
+ALL_KINDS = {"usd": 0.004, "tokens": 3_500, "calls": 70}
 
 
 def limits(report: Any, name: str = "budget of the run") -> dict[str, Any]:
@@ -22,81 +29,88 @@ def limits(report: Any, name: str = "budget of the run") -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def outputs(project: ProjectFolder) -> dict[str, bytes]:
-    folder = project.root / "output/reviews"
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+@pytest.mark.parametrize(("place", "budget"), few([*product(["workflow", "project", "stage", "command"], KINDS)], 2))
+def test_a_budget_is_never_exceeded_and_the_run_can_be_finished(
+    budget: dict[str, Any], place: str, project: ProjectFolder, server: Server
+) -> None:
+    project.configure(server.base_url, prices=PRICES)
+    stage = STAGE | ({"budget": budget} if place == "stage" else {})
+    project.workflow(rows=200, stages=[stage], **({"budget": budget} if place == "workflow" else {}))
+    if place == "project":
+        project.write("agac.yml", (project.root / "agac.yml").read_text("utf-8") + f"budget: {budget}\n")
+    given = {"budget": Budget(**budget)} if place == "command" else {}
+    report = project.run(concurrency=64, **given)
+    assert (report.exit_code, report.stop) == (ExitCode.LIMIT, "limit")
+    [(usd, tokens, calls)] = project.query("SELECT sum(cost), sum(input_tokens + output_tokens), count(*) FROM attempt")
+    assert 0.5 * budget.get("usd", usd) < usd <= budget.get("usd", usd)
+    assert 0.5 * budget.get("tokens", tokens) < tokens <= budget.get("tokens", tokens)
+    assert calls == budget.get("calls", calls)
+    done = report.summary["rows"]["done"]
+    assert (report.summary["complete"], 0 < done < 200) == (False, True)
+    assert len(project.envelopes()) == done  # what is finished is written
+    assert report.finishing is not None
+    assert report.finishing.rows == 200 - done
+    again = project.run(concurrency=64, **given)
+    assert (again.exit_code, again.invocation["calls"]) == (ExitCode.LIMIT, 0)
+    project.workflow(stages=[STAGE])
+    project.configure(server.base_url, prices=PRICES)
+    finished = project.run()
+    assert (finished.exit_code, finished.summary["rows"]["done"]) == (ExitCode.DONE, 200)
+    account = server.account()
+    assert (account["charged"], account["duplicates"]) == (200, 0)
+    project.assert_sound()
 
 
-@pytest.mark.parametrize("budget", [{"usd": 0.004}, {"tokens": 3_500}, {"usd": 0.004, "tokens": 3_500, "calls": 70}])
-@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
-def test_the_provider_never_charges_more_than_the_budget(
+@pytest.mark.parametrize(("rate", "budget"), few([*product([0.2, 0.5], [*KINDS[:2], ALL_KINDS])], 2))
+def test_the_provider_never_charges_more_than_the_budget_whatever_fails(
     budget: dict[str, Any], rate: float, project: ProjectFolder, faulty: Faulty
 ) -> None:
-    faults = [{"kind": "cut", "rate": rate / 4}, {"kind": "server_error", "rate": rate / 4, "retry_after": 0},
-              {"kind": "rate_limit", "rate": rate / 4, "retry_after": 0.002},
-              {"kind": "wrong_schema", "rate": rate / 4}]  # fmt: skip
-    server = faulty(faults)
-    project.configure(server.base_url, prices=PRICES)
-    project.numbered(150)
-    project.workflow(stages=[STAGE], budget=budget, stop_loss=False)
-    report = project.run(concurrency=64)
+    faults = [{"kind": "cut"}, {"kind": "server_error", "retry_after": 0}, {"kind": "rate_limit", "retry_after": 0.002},
+              {"kind": "wrong_schema"}]  # fmt: skip
+    server = project.asks(faulty([{**fault, "rate": rate / 4} for fault in faults]), prices=PRICES)
+    report = project.run(project.workflow(rows=150, stages=[STAGE], budget=budget, stop_loss=False), concurrency=64)
     account = server.account()
     given, made = account["prompt_tokens"], account["completion_tokens"]
     assert (given * 1.0 + made * 2.0) / 1e6 <= budget.get("usd", 1e9)
     assert given + made <= budget.get("tokens", 1e9)
     assert account["requests"] <= budget.get("calls", 1e9)
-    assert report.exit_code == ExitCode.LIMIT
-    assert report.summary["rows"]["done"] > 0
+    [(spent,)] = project.query("SELECT sum(cost + held_cost) FROM counter")
+    assert spent <= budget.get("usd", 1e9)
+    assert (report.exit_code, report.summary["rows"]["done"] > 0) == (ExitCode.LIMIT, True)
     project.assert_sound()
     finished = project.run(concurrency=64, budget=Budget(usd=10))
     assert finished.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED)  # so many faults may outlast all retries
     assert finished.summary["rows"]["open"] == 0
-    answered = project.query("SELECT count(*), count(DISTINCT fingerprint) FROM result")[0]
-    assert answered[0] == answered[1]  # nothing that was answered was asked again
+    [(answered, different)] = project.query("SELECT count(*), count(DISTINCT fingerprint) FROM result")
+    assert answered == different  # nothing that was answered was asked again
 
 
 def test_running_again_at_the_limit_says_so_without_a_call_and_changes_nothing(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty([{"kind": "bad_request", "match": "number 2"}])
-    project.configure(server.base_url)
-    project.numbered(100)
-    project.workflow(stages=[STAGE], budget={"calls": 40})
-    first = project.run(concurrency=8)
+    server = project.asks(faulty([{"kind": "bad_request", "match": "number 2"}]))
+    first = project.run(project.workflow(rows=100, stages=[STAGE], budget={"calls": 40}), concurrency=8)
     assert first.summary["rows"]["failed"] > 0
-    before, states = outputs(project), project.query("SELECT id, state, error_type, error_stage FROM row ORDER BY id")
+    states = "SELECT id, state, error_type, error_stage FROM row WHERE state <> 0 ORDER BY id"
+    folder = project.root / "output/reviews"
+    before = project.query(states), [(folder / f"{name}.jsonl").read_bytes() for name in ("results", "errors")]
     requests = server.account()["requests"]
     again = project.run(concurrency=8)
     assert (again.exit_code, again.invocation["calls"]) == (ExitCode.LIMIT, 0)
     assert server.account()["requests"] == requests
-    assert project.query("SELECT id, state, error_type, error_stage FROM row WHERE state <> 0 ORDER BY id") == [
-        state for state in states if state[1]
-    ]
-    after = outputs(project)
-    assert after["results.jsonl"] == before["results.jsonl"]
-    assert after["errors.jsonl"] == before["errors.jsonl"]
+    after = project.query(states), [(folder / f"{name}.jsonl").read_bytes() for name in ("results", "errors")]
+    assert after == before
     assert again.summary["rows"] == first.summary["rows"]
     project.assert_sound()
-
-
-def test_a_finished_run_is_not_stopped_by_a_budget_that_is_used_up(project: ProjectFolder) -> None:
-    project.numbered(10)
-    project.workflow(stages=[STAGE], budget={"calls": 10})
-    assert project.run().exit_code == ExitCode.DONE
-    assert project.run().exit_code == ExitCode.DONE
 
 
 def test_what_calls_without_an_answer_may_have_cost_counts_in_the_next_invocation(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    server = faulty([{"kind": "cut", "match": "number 3"}])
-    project.configure(server.base_url, prices=PRICES)
-    project.numbered(5)
-    project.workflow(stages=[STAGE], budget={"usd": 1})
-    first = project.run()
-    facts = limits(first)["usd"]
+    project.asks(faulty([{"kind": "cut", "match": "number 3"}]), prices=PRICES)
+    facts = limits(project.run(project.workflow(rows=5, stages=[STAGE], budget={"usd": 1})))["usd"]
     assert facts["held"] > 0.0012  # three tries of 200 tokens for $2 a million
-    spent, held = project.query("SELECT sum(cost), sum(held_cost) FROM counter")[0]
+    [(spent, held)] = project.query("SELECT sum(cost), sum(held_cost) FROM counter")
     assert (facts["spent"], facts["held"]) == (pytest.approx(spent, abs=1e-6), pytest.approx(held, abs=1e-6))
     second = limits(project.run(budget=Budget(usd=1)))["usd"]
     assert second["held"] > facts["held"]
@@ -105,15 +119,12 @@ def test_what_calls_without_an_answer_may_have_cost_counts_in_the_next_invocatio
 
 
 def test_calls_that_a_kill_may_have_lost_count(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.05")
-    project.configure(server.base_url, prices=PRICES)
-    project.numbered(60)
-    project.workflow(stages=[STAGE], budget={"calls": 100, "usd": 1})
+    project.asks(faulty([], "--latency", "0.05"), prices=PRICES)
+    project.workflow(rows=60, stages=[STAGE], budget={"calls": 100, "usd": 1})
     # as many of these commits as there are migrations are theirs
     at = f"commit:{len(migrations()) + 4}"
-    process = project.start("run", "-a", "reviews", "--concurrency", "4", env=kill_at(at))
-    ended(process)
-    known = project.query("SELECT count(*) FROM attempt")[0][0]
+    ended(project.start("run", "-a", "reviews", "--concurrency", "4", env=kill_at(at)))
+    [(known,)] = project.query("SELECT count(*) FROM attempt")
     report = project.run(concurrency=4)
     assert report.exit_code == ExitCode.DONE
     lost = report.invocation["lost_calls_at_most"]
@@ -125,10 +136,8 @@ def test_calls_that_a_kill_may_have_lost_count(project: ProjectFolder, faulty: F
 
 
 def test_calls_that_a_second_ctrl_c_gave_up_count(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang", "match": "number"}])
-    project.configure(server.base_url)
-    project.numbered(20)
-    project.workflow(stages=[STAGE], budget={"calls": 4})
+    server = project.asks(faulty([{"kind": "hang", "match": "number"}]))
+    project.workflow(rows=20, stages=[STAGE], budget={"calls": 4})
     process = project.start("run", "-a", "reviews", "--concurrency", "4")
     wait_until(lambda: server.account()["in_flight"] == 4, "four calls in flight", process)
     interrupt(process)
@@ -142,48 +151,42 @@ def test_calls_that_a_second_ctrl_c_gave_up_count(project: ProjectFolder, faulty
 
 
 def test_the_tighter_of_two_budgets_holds_and_the_command_line_takes_the_place_of_both(project: ProjectFolder) -> None:
-    project.numbered(50)
-    project.workflow(stages=[STAGE], budget={"calls": 30})
-    text = (project.root / "agac.yml").read_text("utf-8")
-    project.write("agac.yml", text + "budget: {calls: 10}\n")
+    project.workflow(rows=50, stages=[STAGE], budget={"calls": 30})
+    project.write("agac.yml", (project.root / "agac.yml").read_text("utf-8") + "budget: {calls: 10}\n")
     report = project.run(concurrency=4)
     assert (report.exit_code, report.summary["calls"]["count"]) == (ExitCode.LIMIT, 10)
     assert "budget of agac.yml" in (report.stopped or "")
     report = project.run(concurrency=4, budget=Budget(calls=35))
     assert (report.exit_code, report.summary["calls"]["count"]) == (ExitCode.LIMIT, 35)
+    for _ in range(2):  # a finished run is not stopped by a budget that is used up
+        assert project.run(budget=Budget(calls=50)).exit_code == ExitCode.DONE
 
 
 def test_the_command_that_is_printed_finishes_the_run(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices=PRICES)
-    project.numbered(80)
-    project.workflow(stages=[STAGE], budget={"usd": 0.002, "calls": 1_000})
-    ran = project.agac("run", "-a", "reviews", "--budget", "usd=0.002")
-    assert ran.code == 4
+    project.workflow(rows=80, stages=[STAGE], budget={"usd": 0.002, "calls": 1_000})
+    ran = project.agac("run", "-a", "reviews", "--budget", "usd=0.002", code=4)
     assert "stopped at a limit: the budget of the run is used up: the next call might exceed it" in ran.err
     (line,) = [line for line in ran.err.splitlines() if "Resume with: " in line]
     words = line.split("Resume with: agac ")[1].split()
     assert words.count("--budget") == 1
-    again = project.agac(*words)
-    assert (again.code, "80 done" in again.out) == (0, True), again.err
+    assert "80 done" in project.agac(*words, code=0).out
 
 
 def test_a_reached_stage_budget_names_the_stage_and_what_should_do(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices=PRICES)
-    project.numbered(40)
-    second = {"name": "reply", "needs": "classify", "prompt": "Reply to ${text}", "max_tokens": 100}
-    project.workflow(stages=[STAGE, second | {"budget": {"calls": 10}}], budget={"usd": 5})
+    project.workflow(rows=40, stages=[STAGE, REPLY | {"budget": {"calls": 10}}], budget={"usd": 5})
     ran = project.agac("run", "-a", "reviews", "--concurrency", "4", code=4)
     assert "the budget of stage 'reply' is used up" in ran.err
     assert "raise `budget` of stage 'reply' to {calls: " in ran.err
     assert "--budget" not in ran.err
     wanted = int(ran.err.split("to {calls: ")[1].split("}")[0])
-    project.workflow(stages=[STAGE, second | {"budget": {"calls": wanted}}], budget={"usd": 5})
+    project.workflow(stages=[STAGE, REPLY | {"budget": {"calls": wanted}}], budget={"usd": 5})
     assert project.agac("run", "-a", "reviews").code == 0
 
 
 def test_the_json_tells_what_stopped_the_run_and_what_finishing_needs(project: ProjectFolder) -> None:
-    project.numbered(30)
-    project.workflow(stages=[STAGE], budget={"calls": 10})
+    project.workflow(rows=30, stages=[STAGE], budget={"calls": 10})
     found = project.agac("run", "-a", "reviews", "--json").json
     assert (found["exit_code"], found["stop"], found["complete"]) == (4, "limit", False)
     budgets = [{"name": "budget of the run", "calls": {"limit": 10, "spent": 10, "held": 0}}]
@@ -193,12 +196,31 @@ def test_the_json_tells_what_stopped_the_run_and_what_finishing_needs(project: P
     assert needed["budget"].startswith("calls=")
 
 
-def test_a_fallback_counts_and_needs_a_price_of_its_own(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "number 1"}])
-    project.configure(server.base_url, prices={"small": PRICES["small"]})
-    project.numbered(9)
-    stage = STAGE | {"fallback": ["local/large"]}
-    project.workflow(stages=[stage], budget={"usd": 0.5})
+def test_a_row_budget_fails_the_row_alone(project: ProjectFolder, faulty: Faulty) -> None:
+    project.asks(faulty([{"kind": "wrong_schema", "match": "number 3"}]))
+    report = project.run(project.workflow(rows=5, stages=[STAGE | {"repair": 5}], row_budget={"calls": 2}))
+    assert report.exit_code == ExitCode.ROWS_FAILED
+    (failed,) = [line for line in project.envelopes() if not line["ok"]]
+    assert (failed["id"], failed["error"]["type"]) == ("r-3", "BudgetExceeded")
+    assert project.query("SELECT count(*) FROM attempt") == [(4 + 2,)]
+
+
+def test_a_budget_wants_what_bounds_it_and_says_which_lines_to_add(project: ProjectFolder, faulty: Faulty) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+        (UNBOUNDED, {"usd": 1}, ["max_tokens: 1000", "{local: {prices: {small: {input: 1.00, output: 2.00}}}}"]),
+        (UNBOUNDED, {"tokens": 5_000}, ["max_tokens"]),
+        (UNBOUNDED, {"calls": 5}, []),
+    ]
+    for stage, budget, lacks in cases:
+        project.workflow(rows=2, stages=[stage], budget=budget)
+        found = project.agac("validate", code=2 if lacks else 0)
+        problems = [line for line in found.out.splitlines() if lacks]
+        assert len(problems) == len(lacks)
+        assert all(any(words in problem for problem in problems) for words in lacks)
+    assert project.run().exit_code == ExitCode.DONE
+    # a fallback counts, and needs a price of its own
+    server = project.asks(faulty([{"kind": "refusal", "match": "number 1"}]), prices={"small": PRICES["small"]})
+    project.workflow(rows=9, stages=[STAGE | {"fallback": ["local/large"]}], budget={"usd": 0.5})
     with pytest.raises(SpecError) as caught:
         project.run()
     (problem,) = caught.value.problems
@@ -206,27 +228,19 @@ def test_a_fallback_counts_and_needs_a_price_of_its_own(project: ProjectFolder, 
     assert "{large: {input: 1.00, output: 2.00}}" in problem.message
     project.configure(server.base_url, prices=PRICES)
     report = project.run()
-    dear = project.query("SELECT sum(cost) FROM counter WHERE model LIKE '%large%'")[0][0]
+    [(dear,)] = project.query("SELECT sum(cost) FROM counter WHERE model LIKE '%large%'")
     assert limits(report)["usd"]["spent"] == pytest.approx(report.summary["calls"]["cost_usd"])
     assert dear > 0
 
 
-def test_a_token_budget_wants_a_bound_but_no_price(project: ProjectFolder) -> None:
-    project.numbered(2)
-    unbounded = {key: value for key, value in STAGE.items() if key != "max_tokens"}
-    project.workflow(stages=[unbounded], budget={"tokens": 5_000})
-    with pytest.raises(SpecError) as caught:
-        project.run()
-    assert [p.message.count("max_tokens") for p in caught.value.problems] == [1]
-    project.workflow(stages=[unbounded], budget={"calls": 5})
-    assert project.run().exit_code == ExitCode.DONE
+def test_a_budget_that_cannot_be_read_is_refused(project: ProjectFolder) -> None:
+    project.workflow(rows=1)
+    for text in ("", "0", "-1", "x", "calls=1.5", "usd=1,usd=2", "euro=3"):
+        assert "--budget" in project.agac("run", "-a", "reviews", "--budget", text, code=2).err
 
 
 def test_a_retry_that_meets_the_limit_leaves_done_rows_done(project: ProjectFolder) -> None:
-    project.numbered(20)
-    second = {"name": "reply", "needs": "classify", "prompt": "Reply to ${text}", "max_tokens": 100}
-    project.workflow(stages=[STAGE, second])
-    project.run()
+    project.run(project.workflow(rows=20, stages=[STAGE, REPLY]))
     project.agac("retry", "last", "--from", "reply", "--yes", "--budget", "calls=45", "--concurrency", "1", code=4)
     assert project.query("SELECT state, count(*) FROM row GROUP BY state") == [(1, 20)]
     assert len(project.envelopes()) == 20
@@ -234,19 +248,14 @@ def test_a_retry_that_meets_the_limit_leaves_done_rows_done(project: ProjectFold
 
 
 def test_a_retry_is_asked_about_above_confirm_above(project: ProjectFolder, server: Server) -> None:
-    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
-    project.numbered(20)
-    project.workflow(stages=[STAGE])
-    project.run()
+    project.configure(server.base_url, prices=DEAR)
+    project.run(project.workflow(rows=20, stages=[STAGE]))
     project.workflow(stages=[STAGE], confirm_above={"usd": 0.1})
-    asked = server.account()["requests"]
+    asked, choice, questions = server.account()["requests"], Retry(from_stage="classify"), list[str]()
     with pytest.raises(UsageError, match=r"reviews is expected to cost \$[\d.]+; confirm_above is \$0\.10"):
-        retry("last", Retry(from_stage="classify"), project=project.root)
+        retry("last", choice, project=project.root)
     assert server.account()["requests"] == asked
-    questions = []
-    report = retry(
-        "last", Retry(from_stage="classify"), project=project.root, confirm=lambda text: not questions.append(text)
-    )
+    report = retry("last", choice, project=project.root, confirm=lambda text: not questions.append(text))
     assert (report.exit_code, len(questions), server.account()["requests"]) == (ExitCode.DONE, 1, 2 * asked)
     expected = float(questions[0].split("$")[1].split(";")[0])
     assert expected == pytest.approx(report.invocation["cost_usd"], rel=0.3)
