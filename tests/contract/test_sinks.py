@@ -1,277 +1,233 @@
-"""What every sink promises. A new file adds one line to `SINKS`."""
+"""What every output promises: the JSON files, tables and lines, databases. A new one adds one line to `MEMBERS`."""
 
+import csv
+import io
 import json
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.core.errors import AgacError, UsageError
-from agac.data.sinks import FILES, JsonSink
+from agac.data.sinks import FILES, TABLES, OutputFolder, file_of
+from agac.data.sqlite import FreshDatabase, TableSink
+from agac.data.tables import Observed, OutputRow, TableLayout
 
 Values = list[Any]
 
 
-def lines(text: str) -> Values:
-    return [json.loads(line) for line in text.split("\n")[:-1]]
-
-
-def array(text: str) -> Values:
-    found: Values = json.loads(text)
-    return found
-
-
-def document(text: str) -> Values:
-    return [json.loads(text)] if text else []
+def layout_of(ids: int = 0) -> TableLayout:
+    """Columns `id`, `text`, `error`, as a run with an id field and a result named `text` has them."""
+    observed = Observed({"properties": {"text": {"type": "string"}}})
+    for number in range(ids):
+        observed.row({"id": f"r{number}"})
+    return observed.layout("extend", "say", "id")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file, how its values are read back, and how many it holds."""
+    """An output: how it is opened at a path, and how its values are read back. Tables hold a value as the text of
+    a row; `nulls`: null and the empty text are two things there."""
 
     name: str
-    read: Callable[[str], Values]
-    many: bool = True
+    open: Callable[[Path], Any]
+    read: Callable[[Path], Values]
+    table: bool = True
+    nulls: bool = False
 
-    def open(self, folder: Path) -> JsonSink:
-        return FILES[self.name](folder / self.name)
+    def write(self, sink: Any, values: Values) -> None:
+        if not self.table:
+            for value in values:
+                sink.write(value)
+        elif values:
+            sink.write([OutputRow(f"r{n}", [f"r{n}", value, None], value) for n, value in enumerate(values)])
+        else:
+            sink.write([])
+
+    def filled(self, folder: Path, values: Values) -> Any:
+        sink = self.open(folder / self.name)
+        self.write(sink, values)
+        self.write(sink, [])
+        return sink
+
+    def done(self, folder: Path, values: Values) -> Values:
+        """The values, read back from where they were written."""
+        sink = self.filled(folder, values)
+        sink.finish()
+        sink.commit()
+        sink.abort()
+        return self.values(folder)
 
     def values(self, folder: Path) -> Values:
-        return self.read((folder / self.name).read_bytes().decode())
+        return self.read(folder / self.name)
 
-    def some(self) -> Values:
-        return [{"number": number, "text": "ü🦊"} for number in range(5 if self.many else 1)]
+    def expected(self, values: Values) -> Values:
+        if self.name == "results.txt":
+            return [(value or "").replace("\r", "\\r").replace("\n", "\\n") for value in values]
+        return [value or "" for value in values] if self.table and not self.nulls else values
+
+    def some(self, count: int = 5) -> Values:
+        return [f"ü🦊 {number}" for number in range(1 if self.name == "summary.json" else count)]
 
 
-SINKS = [
-    Member("results.jsonl", lines),
-    Member("errors.jsonl", lines),
-    Member("filtered.jsonl", lines),
-    Member("telemetry.jsonl", lines),
-    Member("results.json", array),
-    Member("summary.json", document, many=False),
+def json_file(name: str, read: Callable[[str], Values]) -> Member:
+    return Member(name, FILES[name], lambda path: read(path.read_bytes().decode()), table=False)
+
+
+def table(name: Any, read: Callable[[Path], Values], **more: bool) -> Member:
+    return Member(file_of(name), lambda path: TABLES[name](path, layout_of(5), False), read, **more)
+
+
+def delimited(delimiter: str) -> Callable[[Path], Values]:
+    def read(path: Path) -> Values:
+        csv.field_size_limit(sys.maxsize)
+        text = io.StringIO(path.read_bytes().decode(), newline="")
+        return [text for _, text, _ in csv.reader(text, delimiter=delimiter, strict=True)][1:]
+
+    return read
+
+
+def of_parquet(path: Path) -> Values:
+    pattern = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
+    return [text for _, text, _ in duckdb.read_parquet(pattern).fetchall()]
+
+
+def of_database(path: Path) -> Values:
+    connection = sqlite3.connect(path)
+    try:
+        return [text for (text,) in connection.execute('SELECT text FROM "re""sults" ORDER BY rowid')]
+    finally:
+        connection.close()
+
+
+MEMBERS = [
+    json_file("results.jsonl", lambda text: [json.loads(line) for line in text.split("\n")[:-1]]),
+    json_file("results.json", json.loads),
+    json_file("summary.json", lambda text: [json.loads(text)] if text else []),
+    table("csv", delimited(",")),
+    table("tsv", delimited("\t")),
+    table("txt", lambda path: path.read_bytes().decode().split("\n")[:-1]),
+    table("parquet", of_parquet, nulls=True),
+    Member("out.db", lambda path: TableSink(path, 're"sults', layout_of(5), path.name), of_database, nulls=True),
+    Member("results.db", lambda path: FreshDatabase(path, 're"sults', layout_of(5)), of_database, nulls=True),
 ]
 
 
-@pytest.fixture(params=SINKS, ids=lambda member: member.name)
+@pytest.fixture(params=MEMBERS, ids=lambda member: member.name)
 def member(request: pytest.FixtureRequest) -> Member:
     found: Member = request.param
     return found
 
 
-def fill(sink: JsonSink, values: Values) -> None:
-    for value in values:
-        sink.write(value)
-
-
-def written(member: Member, folder: Path, values: Values) -> Values:
-    """The values, read back from the file that they were written into."""
-    sink = member.open(folder)
-    fill(sink, values)
-    sink.commit()
-    return member.values(folder)
+json_files = pytest.mark.parametrize("member", MEMBERS[:3], ids=lambda member: member.name)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_file_is_in_this_suite() -> None:
-    assert sorted(FILES) == sorted(member.name for member in SINKS)
+def test_every_file_and_every_format_is_in_this_suite() -> None:
+    tested: list[Any] = [member.open for member in MEMBERS if not member.table]
+    made: list[Any] = list(FILES.values())
+    assert all((one.func, one.keywords) in [(other.func, other.keywords) for other in tested] for one in made)
+    assert {file_of(name) for name in TABLES} <= {member.name for member in MEMBERS}
 
 
 def test_values_come_back_in_the_order_of_writing(member: Member, tmp_path: Path) -> None:
-    assert written(member, tmp_path, member.some()) == member.some()
+    assert member.done(tmp_path, member.some()) == member.some()
+    assert names(tmp_path) == [member.name]
 
 
-def test_text_that_is_json_already_is_the_same_value(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    for value in member.some():
-        sink.write_texts([json.dumps(value, indent=2).replace("\n", "\r\n")])
-    sink.commit()
-    assert member.values(tmp_path) == member.some()
+def test_an_output_without_values_is_still_written(member: Member, tmp_path: Path) -> None:
+    assert member.done(tmp_path, []) == []
 
 
-def test_many_texts_at_a_time_are_the_same_as_one_by_one(member: Member, tmp_path: Path) -> None:
-    texts = [json.dumps(value) for value in member.some()]
-    one, many = tmp_path / "one", tmp_path / "many"
-    for folder in (one, many):
-        folder.mkdir()
-    first, second = member.open(one), member.open(many)
-    for text in texts:
-        first.write_texts([text])
-    second.write_texts(texts[:1])
-    second.write_texts([])
-    second.write_texts(texts[1:])
-    for sink in (first, second):
-        sink.commit()
-    assert (many / member.name).read_bytes() == (one / member.name).read_bytes()
-    assert member.values(many) == member.some()
+def test_a_folder_may_have_any_name(member: Member, tmp_path: Path) -> None:
+    folder = tmp_path / "it's [a-z]* a=b {x} ü ?"
+    folder.mkdir()
+    assert member.done(folder, member.some()) == member.some()
 
 
-def test_a_text_over_several_lines_is_one_value_among_many(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    sink.write_texts([json.dumps(value, indent=2) for value in member.some()])
-    sink.commit()
-    assert member.values(tmp_path) == member.some()
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["", "\0", "\r", "\r\n", '"', "\\n", "\t,"])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        "",
-        {},
-        [],
-        {"a": {"b": [1, 2.5, True, None, 2**70]}},
-        "ünïcödé 日本語 🦊",
-        "two\nlines\r\nand \u2028 \u2029 \x85 \x00 \x7f",
-        'quotes " and \\',
-        "half a pair \ud83d here",
-        {"\udc00": "\ud800\ud800"},
-    ],
-)
-def test_any_value_comes_back(member: Member, tmp_path: Path, value: Any) -> None:
-    assert written(member, tmp_path, [value]) == [value]
+@campaign(test=12, soak=400)
+@given(st.lists(texts | st.none(), max_size=5))
+def test_any_text_comes_back(member: Member, tmp_path: Path, values: Values) -> None:
+    values = values[: len(member.some())]
+    (tmp_path / member.name).unlink(missing_ok=True)
+    assert member.done(tmp_path, values) == member.expected(values)
 
 
-def test_numbers_that_json_cannot_hold_become_null(member: Member, tmp_path: Path) -> None:
-    value = {"a": float("nan"), "b": [float("inf"), -float("inf"), 1.0], "c": (float("nan"),)}
-    assert written(member, tmp_path, [value]) == [{"a": None, "b": [None, None, 1.0], "c": [None]}]
+def test_a_text_of_ten_megabytes_comes_back(member: Member, tmp_path: Path) -> None:
+    values = ['é said "it broke"\n' * 600_000, "small"][: len(member.some())]
+    assert member.done(tmp_path, values) == member.expected(values)
 
 
-def test_the_file_is_utf8_for_people_and_ends_its_last_line(member: Member, tmp_path: Path) -> None:
-    written(member, tmp_path, member.some())
-    content = (tmp_path / member.name).read_bytes()
-    assert "ü🦊".encode() in content
-    assert b"\\u" not in content
-    assert content.endswith(b"\n")
-    assert b"\r" not in content
-
-
-def test_a_file_without_values_is_still_written(member: Member, tmp_path: Path) -> None:
-    member.open(tmp_path).commit()
-    assert member.values(tmp_path) == []
-
-
-def test_nothing_is_to_be_seen_before_the_commit(member: Member, tmp_path: Path) -> None:
-    (tmp_path / member.name).write_text("old")
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
+def test_nothing_is_seen_before_the_commit(member: Member, tmp_path: Path) -> None:
+    member.done(tmp_path, member.some(2))
+    sink = member.filled(tmp_path, member.some(4))
     sink.finish()
-    assert (tmp_path / member.name).read_text() == "old"
+    assert member.values(tmp_path) == member.some(2)
     sink.commit()
+    assert member.values(tmp_path) == member.some(4)
+    assert names(tmp_path) == [member.name]
+
+
+def test_what_is_given_up_leaves_the_old_and_nothing_else(member: Member, tmp_path: Path) -> None:
+    member.filled(tmp_path, member.some()).abort()
+    assert names(tmp_path) == []
+    member.done(tmp_path, member.some(2))
+    for finished in (False, True):
+        sink = member.filled(tmp_path, member.some(4))
+        if finished:
+            sink.finish()
+        sink.abort()
+        assert member.values(tmp_path) == member.some(2)
+        assert names(tmp_path) == [member.name]
+
+
+def test_it_ends_together_with_the_folder(member: Member, tmp_path: Path) -> None:
+    def fails_at_the_end() -> None:
+        with OutputFolder(tmp_path, tmp_path) as out:
+            out.add(member.filled(tmp_path, member.some()))
+            out.open("errors.jsonl").write(1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        fails_at_the_end()
+    assert names(tmp_path) == []
+    with OutputFolder(tmp_path, tmp_path) as out:
+        out.add(member.filled(tmp_path, member.some()))
+        out.open("errors.jsonl").write(1)
     assert member.values(tmp_path) == member.some()
-    assert names(tmp_path) == [member.name]
-
-
-def test_an_abort_keeps_the_old_file_and_leaves_nothing(member: Member, tmp_path: Path) -> None:
-    (tmp_path / member.name).write_text("old")
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
-    sink.abort()
-    assert (tmp_path / member.name).read_text() == "old"
-    assert names(tmp_path) == [member.name]
-
-
-def test_an_abort_after_the_commit_does_nothing(member: Member, tmp_path: Path) -> None:
-    sink = member.open(tmp_path)
-    fill(sink, member.some())
-    sink.commit()
-    sink.abort()
-    assert member.values(tmp_path) == member.some()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no umask here")
-def test_the_file_is_readable_by_whom_the_umask_allows(member: Member, tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        member.open(tmp_path).commit()
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / member.name).stat().st_mode) == 0o640
-
-
-def test_a_link_or_a_folder_in_its_place_is_refused(member: Member, tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere"
-    target.write_text("precious")
-    (tmp_path / member.name).symlink_to(target)
-    with pytest.raises(UsageError, match="is a link; agac does not write through links"):
-        member.open(tmp_path)
-    (tmp_path / member.name).unlink()
-    (tmp_path / member.name).mkdir()
-    with pytest.raises(UsageError, match="is not a file, so it cannot be replaced"):
-        member.open(tmp_path)
-    assert target.read_text() == "precious"
-    assert names(tmp_path) == sorted(["elsewhere", member.name])
-
-
-def test_a_folder_that_is_not_there_is_reported(member: Member, tmp_path: Path) -> None:
-    with pytest.raises(AgacError, match="cannot be written: No such file or directory"):
-        member.open(tmp_path / "missing")
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from agac.data.sinks import FILES
-
-path = Path(sys.argv[1])
-sink = FILES[path.name](path)
-sink.write({"text": "x" * 3_000_000})
-print("open", flush=True)
-if sys.stdin.readline():
-    sink.commit()
-    print("committed", flush=True)
-"""
-
-
-def writer(path: Path) -> subprocess.Popen[str]:
-    """A real process with an open sink; a line on its stdin makes it commit."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    return process
-
-
-def test_a_killed_writer_leaves_the_old_file_and_the_next_commit_cleans_up(member: Member, tmp_path: Path) -> None:
-    (tmp_path / member.name).write_text("old")
-    with writer(tmp_path / member.name) as process:
-        process.kill()
-    assert (tmp_path / member.name).read_text() == "old"
-    assert [name.startswith(".agac-tmp-") for name in names(tmp_path)] == [True, False]
-    assert written(member, tmp_path, member.some()) == member.some()
-    assert names(tmp_path) == [member.name]
-
-
-def test_a_writer_that_still_lives_is_not_cleaned_away(member: Member, tmp_path: Path) -> None:
-    with writer(tmp_path / member.name) as process:
-        assert written(member, tmp_path, member.some()) == member.some()
-        out, _ = process.communicate("go on\n")
-    assert out == "committed\n"
-    assert member.values(tmp_path) == [{"text": "x" * 3_000_000}]
-    assert names(tmp_path) == [member.name]
+    assert names(tmp_path) == sorted([member.name, "errors.jsonl"])
 
 
 FULL = """
 import resource, sys
 from pathlib import Path
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
+from test_sinks import MEMBERS
 from agac.core.errors import AgacError
-from agac.data.sinks import FILES
 
-path = Path(sys.argv[1])
+member = next(member for member in MEMBERS if member.name == sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-sink = FILES[path.name](path)
+sink = member.open(Path(sys.argv[3], member.name))
 try:
-    sink.write({"text": "x" * int(sys.argv[2])})
+    member.write(sink, ["x" * int(sys.argv[4])])
+    sink.finish()
     sink.commit()
 except AgacError as error:
     sink.abort()
@@ -279,22 +235,141 @@ except AgacError as error:
 """
 
 
+@pytest.mark.unmeasured
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes here")
 @pytest.mark.parametrize("size", [150_000, 3_000_000], ids=["met-at-commit", "met-while-writing"])
-def test_a_full_disk_keeps_the_old_file_and_names_the_remedy(member: Member, tmp_path: Path, size: int) -> None:
-    path = tmp_path / member.name
-    path.write_text("old")
-    process = subprocess.run(
-        [sys.executable, "-c", FULL, str(path), str(size)], capture_output=True, text=True, check=True
-    )
+def test_a_full_disk_keeps_the_old_and_names_the_remedy(member: Member, tmp_path: Path, size: int) -> None:
+    member.done(tmp_path, member.some())
+    arguments = [str(Path(__file__).parent), member.name, str(tmp_path), str(size)]
+    process = subprocess.run([sys.executable, "-c", FULL, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     message, remedy = process.stdout.splitlines()
-    assert message.startswith(f"{path}: cannot be written: File too large")
-    assert remedy == "Free some space, then run `agac export`: all results are safe in the store."
-    assert path.read_text() == "old"
+    assert member.name in message
+    assert "all results are safe in the store" in remedy
+    if not member.table:
+        assert message.startswith(f"{tmp_path / member.name}: cannot be written: File too large")
+        assert remedy == "Free some space, then run `agac export`: all results are safe in the store."
+    assert member.values(tmp_path) == member.some()
     assert names(tmp_path) == [member.name]
 
 
-LOOP = """
+@pytest.mark.parametrize("member", MEMBERS[3:], ids=lambda member: member.name)
+def test_memory_does_not_grow_with_the_number_of_rows(member: Member, tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        (tmp_path / member.name).unlink(missing_ok=True)
+        tracemalloc.start()
+        try:
+            sink = member.open(tmp_path / member.name)
+            for start in range(0, count, 500):
+                rows = [[f"r{number}", "some text", None] for number in range(start, start + 500)]
+                sink.write([OutputRow(row[0], list(row), row[1]) for row in rows])
+            sink.commit()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(2_000)  # what is made once is not counted
+    assert peak(12_000) < peak(6_000) * 1.1
+
+
+def test_the_same_values_make_the_same_file(member: Member, tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    for folder in (first, second):
+        folder.mkdir()
+        member.done(folder, member.some(2000))
+    assert member.values(first) == member.values(second)
+    if not member.name.endswith(".db"):
+        assert (first / member.name).read_bytes() == (second / member.name).read_bytes()
+
+
+def test_parquet_without_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(AgacError, match="needs duckdb, which is not installed") as caught:
+        TABLES["parquet"](tmp_path / "results.parquet", layout_of(), False)
+    assert caught.value.remedy == "Run pip install 'agac[data]'."
+    assert names(tmp_path) == []
+
+
+def test_a_line_holds_the_record_as_json(tmp_path: Path) -> None:
+    sink = TABLES["txt"](tmp_path / "results.txt", layout_of(), False)
+    sink.write([OutputRow("a", [], {"a": ["ü\n", 2**63 - 1]}), OutputRow("b", [], 0.5)])
+    sink.commit()
+    first, second = (tmp_path / "results.txt").read_text().splitlines()
+    assert json.loads(first) == {"a": ["ü\n", 2**63 - 1]}
+    assert second == "0.5"
+
+
+@json_files
+def test_text_that_is_json_already_is_the_same_value_however_it_is_written(member: Member, tmp_path: Path) -> None:
+    values = [{"number": number, "text": "ü🦊"} for number in range(len(member.some()))]
+    member.done(tmp_path, values)
+    whole = (tmp_path / member.name).read_bytes()
+    lines = [json.dumps(value) for value in values]
+    several = [json.dumps(value, indent=2) for value in values]
+    for parts in (
+        [[text] for text in lines],
+        [lines[:1], [], lines[1:]],
+        [several],
+        [[text.replace("\n", "\r\n")] for text in several],
+    ):
+        sink = member.open(tmp_path / member.name)
+        for part in parts:
+            sink.write_texts(part)
+        sink.commit()
+        assert member.values(tmp_path) == values
+    sink = member.open(tmp_path / member.name)
+    sink.write_texts([json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values])
+    sink.commit()
+    assert (tmp_path / member.name).read_bytes() == whole
+
+
+@json_files
+def test_any_value_comes_back_as_text_for_people(member: Member, tmp_path: Path) -> None:
+    values = [
+        None, "", {}, [], {"a": {"b": [1, 2.5, True, None, 2**70]}}, "ünïcödé 日本語 🦊", 'quotes " and \\',
+        "two\nlines\r\nand \u2028 \u2029 \x85 \x00 \x7f", "half a pair \ud83d here", {"\udc00": "\ud800\ud800"},
+    ]  # fmt: skip
+    for value in values:
+        assert member.done(tmp_path, [value]) == [value]
+    unfit = {"a": float("nan"), "b": [float("inf"), -float("inf"), 1.0], "c": (float("nan"),)}
+    assert member.done(tmp_path, [unfit]) == [{"a": None, "b": [None, None, 1.0], "c": [None]}]
+    member.done(tmp_path, member.some())
+    content = (tmp_path / member.name).read_bytes()
+    assert "ü🦊".encode() in content
+    assert b"\\u" not in content
+    assert content.endswith(b"\n")
+    assert b"\r" not in content
+
+
+@json_files
+@pytest.mark.skipif(sys.platform == "win32", reason="no umask here")
+def test_the_file_is_readable_by_whom_the_umask_allows(member: Member, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        member.done(tmp_path, [])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / member.name).stat().st_mode) == 0o640
+
+
+@json_files
+def test_where_no_file_can_be_is_refused(member: Member, tmp_path: Path) -> None:
+    target, path = tmp_path / "elsewhere", tmp_path / member.name
+    target.write_text("precious")
+    path.symlink_to(target)
+    with pytest.raises(UsageError, match="is a link; agac does not write through links"):
+        member.open(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="is not a file, so it cannot be replaced"):
+        member.open(path)
+    assert target.read_text() == "precious"
+    assert names(tmp_path) == sorted(["elsewhere", member.name])
+    with pytest.raises(AgacError, match="cannot be written: No such file or directory"):
+        member.open(tmp_path / "missing" / member.name)
+
+
+WRITER = """
 import itertools, sys
 from pathlib import Path
 from agac.data.sinks import FILES
@@ -303,19 +378,56 @@ path = Path(sys.argv[1])
 for number in itertools.count():
     sink = FILES[path.name](path)
     sink.write({"number": number, "text": "x" * 500_000})
+    if sys.argv[2] == "wait":
+        print("open", flush=True)
+        if not sys.stdin.readline():
+            break
     sink.commit()
     print(number, flush=True)
+    if sys.argv[2] == "wait":
+        break
 """
 
 
+def writer(path: Path, way: str) -> subprocess.Popen[str]:
+    """A real process that commits one file after the other, or (`wait`) one, once it gets a line on its stdin."""
+    command = [sys.executable, "-c", WRITER, str(path), way]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@json_files
+def test_a_killed_writer_leaves_the_old_file_and_the_next_commit_cleans_up(member: Member, tmp_path: Path) -> None:
+    (tmp_path / member.name).write_text("old")
+    with writer(tmp_path / member.name, "wait") as process:
+        assert said(process) == "open"
+        process.kill()
+    assert (tmp_path / member.name).read_text() == "old"
+    assert [name.startswith(".agac-tmp-") for name in names(tmp_path)] == [True, False]
+    assert member.done(tmp_path, member.some()) == member.some()
+    assert names(tmp_path) == [member.name]
+
+
+@json_files
+def test_a_writer_that_still_lives_is_not_cleaned_away(member: Member, tmp_path: Path) -> None:
+    with writer(tmp_path / member.name, "wait") as process:
+        assert said(process) == "open"
+        assert member.done(tmp_path, member.some()) == member.some()
+        out, _ = process.communicate("go on\n")
+    assert out == "0\n"
+    assert member.values(tmp_path) == [{"number": 0, "text": "x" * 500_000}]
+    assert names(tmp_path) == [member.name]
+
+
+@json_files
 def test_a_file_is_whole_whenever_its_writer_is_killed(member: Member, tmp_path: Path) -> None:
     for commits in range(1, 4):
-        with subprocess.Popen(
-            [sys.executable, "-c", LOOP, str(tmp_path / member.name)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(commits):
-                last = int(process.stdout.readline())
+        with writer(tmp_path / member.name, "on") as process:
+            last = [int(said(process)) for _ in range(commits)][-1]
             process.kill()
         (value,) = member.values(tmp_path)
         assert value["number"] >= last
