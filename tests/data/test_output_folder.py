@@ -21,43 +21,30 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_folder_is_made_with_its_parents(tmp_path: Path) -> None:
-    output = OutputFolder(tmp_path / "output" / "reviews", tmp_path)
-    assert output.path.is_dir()
-
-
-def test_files_appear_together_when_the_folder_is_left(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path / "out", tmp_path) as output:
-        results = output.open("results.jsonl")
-        summary = output.open("summary.json")
+def test_files_appear_together_when_the_folder_is_left_and_others_stay_as_they_are(tmp_path: Path) -> None:
+    out = tmp_path / "output" / "reviews"
+    with OutputFolder(out, tmp_path) as output:
+        assert output.path.is_dir()
+        results, array, summary = (output.open(name) for name in ("results.jsonl", "results.json", "summary.json"))
         results.write({"id": 1})
+        array.write_texts(['{"a": 1}'])
+        array.write_texts(['{"a": 2}'])
         summary.write({"complete": True})
-        assert all(name.startswith(".agac-tmp-") for name in names(tmp_path / "out"))
-    assert (tmp_path / "out" / "results.jsonl").read_text() == '{"id":1}\n'
-    assert (tmp_path / "out" / "summary.json").read_text() == '{\n  "complete": true\n}\n'
-    assert names(tmp_path / "out") == ["results.jsonl", "summary.json"]
-
-
-def test_an_array_has_one_element_a_line(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path, tmp_path) as output:
-        sink = output.open("results.json")
-        sink.write_texts(['{"a": 1}'])
-        sink.write_texts(['{"a": 2}'])
-    assert (tmp_path / "results.json").read_text() == '[\n{"a": 1},\n{"a": 2}\n]\n'
-
-
-def test_an_error_on_the_way_replaces_nothing(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text("old")
-
-    def fails_half_way() -> None:
-        with OutputFolder(tmp_path, tmp_path) as output:
-            output.open("results.jsonl").write({"id": 1})
-            output.open("results.json").write(1 // 0)
-
-    with pytest.raises(ZeroDivisionError):
-        fails_half_way()
-    assert (tmp_path / "results.jsonl").read_text() == "old"
-    assert names(tmp_path) == ["results.jsonl"]
+        with pytest.raises(ValueError, match=r"summary\.json holds one value"):
+            summary.write(2)
+        assert all(name.startswith(".agac-tmp-") for name in names(out))
+    assert (out / "results.jsonl").read_text() == '{"id":1}\n'
+    assert (out / "results.json").read_text() == '[\n{"a": 1},\n{"a": 2}\n]\n'
+    assert (out / "summary.json").read_text() == '{\n  "complete": true\n}\n'
+    mine = ["notes.md", "results.csv", ".agac-tmp-notes", ".agac-tmp-1-x-results.json", "results.jsonl.bak"]
+    for name in mine:
+        (out / name).write_text("mine")
+    with OutputFolder(out, tmp_path) as output:
+        output.open("results.jsonl").write({"id": 2})
+        with pytest.raises(KeyError):
+            output.open("../agac.yml")
+    assert names(out) == sorted([*mine, "results.jsonl", "results.json", "summary.json"])
+    assert {(out / name).read_text() for name in mine} == {"mine"}
 
 
 FULL = """
@@ -104,30 +91,6 @@ def test_each_failure_of_the_disk_has_its_remedy(tmp_path: Path, code: int, word
     assert caught.value.remedy.startswith(words)
 
 
-def test_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
-    mine = ["notes.md", "results.csv", ".agac-tmp-notes", ".agac-tmp-1-x-results.json", "results.jsonl.bak"]
-    for name in mine:
-        (tmp_path / name).write_text("mine")
-    with OutputFolder(tmp_path, tmp_path) as output:
-        output.open("results.jsonl").write({"id": 1})
-    assert names(tmp_path) == sorted([*mine, "results.jsonl"])
-    assert {(tmp_path / name).read_text() for name in mine} == {"mine"}
-
-
-def test_only_known_names_can_be_opened(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path, tmp_path) as output, pytest.raises(KeyError):
-        output.open("../agac.yml")
-    assert names(tmp_path) == []
-
-
-def test_a_document_holds_one_value(tmp_path: Path) -> None:
-    sink = OutputFolder(tmp_path, tmp_path).open("summary.json")
-    sink.write(1)
-    with pytest.raises(ValueError, match=r"summary\.json holds one value"):
-        sink.write(2)
-    sink.abort()
-
-
 def test_a_folder_outside_of_the_project_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -139,7 +102,7 @@ def test_a_folder_outside_of_the_project_is_refused(tmp_path: Path) -> None:
     assert names(tmp_path) == ["project", "project-two"]
 
 
-def test_a_link_that_leads_outside_is_refused_and_one_that_stays_inside_is_not(tmp_path: Path) -> None:
+def test_links_are_followed_before_it_is_asked_whether_the_folder_is_inside(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "real").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
@@ -151,28 +114,18 @@ def test_a_link_that_leads_outside_is_refused_and_one_that_stays_inside_is_not(t
     with OutputFolder(project / "inside", project) as output:
         output.open("results.jsonl").write(1)
     assert names(project / "real") == ["results.jsonl"]
-
-
-def test_a_project_that_is_reached_through_a_link_is_inside_of_itself(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "project")
-    OutputFolder(tmp_path / "link" / "out", tmp_path / "link")
-    assert (tmp_path / "project" / "out").is_dir()
-
-
-@pytest.mark.parametrize("below", ["", "reviews"])
-def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path, below: str) -> None:
-    (tmp_path / "out").write_text("precious")
-    with pytest.raises(UsageError, match="out is a file"):
-        OutputFolder(tmp_path / "out" / below, tmp_path)
-    assert (tmp_path / "out").read_text() == "precious"
+    (tmp_path / "link").symlink_to(project)
+    OutputFolder(tmp_path / "link" / "made", tmp_path / "link")
+    assert (project / "made").is_dir()
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "summary.json"])
-def test_a_link_or_folder_under_the_name_of_a_result_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    target = tmp_path / "target"
+def test_a_file_in_the_way_of_the_folder_and_a_link_in_the_way_of_a_file_are_refused(tmp_path: Path, name: str) -> None:
+    target, out = tmp_path / "target", tmp_path / "out"
     target.write_text("precious")
-    out = tmp_path / "out"
+    for folder in (target, target / "reviews"):
+        with pytest.raises(UsageError, match="target is a file"):
+            OutputFolder(folder, tmp_path)
     out.mkdir()
     (out / name).symlink_to(target)
     with pytest.raises(UsageError, match="is a link"):
@@ -181,26 +134,14 @@ def test_a_link_or_folder_under_the_name_of_a_result_is_refused_at_once(tmp_path
 
 
 def test_an_envelope_has_exactly_its_keys_in_order() -> None:
-    assert envelope("r1", 3, True, '{"a":[1]}', None) == (
+    assert envelope("r1", 3, True, '{"a":[1]}', None, '{"a":1}') == (
         '{"id":"r1","row_number":3,"ok":true,"result":{"a":[1]},"error":null}'
     )
-
-
-def test_a_failed_envelope_holds_the_error() -> None:
     error = RowError(ErrorType.INVALID_ROW, 'line 3: "x"\nü')
-    assert envelope(7, 7, False, None, error, '{"text":"ü"}', include_input=True) == (
-        '{"id":7,"row_number":7,"ok":false,"result":null,'
-        '"error":{"type":"InvalidRow","message":"line 3: \\"x\\"\\nü"},"input":{"text":"ü"}}'
-    )
-
-
-def test_an_input_that_could_not_be_read_is_null_where_inputs_are_asked_for() -> None:
-    line = envelope(7, 7, False, None, RowError(ErrorType.INVALID_JSON, "x"), None, include_input=True)
-    assert json.loads(line)["input"] is None
-
-
-def test_an_input_is_left_out_where_it_is_not_asked_for() -> None:
-    assert "input" not in json.loads(envelope(1, 1, True, "1", None, '{"a":1}'))
+    failed = '{"id":7,"row_number":7,"ok":false,"result":null,'
+    failed += '"error":{"type":"InvalidRow","message":"line 3: \\"x\\"\\nü"},"input":'
+    assert envelope(7, 7, False, None, error, '{"text":"ü"}', include_input=True) == failed + '{"text":"ü"}}'
+    assert envelope(7, 7, False, None, error, None, include_input=True) == failed + "null}"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
