@@ -7,21 +7,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.batchclient import BatchClient, as_jsonl, line, question, rows, statuses
+from support.batchclient import CHAT, BatchClient, as_jsonl, line, question, rows, statuses
 
 from agac.simulator.faults import FAULTS, OPERATIONS, SINGLE_PHASES, parse_rules
 from agac.simulator.settings import SimulatorError
 
-
-async def counted(api: BatchClient, kind: str) -> int:
-    """How often a fault came to pass."""
-    return int((await api.counted())["faults"].get(kind, 0))
+ASKED = {"endpoint": CHAT, "completion_window": "24h"}
 
 
-async def gather(response: aiohttp.ClientResponse, got: bytearray) -> None:
-    """What comes of a body."""
-    async for piece in response.content.iter_any():
-        got += piece
+async def counted(api: BatchClient) -> dict[str, int]:
+    """How often each fault came to pass."""
+    return dict((await api.counted())["faults"])
 
 
 DROPS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -52,7 +48,7 @@ async def test_every_operation_can_be_refused_before_and_after_its_effect(batche
             status, data = await calls[op]()
         else:
             file_id = await api.upload(rows(2))
-            asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            asked = ASKED | {"input_file_id": file_id}
             later = {} if op == "create" else await api.ok("POST", "/batches", asked)
             paths = {
                 "create": ("POST", "/batches", asked),
@@ -75,27 +71,19 @@ async def test_every_operation_can_be_refused_before_and_after_its_effect(batche
         assert account["files"] == (done if op == "upload" else op != "files")
 
 
-async def test_a_status_says_what_its_code_is_about(batches: Any) -> None:
-    rule = {"kind": "batch_status", "status": 429, "code": "credit_balance_exhausted", "message": "Top up."}
-    async with batches(faults=[rule]) as api:
-        file_id = await api.upload(rows(1))
-        asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        url = f"{api.root}/v1/batches"
-        async with api.session.post(url, json=asked) as response:
+async def test_a_status_says_what_its_code_is_about_and_comes_after_slowness(batches: Any) -> None:
+    rules = [
+        {"kind": "batch_status", "status": 429, "code": "credit_balance_exhausted", "message": "Top up."},
+        {"kind": "batch_slow", "seconds": 0.05},
+    ]
+    async with batches(faults=rules) as api:
+        asked = ASKED | {"input_file_id": await api.upload(rows(1))}
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with api.session.post(f"{api.root}/v1/batches", json=asked) as response:
             error = (await response.json())["error"]
             assert (error["type"], error["message"]) == ("insufficient_quota", "Top up.")
             assert "retry-after" not in response.headers
-
-
-async def test_slowness_takes_its_time_and_other_faults_with_it(batches: Any) -> None:
-    rules = [
-        {"kind": "batch_slow", "op": "list", "seconds": 0.05},
-        {"kind": "batch_status", "op": "list", "status": 503},
-    ]
-    async with batches(faults=rules) as api:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        assert (await api.call("GET", "/batches"))[0] == 503
         assert loop.time() - began >= 0.05
 
 
@@ -107,37 +95,32 @@ async def test_a_download_ends_before_it_should(batches: Any, after_bytes: int |
         async with api.session.get(url) as response:
             assert response.status == 200
             got = bytearray()
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await gather(response, got)
+            with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012 (what came before it counts)
+                async for piece in response.content.iter_any():
+                    got += piece
         whole = await api.content(batch["output_file_id"])
         assert whole.startswith(bytes(got))
         assert len(got) == (len(whole) // 2 if after_bytes is None else after_bytes)
-        assert await counted(api, "batch_truncate") == 1
+        assert await counted(api) == {"batch_truncate": 1}
 
 
-async def test_a_batch_shows_up_late_in_the_list(batches: Any) -> None:
-    async with batches(faults=[{"kind": "batch_list_lag", "seconds": 90, "at": 2}]) as api:
+async def test_a_batch_shows_up_late_in_the_list_and_is_not_found_for_a_while(batches: Any) -> None:
+    rules = [{"kind": "batch_list_lag", "seconds": 90, "at": 2}, {"kind": "batch_get_404", "seconds": 60, "at": 3}]
+    async with batches(faults=rules) as api:
         first, late, last = [(await api.create(1))["id"] for _ in range(3)]
         assert [one["id"] for one in (await api.ok("GET", "/batches?limit=2"))["data"]] == [last, first]
         assert (await api.look(late))["status"] == "completed"
-        await api.advance(91)
-        assert [one["id"] for one in (await api.ok("GET", "/batches"))["data"]] == [last, late, first]
-        assert await counted(api, "batch_list_lag") == 1
-
-
-async def test_a_batch_is_not_found_for_a_while(batches: Any) -> None:
-    async with batches(faults=[{"kind": "batch_get_404", "seconds": 60}]) as api:
-        batch = await api.create(2)
-        assert (await api.call("GET", f"/batches/{batch['id']}"))[0] == 404
+        assert (await api.call("GET", f"/batches/{last}"))[0] == 404
         await api.advance(61)
-        assert (await api.look(batch))["status"] == "completed"
-        assert await counted(api, "batch_get_404") == 1
+        assert (await api.look(last))["status"] == "completed"
+        await api.advance(30)
+        assert [one["id"] for one in (await api.ok("GET", "/batches"))["data"]] == [last, late, first]
+        assert await counted(api) == {"batch_list_lag": 1, "batch_get_404": 1}
 
 
 async def test_a_new_file_is_not_found_at_first(batches: Any) -> None:
     async with batches(faults=[{"kind": "batch_file_lag", "times": 2, "at": 1}]) as api:
-        file_id = await api.upload(rows(2))
-        asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        asked = ASKED | {"input_file_id": await api.upload(rows(2))}
         for _ in range(2):
             status, data = await api.call("POST", "/batches", asked)
             assert (status, data["error"]["param"]) == (400, "input_file_id")
@@ -153,7 +136,7 @@ async def test_metadata_is_not_echoed(batches: Any) -> None:
         assert batch["metadata"] is None
         assert (await api.look(batch))["metadata"] is None
         assert (await api.ok("GET", "/batches"))["data"][0]["metadata"] is None
-        assert await counted(api, "batch_no_metadata") == 1
+        assert await counted(api) == {"batch_no_metadata": 1}
 
 
 async def test_a_batch_is_rejected(batches: Any) -> None:
@@ -181,19 +164,7 @@ async def test_only_so_many_tokens_may_wait(batches: Any) -> None:
         assert (second["status"], second["errors"]["data"][0]["code"]) == ("failed", "token_limit_exceeded")
         await api.advance(101)
         assert ((await api.look(first))["status"], (await api.run(6))["status"]) == ("completed", "in_progress")
-        assert await counted(api, "batch_enqueued_cap") == 1
-
-
-@pytest.mark.parametrize(("after", "done"), [(7, 7), (None, 5), (0, 0)])
-async def test_a_batch_expires_with_some_of_it_done(batches: Any, after: int | None, done: int) -> None:
-    rule = {"kind": "batch_expire"} if after is None else {"kind": "batch_expire", "after": after}
-    async with batches(faults=[rule]) as api:
-        batch = await api.run(10)
-        assert batch["status"] == "expired"
-        found = list(statuses(await api.results(batch)).values())
-        assert (found.count(200), found.count("batch_expired")) == (done, 10 - done)
-        account = await api.counted()
-        assert (account["charged"], account["faults"]) == (done, {"batch_expire": 1})
+        assert await counted(api) == {"batch_enqueued_cap": 1}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +193,7 @@ async def test_a_batch_gets_stuck_until_it_is_cancelled(batches: Any, keys: Any,
         assert ended["status"] == "cancelled"
         found = list(statuses(await api.results(ended)).values())
         assert (found.count(200), found.count("batch_cancelled")) == (done, 4 - done)
-        assert await counted(api, "batch_stuck") == 1
+        assert await counted(api) == {"batch_stuck": 1}
 
 
 async def test_a_state_has_a_word_that_nobody_knows(batches: Any) -> None:
@@ -233,41 +204,44 @@ async def test_a_state_has_a_word_that_nobody_knows(batches: Any) -> None:
         assert (seen["status"], seen["output_file_id"], seen["completed_at"]) == ("paused", None, None)
         await api.advance(3601)
         assert len(await api.results(await api.look(batch))) == 2
-        assert await counted(api, "batch_unknown_status") == 1
+        assert await counted(api) == {"batch_unknown_status": 1}
 
 
-async def test_counts_say_that_all_is_well(batches: Any) -> None:
-    rules = [
-        {"kind": "batch_counts_lie"},
-        {"kind": "batch_line_status", "status": 400, "lines": [1, 2], "code": "content_filter"},
-    ]
+DONE = {"status": "completed"}
+REFUSED_LINES = {"kind": "batch_line_status", "status": 400, "lines": [1, 2], "code": "content_filter"}
+ENDS: list[tuple[list[dict[str, Any]], dict[str, Any], list[Any], int, dict[str, int]]] = [
+    ([{"kind": "batch_expire", "after": 7}], {"status": "expired"}, [200] * 7 + ["batch_expired"] * 3, 7, {}),
+    ([{"kind": "batch_expire"}], {"status": "expired"}, [200, 200, "batch_expired", "batch_expired"], 2, {}),
+    ([{"kind": "batch_expire", "after": 0}], {"status": "expired"}, ["batch_expired"], 0, {}),
+    (
+        [{"kind": "batch_counts_lie"}, REFUSED_LINES],
+        {"request_counts": {"total": 4, "completed": 4, "failed": 0}, **DONE},
+        [400, 400, 200, 200], 2, {"batch_line_status": 2},
+    ),
+    ([{"kind": "batch_null_output"}], {"output_file_id": None, "error_file_id": None, **DONE}, [], 2, {}),
+    ([{"kind": "batch_empty_output_id"}], {"output_file_id": "", "error_file_id": None, **DONE}, [], 2, {}),
+    ([{"kind": "batch_zero_error_file"}], DONE, [200, 200], 2, {}),
+]  # fmt: skip
+"""Rules, what the batch says, what becomes of each request, how many are charged, faults that count more than once."""
+
+
+@pytest.mark.parametrize(("rules", "says", "found", "charged", "more"), ENDS, ids=[str(rules[0]) for rules, *_ in ENDS])
+async def test_how_a_batch_ends(
+    batches: Any, rules: Any, says: dict[str, Any], found: list[Any], charged: int, more: dict[str, int]
+) -> None:
     async with batches(faults=rules) as api:
-        batch = await api.run(4)
-        assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
+        batch = await api.run(len(found) or 2)
+        assert says.items() <= batch.items()
         results = await api.results(batch)
-        assert statuses(results) == {"r-1": 400, "r-2": 400, "r-3": 200, "r-4": 200}
-        assert results["r-1"]["response"]["body"]["error"]["code"] == "content_filter"
-        assert results["r-1"]["error"] is None
+        assert statuses(results) == {f"r-{number}": status for number, status in enumerate(found, start=1)}
         account = await api.counted()
-        assert (account["charged"], account["faults"]) == (2, {"batch_counts_lie": 1, "batch_line_status": 2})
-
-
-@pytest.mark.parametrize(("kind", "told"), [("batch_null_output", None), ("batch_empty_output_id", "")])
-async def test_a_batch_that_is_done_names_no_output(batches: Any, kind: str, told: str | None) -> None:
-    async with batches(faults=[{"kind": kind}]) as api:
-        batch = await api.run(2)
-        assert (batch["status"], batch["output_file_id"], batch["error_file_id"]) == ("completed", told, None)
-        account = await api.counted()
-        assert (account["charged"], account["faults"]) == (2, {kind: 1})
-
-
-async def test_an_error_file_is_there_and_empty(batches: Any) -> None:
-    async with batches(faults=[{"kind": "batch_zero_error_file"}]) as api:
-        batch = await api.run(2)
-        assert batch["error_file_id"]
-        assert await api.content(batch["error_file_id"]) == b""
-        assert len(await api.results(batch)) == 2
-        assert await counted(api, "batch_zero_error_file") == 1
+        assert (account["charged"], account["faults"]) == (charged, {rule["kind"]: 1 for rule in rules} | more)
+        assert all(one["error"] is None for one in results.values() if one["response"])
+        if rules[0]["kind"] == "batch_zero_error_file":
+            assert batch["error_file_id"]
+            assert await api.content(batch["error_file_id"]) == b""
+        if REFUSED_LINES in rules:
+            assert results["r-1"]["response"]["body"]["error"]["code"] == "content_filter"
 
 
 async def test_results_are_gone(batches: Any) -> None:
@@ -285,7 +259,7 @@ async def test_results_come_in_another_order_with_a_mark_and_empty_lines(batches
     async def results() -> bytes:
         async with batches(faults=rules) as api:
             found: bytes = await api.content((await api.run(20))["output_file_id"])
-            assert (await api.counted())["faults"] == {rule["kind"]: 1 for rule in rules}
+            assert await counted(api) == {rule["kind"]: 1 for rule in rules}
             return found
 
     raw = await results()
@@ -309,7 +283,7 @@ async def test_a_line_does_not_belong(batches: Any, form: str) -> None:
         }  # fmt: skip
         assert told[form] in lines[0]
         assert [json.loads(one)["custom_id"] for one in lines[1:]] == ["r-1", "r-2"]
-        assert await counted(api, "batch_foreign_line") == 1
+        assert await counted(api) == {"batch_foreign_line": 1}
 
 
 async def test_lines_are_missing_doubled_broken_and_told_as_text(batches: Any) -> None:
