@@ -46,14 +46,14 @@ WRITERS: dict[str, Callable[[Path, int], None]] = {
 def rate(path: Path) -> float:
     """Rows a second of CPU, from opening to the last one."""
     started = time.process_time()
-    count = sum(1 for _ in read_rows(open_source(path, None, path.name), "id"))
+    count = sum(1 for _ in read_rows(open_source(path, path.suffix[1:], path.name), "id"))
     return count / (time.process_time() - started)
 
 
 def first_record(path: Path) -> float:
     """Seconds from opening to the first row."""
     started = time.perf_counter()
-    next(iter(read_rows(open_source(path, None, path.name), "id")))
+    next(iter(read_rows(open_source(path, path.suffix[1:], path.name), "id")))
     return time.perf_counter() - started
 
 

@@ -13,7 +13,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from io import BufferedReader, FileIO
@@ -80,12 +79,12 @@ class Source(Protocol):
 def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
     """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark.
 
-    The next 64 KB or more can be peeked at. Raises UsageError when it is missing, not a file, not readable or in
-    UTF-16; AgacError when reading it fails later.
+    The next 64 KB or more can be peeked at. Raises UsageError when it is no file (any more), not readable or in UTF-16;
+    AgacError when reading it fails later.
     """
     try:
         if not path.is_file():
-            raise _not_a_file(path, shown)
+            raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
         with BufferedReader(FileIO(path), BUFFER) as packed, unpacked(packed, path, shown) as file:
             head = file.peek(3)[:3]
             if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -99,22 +98,6 @@ def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
         raise AgacError(
             f"{shown}: reading failed: {error.strerror or error}", remedy="Check the disk, then run again."
         ) from error
-
-
-def _not_a_file(path: Path, shown: str) -> UsageError:
-    if path.is_dir():
-        return UsageError(f"{shown}: is a folder, not a file", remedy="Name a file in it.")
-    if path.exists():
-        return UsageError(
-            f"{shown}: is not a regular file", remedy="Write the rows to a file first: a run reads its input again."
-        )
-    try:
-        names = sorted(entry.name for entry in os.scandir(path.parent) if entry.is_file())
-        near = get_close_matches(path.name, names, n=1)
-        remedy = f"Did you mean {Path(shown).with_name(near[0])}?" if near else "Check the path of the input."
-    except OSError:
-        remedy = f"There is no folder {Path(shown).parent}."
-    return UsageError(f"{shown}: no such file", remedy=remedy)
 
 
 class FileSource:

@@ -24,8 +24,8 @@ from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import LOOKED_AT, PIPED, format_of, suffix_of
-from agac.spec.workflow import InputSpec
+from agac.spec.inputs import LOOKED_AT, PIPED
+from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
 # is null in half of the rows is hardly ever what was meant.
@@ -74,6 +74,7 @@ class SeveralFiles:
             before += ordinal
 
     def _opened(self, relative: str) -> Source:
+        assert self._spec.format is not None
         source = open_source(self._spec.path / relative, self._spec.format, relative)
         columns = source.columns()
         if self._first is None:
@@ -156,7 +157,7 @@ def forget(folder: Path, but: int = 1) -> None:
             path.unlink(missing_ok=True)
 
 
-FORMATS: Mapping[str, Callable[[Path, str], Source]] = {
+FORMATS: Mapping[InputFormat, Callable[[Path, str], Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
     "tsv": partial(DelimitedSource, delimiter="\t"),
     "json": JsonSource,
@@ -179,28 +180,18 @@ def open_input(spec: InputSpec) -> Source:
         return SeveralFiles(spec)
     if spec.statement is not None:
         return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
+    assert spec.format is not None
     return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown)
 
 
-def open_source(path: Path, format: str | None, shown: str) -> Source:  # noqa: A002 - it is the key's name
-    """The file at `path`, read as `format` or, without one, by its suffix; `shown` is its name in messages.
+def open_source(path: Path, found: InputFormat, shown: str) -> Source:
+    """The file at `path`, read as the format `found`; `shown` is its name in messages.
 
-    Raises UsageError when there is no such file or format, or when the file's beginning makes all of it unusable:
-    its message begins with `shown`, and with `shown:line` when the trouble is in the header.
+    Raises UsageError when the file's beginning makes all of it unusable: its message begins with `shown`, and with
+    `shown:line` when the trouble is in the header.
     """
-    formats = ", ".join(FORMATS)
-    if format is not None and format not in FORMATS:
-        near = get_close_matches(format, FORMATS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{shown}: unknown format {quoted(format)}", remedy=f"{hint}Known formats: {formats}.")
-    name = format or format_of(path.name)
-    if name is None and path.is_file():
-        suffix = suffix_of(path.name)
-        what = f"the suffix {suffix} names no known format" if suffix else "the name has no suffix"
-        raise UsageError(f"{shown}: {what}", remedy=f"Rename the file or set input.format to one of: {formats}.")
-    # a path that is no file has a better message than its suffix: any format's own
     try:
-        return FORMATS[name or "jsonl"](path, shown)
+        return FORMATS[found](path, shown)
     except UsageError:
         raise
     except AgacError as error:  # it cannot even be begun: nothing was run yet
@@ -216,40 +207,11 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
     """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer.
 
     A record that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data.
-    Raises UsageError when the source declares its columns and `id_field` is none of them.
     """
-    if id_field is None:
-        return (Row(ordinal, ordinal, data, error) for ordinal, data, error, _, _ in source.records(start))
-    columns = source.columns()
-    if columns is not None and id_field not in columns:
-        listed = ", ".join(quoted(name) for name in columns)
-        near = get_close_matches(id_field, columns, n=1)
-        hint = f"Did you mean {quoted(near[0])}? " if near else ""
-        if separated := separator_hint(columns):
-            hint = f"{separated[0].upper()}{separated[1:]}. "
-        raise UsageError(
-            f"{source.describe()}: has no column {quoted(id_field)}, which input.id_field names",
-            remedy=f"{hint}The columns are: {listed}.",
-        )
-    return _identified(source.records(start), id_field, source.describe())
-
-
-def separator_hint(columns: tuple[str, ...]) -> str:
-    """A question, without a full stop at its end, when the one column looks like a header that was not taken apart."""
-    if len(columns) != 1:
-        return ""
-    found = next((sign for sign in _SEPARATORS if sign in columns[0]), None)
-    if found is None:
-        return ""
-    name = "tabs" if found == "\t" else f"'{found}'"
-    return f"is the file separated by {name}? agac reads commas (csv) and tabs (tsv)"
-
-
-def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterator[Row]:
-    for record in records:
+    for record in source.records(start):
         ordinal, data, error, _, _ = record
-        if data is None:
-            yield Row(ordinal, ordinal, None, error)
+        if data is None or id_field is None:
+            yield Row(ordinal, ordinal, data, error)
             continue
         value = data.get(id_field)
         if type(value) is str and value and not value.isspace():
@@ -262,8 +224,19 @@ def _identified(records: Iterator[Record], id_field: str, shown: str) -> Iterato
             if id_field not in data:
                 near = get_close_matches(id_field, data, n=1)
                 problem = "is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
-            message = f"{record.place(shown)}: the id field {quoted(id_field)} {problem}"
+            message = f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
             yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
+
+
+def separator_hint(columns: tuple[str, ...]) -> str:
+    """A question, without a full stop at its end, when the one column looks like a header that was not taken apart."""
+    if len(columns) != 1:
+        return ""
+    found = next((sign for sign in _SEPARATORS if sign in columns[0]), None)
+    if found is None:
+        return ""
+    name = "tabs" if found == "\t" else f"'{found}'"
+    return f"is the file separated by {name}? agac reads commas (csv) and tabs (tsv)"
 
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}

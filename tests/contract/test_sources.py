@@ -7,7 +7,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import sqlite3
 import tracemalloc
 from collections.abc import Callable, Iterable
@@ -20,10 +19,11 @@ from typing import Any, get_args
 import duckdb
 import pytest
 import zstandard
+from support.sources import opened as opened_file
 
 from agac.core.errors import ErrorType, UsageError, Where
 from agac.data.files import Source
-from agac.data.sources import FORMATS, keep, open_input, open_source, read_rows
+from agac.data.sources import FORMATS, keep, open_input, read_rows
 from agac.spec.workflow import InputFormat, InputSpec
 
 Rows = list[dict[str, Any]]
@@ -353,7 +353,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Pat
 
 
 def source_of(path: Path) -> Source:
-    return open_source(path, None, f"data/{path.name}")
+    return opened_file(path, f"data/{path.name}")
 
 
 def test_every_format_of_records_in_text_is_in_this_suite() -> None:
@@ -409,7 +409,7 @@ def test_a_file_that_is_cut_in_the_middle_of_a_character_says_so(written: Callab
     assert second.error is not None
 
 
-def test_what_is_no_file_of_utf8_is_refused_with_the_remedy(written: Callable[..., Path]) -> None:
+def test_utf16_is_refused_with_the_remedy(written: Callable[..., Path]) -> None:
     path = written(numbered(2))
     text = path.read_text()
     for encoding in ("utf-16-le", "utf-16-be"):
@@ -417,20 +417,6 @@ def test_what_is_no_file_of_utf8_is_refused_with_the_remedy(written: Callable[..
         with pytest.raises(UsageError, match=r"rows\.\w+: the file is UTF-16, agac reads UTF-8") as caught:
             source_of(path)
         assert caught.value.remedy == "Save the file as UTF-8."
-    with pytest.raises(UsageError, match=r"^data/rowz\.\w+: no such file$") as caught:
-        source_of(path.with_stem("rowz"))
-    assert caught.value.remedy == f"Did you mean data/{path.name}?"
-    with pytest.raises(UsageError, match="is a folder, not a file"):
-        open_source(path.parent, path.suffix[1:], "data")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-@pytest.mark.parametrize("found", TEXT_FORMATS)
-def test_a_pipe_is_refused_because_runs_read_their_input_again(found: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is not a regular file") as caught:
-        open_source(tmp_path / "pipe", found, "pipe")
-    assert "a run reads its input again" in str(caught.value.remedy)
 
 
 def test_ids_are_texts_of_the_id_field_or_numbers_of_rows(written: Callable[..., Path]) -> None:

@@ -14,6 +14,7 @@ from agac.core.errors import UsageError
 from agac.data import json_formats
 from agac.data.files import Source
 from agac.data.sources import FORMATS, open_source, read_rows
+from agac.spec.workflow import InputFormat
 
 CORPUS = [
     b'id,text\n1,"a"\n2,"b\nc"\n3,d\n',
@@ -33,7 +34,7 @@ CORPUS = [
 ]
 
 
-def usable(path: Path, name: str) -> Source | None:
+def usable(path: Path, name: InputFormat) -> Source | None:
     """The source, or None when the file is refused as a whole, with words."""
     try:
         return open_source(path, name, "rows")
@@ -44,7 +45,7 @@ def usable(path: Path, name: str) -> Source | None:
     return None
 
 
-def check(content: bytes, name: str) -> None:
+def check(content: bytes, name: InputFormat) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         path.write_bytes(content)
@@ -70,12 +71,12 @@ TEXTS = sorted(FORMATS.keys() - {"parquet"})
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("content", CORPUS, ids=range(len(CORPUS)))
-def test_a_corpus_of_broken_files_is_accounted_for(name: str, content: bytes) -> None:
+def test_a_corpus_of_broken_files_is_accounted_for(name: InputFormat, content: bytes) -> None:
     check(content, name)
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_mutilated_files_are_accounted_for(name: str) -> None:
+def test_mutilated_files_are_accounted_for(name: InputFormat) -> None:
     generator = random.Random(7)
     for _ in range(400):
         content = bytearray(generator.choice(CORPUS))
@@ -91,5 +92,5 @@ def test_mutilated_files_are_accounted_for(name: str) -> None:
 
 @given(st.binary(max_size=200), st.sampled_from(TEXTS))
 @campaign(test=100, soak=5000)
-def test_any_bytes_are_accounted_for(content: bytes, name: str) -> None:
+def test_any_bytes_are_accounted_for(content: bytes, name: InputFormat) -> None:
     check(content, name)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from support.sources import opened
 
 from agac.core.errors import AgacError, UsageError
-from agac.data.sources import open_source
 
 Pack = Callable[[bytes], bytes]
 PACKS = {".gz": gzip.compress, ".zst": zstandard.compress}
@@ -34,14 +34,14 @@ def test_a_file_that_is_cut_anywhere_is_never_taken_for_a_whole_one(suffix: str,
     for size in range(0, len(packed), 7):
         path.write_bytes(packed[:size])
         with pytest.raises(AgacError, match=r"^rows\.jsonl\.\w+: (the file is cut off|is empty|is not what its name)"):
-            list(open_source(path, None, path.name).records())
+            list(opened(path).records())
 
 
 def test_rows_before_the_cut_are_given(suffix: str, tmp_path: Path) -> None:
     packed = PACKS[suffix](lines(20_000))
     path = tmp_path / f"rows.jsonl{suffix}"
     path.write_bytes(packed[:-10])
-    records = open_source(path, None, path.name).records()
+    records = opened(path).records()
     assert next(records).data == json.loads(lines(1))
     with pytest.raises(AgacError, match="the file is cut off: its compressed data has no end") as caught:
         list(records)
@@ -55,19 +55,19 @@ def test_damage_is_reported(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows.jsonl{suffix}"
     path.write_bytes(packed)
     with pytest.raises(AgacError, match=r"the compressed data is damaged|the file is cut off"):
-        list(open_source(path, None, path.name).records())
+        list(opened(path).records())
 
 
 def test_parts_that_were_put_together_are_one_file(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows.jsonl{suffix}"
     path.write_bytes(PACKS[suffix](b'{"a": 1}\n') + PACKS[suffix](b"") + PACKS[suffix](b'{"a": 2}\n'))
-    assert [record.data for record in open_source(path, None, "x").records()] == [{"a": 1}, {"a": 2}]
+    assert [record.data for record in opened(path, "x").records()] == [{"a": 1}, {"a": 2}]
 
 
 def test_what_a_file_begins_with_tells_whatever_its_name(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(PACKS[suffix](b"\xef\xbb\xbfid,t\r\n1,x\r\n"))
-    source = open_source(path, None, "rows.csv")
+    source = opened(path, "rows.csv")
     assert source.columns() == ("id", "t")
     assert [record.data for record in source.records()] == [{"id": "1", "t": "x"}]
 
@@ -77,7 +77,7 @@ def test_a_name_that_promises_too_much_is_refused(suffix: str, tmp_path: Path, c
     path = tmp_path / f"rows.csv{suffix}"
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        open_source(path, None, "rows.csv.x")
+        opened(path, "rows.csv.x")
     assert caught.value.message == f"rows.csv.x: {words}, a {suffix} file"
 
 
@@ -86,7 +86,7 @@ def test_what_unpacks_to_a_thousand_times_its_size_takes_no_more_memory(suffix: 
     path.write_bytes(PACKS[suffix](b"x" * 60 + b"\n" + (b" " * 1023 + b"\n") * 50_000))
     tracemalloc.start()
     try:
-        assert len(list(open_source(path, None, path.name).records())) == 1
+        assert len(list(opened(path).records())) == 1
         assert tracemalloc.get_traced_memory()[1] < 24_000_000
     finally:
         tracemalloc.stop()
@@ -99,4 +99,4 @@ def test_without_zstandard_the_command_that_installs_it_is_told(
     path.write_bytes(zstandard.compress(b"id\n1\n"))
     monkeypatch.setattr("agac.data.files.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"rows\.csv\.zst: \.zst files want a library: pip install 'agac\[data\]'"):
-        open_source(path, None, "rows.csv.zst")
+        opened(path, "rows.csv.zst")

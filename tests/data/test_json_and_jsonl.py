@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
+from support.sources import opened
 
 from agac.core.errors import ErrorType, UsageError
 from agac.data import files as lines
 from agac.data import json_formats
 from agac.data.files import Record
-from agac.data.sources import open_source, read_rows
+from agac.data.sources import read_rows
 
 
 def read(folder: Path, content: bytes | str, suffix: str) -> list[Record]:
     path = folder / f"rows.{suffix}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return list(open_source(path, None, path.name).records())
+    return list(opened(path).records())
 
 
 def problem(record: Record, kind: ErrorType = ErrorType.INVALID_ROW) -> str:
@@ -84,7 +85,7 @@ def test_integer_ids_become_strings_and_others_fail_the_row(tmp_path: Path) -> N
     path = tmp_path / "rows.jsonl"
     values = ["7", "123456789012345678901", '"x"', "1.0", "true", "null", "[]", "{}", '""']
     path.write_text("".join(f'{{"id": {value}}}\n' for value in values) + '{"ID": 1}\n')
-    rows = list(read_rows(open_source(path, None, "rows.jsonl"), "id"))
+    rows = list(read_rows(opened(path, "rows.jsonl"), "id"))
     assert [row.id for row in rows] == ["7", "123456789012345678901", "x", 4, 5, 6, 7, 8, 9, 10]
     assert [row.error.message.partition(";")[0] for row in rows if row.error] == [
         'rows.jsonl:4: the id field "id" is a number', 'rows.jsonl:5: the id field "id" is a boolean',
@@ -98,7 +99,7 @@ def test_integer_ids_become_strings_and_others_fail_the_row(tmp_path: Path) -> N
 def test_a_misspelt_id_field_is_guessed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"review_id": 1}\n')
-    (row,) = read_rows(open_source(path, None, "rows.jsonl"), "reveiw_id")
+    (row,) = read_rows(opened(path, "rows.jsonl"), "reveiw_id")
     assert row.error is not None
     assert row.error.message == 'rows.jsonl:1: the id field "reveiw_id" is missing; did you mean "review_id"?'
 

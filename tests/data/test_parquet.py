@@ -5,9 +5,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from support.sources import opened
 
 from agac.core.errors import ErrorType, UsageError
-from agac.data.sources import open_source
 
 
 def written(path: Path, select: str) -> Path:
@@ -20,7 +20,7 @@ def written(path: Path, select: str) -> Path:
 
 def values(tmp_path: Path, select: str) -> list[dict[str, Any] | None]:
     path = written(tmp_path / "rows.parquet", f"SELECT {select}")
-    return [record.data for record in open_source(path, None, "data/rows.parquet").records()]
+    return [record.data for record in opened(path, "data/rows.parquet").records()]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_value_of_parquet_as_json(tmp_path: Path, expression: str, expected: A
 
 def test_an_infinity_costs_its_row_and_says_which(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT * FROM (VALUES (1.0::DOUBLE), ('inf'::DOUBLE), (2.0)) AS t(x)")
-    records = list(open_source(path, None, "data/rows.parquet").records())
+    records = list(opened(path, "data/rows.parquet").records())
     assert [record.data for record in records] == [{"x": 1.0}, None, {"x": 2.0}]
     assert records[1].error is not None
     assert records[1].error.type is ErrorType.INVALID_ROW
@@ -79,14 +79,14 @@ def test_an_infinity_costs_its_row_and_says_which(tmp_path: Path) -> None:
 def test_names_of_columns_and_files_are_taken_as_they_are(tmp_path: Path) -> None:
     path = written(tmp_path / "it's [1] * ?.parquet", """SELECT 1 AS "a b", 2 AS "q""uote", 3 AS "select" """)
     written(tmp_path / "it's 1 * ?.parquet", "SELECT 0 AS other")
-    source = open_source(path, None, "x")
+    source = opened(path, "x")
     assert source.columns() == ("a b", 'q"uote', "select")
     assert [record.data for record in source.records()] == [{"a b": 1, 'q"uote': 2, "select": 3}]
 
 
 def test_a_file_without_rows_has_columns(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT 1 AS id WHERE false")
-    source = open_source(path, None, "x")
+    source = opened(path, "x")
     assert source.columns() == ("id",)
     assert list(source.records()) == []
 
@@ -96,7 +96,7 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"^data/rows\.parquet: cannot be read as parquet: ") as caught:
-        open_source(path, None, "data/rows.parquet")
+        opened(path, "data/rows.parquet")
     assert caught.value.remedy
     assert str(tmp_path) not in caught.value.message
 
@@ -106,11 +106,11 @@ def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-20])
     with pytest.raises(UsageError, match="cannot be read as parquet"):
-        open_source(path, None, "rows.parquet")
+        opened(path, "rows.parquet")
 
 
 def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT 1 AS id")
     monkeypatch.setattr("agac.data.parquet.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet needs a library: pip install 'agac\[data\]'"):
-        open_source(path, None, "rows.parquet")
+        opened(path, "rows.parquet")
