@@ -1,6 +1,8 @@
 """What every dialect promises. A new dialect adds a line to MEMBERS and its recorded bodies beside the others'.
 
-Recorded: `errors/<dialect>/*.json` (what servers said, and what it means) and `replies/<dialect>.json`.
+Recorded: `replies/<dialect>.json`, where `differs` says what a body has that the first one has not, and
+`errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error, and its
+`frame` is around every `error`.
 """
 
 import asyncio
@@ -31,20 +33,13 @@ CANARY = "sk-canary-0123456789abcdef"
 REDACTOR = Redactor([CANARY])
 
 
-async def responses_sdk(base_url: str, body: dict[str, Any]) -> None:
-    """The same for the Responses API."""
-    import openai
-
-    async with openai.AsyncOpenAI(api_key="sk-test", base_url=base_url, max_retries=0) as client:
-        await client.responses.create(**body)
-
-
 async def openai_sdk(base_url: str, body: dict[str, Any]) -> None:
     """Sends the body through the openai SDK, whose types and wire names are OpenAI's own."""
     import openai
 
     async with openai.AsyncOpenAI(api_key="sk-test", base_url=base_url, max_retries=0) as client:
-        await client.chat.completions.create(**body)
+        create: Any = client.chat.completions.create if "messages" in body else client.responses.create
+        await create(**body)
 
 
 async def anthropic_sdk(base_url: str, body: dict[str, Any]) -> None:
@@ -76,10 +71,22 @@ class Member:
         return DIALECTS[self.name]
 
     @property
-    def answer(self) -> bytes:
-        """The first recorded reply, for an SDK to read."""
-        [first, *_] = json.loads((HERE / "replies" / f"{self.name}.json").read_text("utf-8"))
-        return json.dumps(first["body"]).encode()
+    def replies(self) -> list[dict[str, Any]]:
+        """The recorded replies, with whole bodies."""
+        cases = json.loads((HERE / "replies" / f"{self.name}.json").read_text("utf-8"))
+        return [{"body": patched(cases[0]["body"], case.get("differs", {})), **case} for case in cases]
+
+
+def patched(body: Any, patch: Any) -> Any:
+    """The body with what differs in it: objects member by member, of a list its first item (or, in a list, whichever it
+    is `like`), anything else as a whole."""
+    if isinstance(patch, dict) and isinstance(body, list):
+        return [patched(body[0], patch), *body[1:]]
+    if isinstance(patch, dict) and isinstance(body, dict):
+        return {**body, **{name: patched(body.get(name), value) for name, value in patch.items() if name != "like"}}
+    if isinstance(patch, list) and isinstance(body, list):
+        return [patched(body[one["like"]], one) if isinstance(one, dict) and "like" in one else one for one in patch]
+    return patch
 
 
 MEMBERS = [
@@ -87,7 +94,7 @@ MEMBERS = [
     Member(
         "openai-responses",
         replace(SHIPPED["responses"], name="openai"),  # whom the recorded errors name
-        responses_sdk,
+        openai_sdk,
         "input",
         ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),
     ),
@@ -98,20 +105,24 @@ members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.n
 
 
 def recorded_errors() -> list[Any]:
-    return [
-        pytest.param(member, case, id=f"{member.name}/{file.stem}: {case['name']}")
-        for member in MEMBERS
-        for place in member.errors
-        for file in sorted((HERE / "errors").glob(place))
-        for case in json.loads(file.read_text("utf-8"))
-    ]
+    found = []
+    for member in MEMBERS:
+        for file in [file for place in member.errors for file in sorted((HERE / "errors").glob(place))]:
+            recorded = json.loads(file.read_text("utf-8"))
+            for case in recorded["cases"]:
+                headers = {**recorded["headers"], **case.get("headers", {})}
+                whole = {
+                    "body": {**recorded.get("frame", {}), "error": case.get("error")},
+                    **case,
+                    "headers": {name: value for name, value in headers.items() if value is not None},
+                }
+                found.append(pytest.param(member, whole, id=f"{member.name}/{file.stem}: {case['name']}"))
+    return found
 
 
 def recorded_replies() -> list[Any]:
     return [
-        pytest.param(member, case, id=f"{member.name}: {case['name']}")
-        for member in MEMBERS
-        for case in json.loads((HERE / "replies" / f"{member.name}.json").read_text("utf-8"))
+        pytest.param(member, case, id=f"{member.name}: {case['name']}") for member in MEMBERS for case in member.replies
     ]
 
 
@@ -186,7 +197,7 @@ requests = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.k
 @requests
 def test_the_makers_sdk_sends_the_same_body(member: Member, request_: Request) -> None:
     built = member.dialect.build(request_, "gpt-5.4-mini", member.provider)
-    with recording(member.answer) as (port, seen):
+    with recording(body_of(member.replies[0])) as (port, seen):
         asyncio.run(member.sdk(f"http://127.0.0.1:{port}/v1", built))
     [(path, body)] = seen
     assert path == "/v1" + member.dialect.path
@@ -229,12 +240,8 @@ def test_a_lone_surrogate_travels_as_its_escape(member: Member) -> None:
 def test_a_recorded_error_is_understood(member: Member, case: dict[str, Any]) -> None:
     found = parse(member, case["status"], case["headers"], body_of(case))
     assert isinstance(found, Fault)
-    expected = {"delay": None, "retries": None, "ambiguous": False, **case["expect"]}
-    assert {name: getattr(found, name) for name in expected} == {
-        **expected,
-        "kind": FaultKind(expected["kind"]),
-        "type": ErrorType(expected["type"]),
-    }
+    expected = {"type": ErrorType.PROVIDER_ERROR, "delay": None, "retries": None, "ambiguous": False, **case["expect"]}
+    assert {name: getattr(found, name) for name in expected} == expected
     assert found.status == case["status"]
     assert found.message.startswith(f"{member.provider.name} answered {case['status']}")
     assert "\n" not in found.message
@@ -263,11 +270,9 @@ def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
     found = parse(member, 200, {}, body_of(case))
     assert isinstance(found, Reply)
     reply = asdict(found)
-    assert {name: reply[name] for name in case["expect"]} == case["expect"] | _tuples(case["expect"])
-
-
-def _tuples(expected: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) for name, value in expected.items() if isinstance(value, list)}
+    assert {name: list(value) if isinstance(value := reply[name], tuple) else value for name in case["expect"]} == case[
+        "expect"
+    ]
 
 
 UNREADABLE = [
