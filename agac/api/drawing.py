@@ -7,7 +7,7 @@ import unicodedata
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from html import escape
 from itertools import pairwise
 from math import inf
@@ -54,17 +54,6 @@ class DrawnEdge(NamedTuple):
     target: str
 
 
-def linked(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> list[tuple[int, int]]:
-    """The places of each edge's ends among the nodes; ValueError for a name that is there twice or not at all."""
-    places = {node.name: place for place, node in enumerate(nodes)}
-    if len(places) < len(nodes):
-        raise ValueError("two stages of a drawing have one name")
-    edges = list(edges)
-    if missing := {name for edge in edges for name in edge} - places.keys():
-        raise ValueError(f"an edge of a drawing ends at {min(missing)!r}, which is not in it")
-    return [(places[source], places[target]) for source, target in edges]
-
-
 def one_line(text: str) -> str:
     """Text as one line of what XML can hold: each run of white space is a space, each other control a replacement."""
     shown = " ".join(text.split())
@@ -73,8 +62,7 @@ def one_line(text: str) -> str:
 
 def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """The counts that are not nought, in the order in which they are shown."""
-    order = {word: place for place, word in enumerate(WORDS)}
-    return [(word, n) for word, n in sorted(counts.items(), key=lambda c: order.get(c[0], len(order))) if n > 0]
+    return [(word, counts[word]) for word in dict.fromkeys([*WORDS, *counts]) if counts.get(word, 0) > 0]
 
 
 def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
@@ -91,7 +79,8 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
             shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
         text = "<br/>".join(shown)
         lines.append(f'    n{i}{opening}"{text}"{closing}')
-    for source, target in linked(nodes, edges):
+    places = {node.name: place for place, node in enumerate(nodes)}
+    for source, target in ((places[source], places[target]) for source, target in edges):
         arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
         lines.append(f"    n{source} {arrow} n{target}")
     for kind, colour in BORDERS.items():
@@ -128,13 +117,6 @@ SWEEPS = 24
 LAYOUT_SWEEPS = 32
 
 
-class Size(NamedTuple):
-    """How much room something takes, in pixels."""
-
-    width: float
-    height: float
-
-
 class Area(NamedTuple):
     """A rectangle; `x` and `y` are its upper left corner."""
 
@@ -149,9 +131,10 @@ class Cell:
     """What holds a place in a layer: a box, or a line that passes. `x` is of its middle; `top` and `depth` are the
     layer's."""
 
-    size: Size
-    rank: int
-    passing: bool
+    width: float
+    height: float
+    passing: bool = False
+    rank: int = 0
     above: list[Cell] = field(default_factory=list)
     below: list[Cell] = field(default_factory=list)
     place: int = 0
@@ -163,28 +146,27 @@ class Cell:
     def area(self) -> Area:
         """Where it is."""
         middle = self.top + self.depth / 2
-        return Area(self.x - self.size.width / 2, middle - self.size.height / 2, *self.size)
+        return Area(self.x - self.width / 2, middle - self.height / 2, self.width, self.height)
 
 
-Link = tuple[int, int]
-"""A line from one box to another, by their places in the list."""
-
-
-def place(boxes: Sequence[Size], links: Sequence[Link]) -> tuple[list[Cell], list[list[Cell]], Size]:
-    """Places all: the boxes, the cells that each line goes through from its source to its target, and how large the
-    whole is. ValueError where the links make a cycle."""
-    layers = _layers(len(boxes), links)
-    cells = [Cell(size, layer, passing=False) for size, layer in zip(boxes, layers, strict=True)]
-    chains = []
+def place(cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]) -> tuple[list[list[Cell]], float, float]:
+    """Places all: gives the cells that each line goes through from its source to its target, and how wide and how high
+    the whole is."""
+    links = list(links)
+    above: dict[Cell, list[Cell]] = {cell: [] for cell in cells}
     for source, target in links:
-        first, last = cells[source], cells[target]
-        passed = [Cell(Size(PASSING, 0), between, passing=True) for between in range(first.rank + 1, last.rank)]
+        above[target].append(source)
+    for cell in TopologicalSorter(above).static_order():  # its layer is the length of the longest way to it
+        cell.rank = max((source.rank + 1 for source in above[cell]), default=0)
+    chains = []
+    for first, last in links:
+        passed = [Cell(PASSING, 0, passing=True, rank=between) for between in range(first.rank + 1, last.rank)]
         chains.append([first, *passed, last])
         for upper, lower in pairwise(chains[-1]):
             upper.below.append(lower)
             lower.above.append(upper)
-    ranks: list[list[Cell]] = [[] for _ in range(max(layers, default=-1) + 1)]
     everything = [*cells, *(cell for chain in chains for cell in chain[1:-1])]
+    ranks: list[list[Cell]] = [[] for _ in {cell.rank for cell in cells}]
     for cell in everything:
         cell.place = len(ranks[cell.rank])
         ranks[cell.rank].append(cell)
@@ -192,38 +174,23 @@ def place(boxes: Sequence[Size], links: Sequence[Link]) -> tuple[list[Cell], lis
     _spread(ranks)
     for chain in chains:
         _straighten(chain[1:-1], ranks)
-    left = min((cell.x - cell.size.width / 2 for cell in everything), default=0.0)
+    left = min((cell.x - cell.width / 2 for cell in everything), default=0.0)
     for cell in everything:
         cell.x -= left
-    right = max((cell.x + cell.size.width / 2 for cell in everything), default=0.0)
-    return cells, chains, Size(right, _stack(ranks))
-
-
-def _layers(count: int, links: Sequence[Link]) -> list[int]:
-    """For each box the length of the longest way to it."""
-    above: dict[int, list[int]] = {box: [] for box in range(count)}
-    for source, target in links:
-        above[target].append(source)
-    layers = [0] * count
-    try:
-        for box in TopologicalSorter(above).static_order():
-            layers[box] = max((layers[source] + 1 for source in above[box]), default=0)
-    except CycleError as error:
-        raise ValueError("what needs itself cannot be drawn in layers") from error
-    return layers
+    return chains, max((cell.x + cell.width / 2 for cell in everything), default=0.0), _stack(ranks)
 
 
 def _order(ranks: list[list[Cell]]) -> None:
     """Orders each layer by where its neighbours stand, downwards and upwards in turn; keeps what crosses least."""
     best, least = [list(rank) for rank in ranks], _crossings(ranks)
     for sweep in range(SWEEPS):
+        if not least:
+            break
         down = sweep % 2 == 0
         for rank in ranks if down else reversed(ranks):
             _number(sorted(rank, key=lambda cell: _middle(cell, down)), rank)
         if (crossings := _crossings(ranks)) < least:
             best, least = [list(rank) for rank in ranks], crossings
-        if not least:
-            break
     for rank, kept in zip(ranks, best, strict=True):
         _number(kept, rank)
 
@@ -281,7 +248,7 @@ def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
     blocks: list[tuple[float, float, int]] = []  # sum of what is wanted, of its weights, cells
     for i, (cell, (x, weight)) in enumerate(zip(rank, wanted, strict=True)):
         if i:
-            offset += (rank[i - 1].size.width + cell.size.width) / 2 + BESIDE
+            offset += _apart(rank[i - 1], cell) + BESIDE
         offsets.append(offset)
         total, count = weight * (x - offset), 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:
@@ -293,18 +260,19 @@ def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
         cell.x = shift + along
 
 
+def _apart(cell: Cell, neighbour: Cell) -> float:
+    """The distance of their middles where they touch."""
+    return (cell.width + neighbour.width) / 2
+
+
 def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
     """Puts a line's places right below each other, as far down as what stands beside them leaves room for."""
     run: list[Cell] = []
     least, most = -inf, inf
     for cell in passing:
-        rank, left, right = ranks[cell.rank], -inf, inf
-        if cell.place:
-            other = rank[cell.place - 1]
-            left = other.x + (other.size.width + cell.size.width) / 2 + BESIDE
-        if cell.place + 1 < len(rank):
-            other = rank[cell.place + 1]
-            right = other.x - (other.size.width + cell.size.width) / 2 - BESIDE
+        rank = ranks[cell.rank]
+        left = max((one.x + _apart(one, cell) + BESIDE for one in rank[: cell.place][-1:]), default=-inf)
+        right = min((one.x - _apart(one, cell) - BESIDE for one in rank[cell.place + 1 :][:1]), default=inf)
         if max(least, left) > min(most, right):
             run, least, most = [], -inf, inf
         run.append(cell)
@@ -318,7 +286,7 @@ def _stack(ranks: list[list[Cell]]) -> float:
     """Gives each layer its y: the further lines go to the side, the further down the next. Returns the whole height."""
     y = bottom = 0.0
     for rank in ranks:
-        depth = max(cell.size.height for cell in rank)
+        depth = max(cell.height for cell in rank)
         for cell in rank:
             cell.top, cell.depth = y, depth
         bottom = y + depth
@@ -330,7 +298,7 @@ def _stack(ranks: list[list[Cell]]) -> float:
 def _port(cell: Cell, others: list[Cell], other: Cell) -> float:
     """Where on its edge a box is left for, or entered from, `other`: side by side in the order of their places."""
     order = sorted(others, key=lambda cell: cell.place)
-    apart = min(PORT, cell.size.width / (len(order) + 1))
+    apart = min(PORT, cell.width / (len(order) + 1))
     return cell.x + (order.index(other) - (len(order) - 1) / 2) * apart
 
 
@@ -419,16 +387,18 @@ class _Box(NamedTuple):
     """What a box shows, from the top down: lines as (look, text, whole text), rows of figures as (colour, text)."""
 
     node: DrawnNode
-    size: Size
+    cell: Cell
     lines: list[tuple[str, str, str]]
     rows: list[list[tuple[str, str]]]
 
 
 def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow") -> str:
     """The graph as an SVG document; `title` is its tool tip and what a screen reader says."""
-    boxes, links = [_box(node) for node in nodes], linked(nodes, edges)
-    cells, chains, whole = place([box.size for box in boxes], links)
-    width, height = f"{whole.width + 2 * MARGIN:.0f}", f"{whole.height + 2 * MARGIN:.0f}"
+    boxes = [_box(node) for node in nodes]
+    named = {box.node.name: box for box in boxes}
+    ends = [(named[source], named[target]) for source, target in edges]
+    chains, inner_width, inner_height = place([box.cell for box in boxes], [(a.cell, b.cell) for a, b in ends])
+    width, height = f"{inner_width + 2 * MARGIN:.0f}", f"{inner_height + 2 * MARGIN:.0f}"
     size, name = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"', _escaped(title)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{name}">',
@@ -437,10 +407,10 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
         f'<g transform="translate({MARGIN:.0f} {MARGIN:.0f})">',
     ]
-    for chain, (source, target) in zip(chains, links, strict=True):
-        parts += _line(chain, nodes[source], nodes[target])
-    for cell, box in zip(cells, boxes, strict=True):
-        parts += _stage(cell.area, box)
+    for chain, (source, target) in zip(chains, ends, strict=True):
+        parts += _line(chain, source.node, target.node)
+    for box in boxes:
+        parts += _stage(box)
     return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
 
 
@@ -480,7 +450,7 @@ def _box(node: DrawnNode) -> _Box:
     widths = [*(text_width(text, LOOKS[look][0]) for look, text, _ in lines), *map(_row_width, rows)]
     width = min(max(NARROWEST, *(width + 2 * INSIDE for width in widths)), WIDEST)
     height = sum(LOOKS[look][1] for look, _ in texts) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
-    return _Box(node, Size(width, height), lines, rows)
+    return _Box(node, Cell(width, height), lines, rows)
 
 
 def _row_width(row: list[tuple[str, str]]) -> float:
@@ -492,8 +462,8 @@ def _figure_width(text: str) -> float:
     return SMALL + text_width(text, SMALL) + SMALL
 
 
-def _stage(area: Area, box: _Box) -> list[str]:
-    x, y, width, height = area
+def _stage(box: _Box) -> list[str]:
+    x, y, width, height = box.cell.area
     kind = box.node.kind if box.node.kind in KINDS else "others"
     (_, _, first), (_, _, name), *more = box.lines
     whole = [name, first, *(text for _, _, text in more)]
@@ -518,7 +488,7 @@ def _stage(area: Area, box: _Box) -> list[str]:
 
 def _counts(box: _Box, bar: Area) -> list[str]:
     """What became of the rows: a bar, each part at least wide enough to be seen, and the figures below it."""
-    x, apart, parts = bar.x, 1.5, []
+    x, apart, parts = bar.x, 1.5, list[str]()
     shown = [(word if word in WORDS else "others", n) for word, n in figures(box.node.counts or {})] or [("track", 1)]
     least = min(5.0, bar.width / len(shown))
     scale = (bar.width + apart - least * len(shown)) / sum(n for _, n in shown)
@@ -544,7 +514,7 @@ def _line(chain: list[Cell], source: DrawnNode, target: DrawnNode) -> list[str]:
     xs = [_port(first, first.below, chain[1]), *(cell.x for cell in chain[1:-1]), _port(last, last.above, chain[-2])]
     points = [(x, y) for x, cell in zip(xs, chain, strict=True) for y in (cell.top, cell.top + cell.depth)]
     x, y = xs[-1], last.area.y
-    points = [(xs[0], first.area.y + first.size.height), *points[1:-2], (x, points[-2][1] - TIP), (x, y - TIP)]
+    points = [(xs[0], first.area.y + first.height), *points[1:-2], (x, points[-2][1] - TIP), (x, y - TIP)]
     way = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for i, ((x0, y0), (x1, y1)) in enumerate(pairwise(points)):
         half = (y0 + y1) / 2

@@ -24,7 +24,7 @@ from agac.api.project import open_project
 from agac.api.status import blocking, database_bytes, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
-from agac.data.files import AtomicFile, explained, refuse_what_is_no_file
+from agac.data.files import explained, refuse_what_is_no_file, write_whole
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
@@ -378,12 +378,7 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
         for kind, files in (("workflow", paths.workflows), ("project", None), ("card", paths.agentcards))
     }
     for kind in patterns:
-        file = AtomicFile(folder / f"{kind}.json")
-        try:
-            file.append(json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
-            file.commit()
-        finally:
-            file.abort()
+        write_whole(folder / f"{kind}.json", json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
     schemas = {(FOLDER / f"{kind}.json").as_posix(): found for kind, found in patterns.items()}
     return SchemasReport([folder / f"{kind}.json" for kind in patterns], {"yaml.schemas": schemas})
 

@@ -13,7 +13,7 @@ from agac.api.project import open_project
 from agac.api.status import blocking, database_path, stored_run, workflow_name
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.types import Report
-from agac.data.files import AtomicFile
+from agac.data.files import write_whole
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode
@@ -32,35 +32,19 @@ ROWS = ("done", "skipped", "failed", "dropped", "open")
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnStage(Report):
+class DrawnStage(DrawnNode, Report):
     """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
     its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
-    as `explode plan.questions`; `level` counts the stages that made those it is asked of."""
+    as `explode plan.questions`; `level` counts the stages that made those it is asked of. `otherwise`: what becomes of
+    rows for which the guard is not true."""
 
-    JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise=else_", "makes", "level", "counts")
+    JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise", "makes", "level", "counts")
 
-    name: str
-    kind: str
-    does: str
-    needs: tuple[str, ...]
-    when: str | None
-    otherwise: str
-    counts: Mapping[str, int] | None = None
+    does: str = ""
+    needs: tuple[str, ...] = ()
+    when: str | None = None
+    otherwise: str | None = None
     makes: str | None = None
-    level: int = 0
-
-    @property
-    def label_lines(self) -> list[str]:
-        """The lines below its name."""
-        about = [self.does, self.makes] if self.makes else [self.does]
-        if self.when is None:
-            return about
-        return [*about, f"when {self.when}", "else dropped" if self.otherwise == "drop" else "else skipped"]
-
-    @property
-    def else_(self) -> str | None:
-        """What becomes of rows for which the guard is not true; None without a guard."""
-        return self.otherwise if self.when else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +75,7 @@ class GraphReport(Report):
         total = {"rows": rows["total"]} if rows is not None else None
         written = self.written or rows
         ended = {name: written[name] for name in ROWS} if written is not None else None
-        stages = [
-            DrawnNode(stage.name, stage.kind, stage.label_lines, stage.counts, stage.level) for stage in self.stages
-        ]
-        return [DrawnNode(first, "input", counts=total), *stages, DrawnNode(last, "output", counts=ended)]
+        return [DrawnNode(first, "input", counts=total), *self.stages, DrawnNode(last, "output", counts=ended)]
 
     def edges(self) -> list[DrawnEdge]:
         """The lines: from each stage to those that need it."""
@@ -130,48 +111,39 @@ async def graph(
 
     Raises SpecError for problems in the file, UsageError for a run that does not exist.
     """
+    nodes: Sequence[StageNode]
+    record: RunRecord | None
     if run is not None:
-        async with stored_run(project_root(project), run, workflow_name(workflow)) as (database, record):
-            definition = await definition_of(database, record.id)
-            outcomes, rows, written = await _counts(database, record)
-        bodies, levels = definition["stages"], _levels(recorded_stages(definition))
-        return GraphReport(
-            record.workflow,
-            record.id,
-            definition["input"]["path"],
-            tuple(_drawn(body, outcomes.get(body["name"], {}), levels) for body in bodies),
-            tuple(bodies[position]["name"] for position in ends_of(definition)),
-            record.output_dir,
-            rows,
-            written,
-        )
-    if workflow is None:
-        raise UsageError("no workflow is named", remedy="Name it, as in `agac graph -a NAME`, or a run with --run N.")
-    opened = open_project(project)
-    loaded, problems = load_workflow(opened.spec, workflow, Overrides())
-    if loaded is None or any_error(problems):
-        raise SpecError(in_order(problems))
-    async with open_for_reading(database_path(opened.root)) as found:
-        lines = await run_lines(found, loaded.name) if found else []
-        last = await read_run(found, lines[0].id) if found and lines else None
-        outcomes, rows, written = await _counts(found, last)
-    models, _ = resolve_models(loaded, opened.providers, opened.spec.aliases)
-    levels, stages = _levels(loaded.stages), []
-    for stage in loaded.stages:
-        body, resolved = stage_body(stage), models.get(stage.name)
-        if stage.asks:
-            body["model"] = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model or "no model"
-        stages.append(_drawn(body, outcomes.get(stage.name), levels))
-    return GraphReport(
-        loaded.name,
-        last.id if last else None,
-        loaded.input.shown,
-        tuple(stages),
-        loaded.output.stages,
-        opened.spec.shown(loaded.output.dir),
-        rows,
-        written,
-    )
+        async with stored_run(project_root(project), run, workflow_name(workflow)) as (database, stored):
+            definition = await definition_of(database, stored.id)
+            outcomes, rows, written = await _counts(database, stored)
+        name, shown, output, record = stored.workflow, definition["input"]["path"], stored.output_dir, stored
+        bodies, nodes = definition["stages"], recorded_stages(definition)
+        ends = tuple(bodies[position]["name"] for position in ends_of(definition))
+        outcomes = {body["name"]: outcomes.get(body["name"], {}) for body in bodies}
+    else:
+        if workflow is None:
+            hint = "Name it, as in `agac graph -a NAME`, or a run with --run N."
+            raise UsageError("no workflow is named", remedy=hint)
+        opened = open_project(project)
+        loaded, problems = load_workflow(opened.spec, workflow, Overrides())
+        if loaded is None or any_error(problems):
+            raise SpecError(in_order(problems))
+        async with open_for_reading(database_path(opened.root)) as found:
+            lines = await run_lines(found, loaded.name) if found else []
+            record = await read_run(found, lines[0].id) if found and lines else None
+            outcomes, rows, written = await _counts(found, record)
+        name, shown, output = loaded.name, loaded.input.shown, opened.spec.shown(loaded.output.dir)
+        models, _ = resolve_models(loaded, opened.providers, opened.spec.aliases)
+        bodies, nodes, ends = [stage_body(stage) for stage in loaded.stages], loaded.stages, loaded.output.stages
+        for stage, body in zip(loaded.stages, bodies, strict=True):
+            if stage.asks:
+                resolved = models.get(stage.name)
+                model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model
+                body["model"] = model or "no model"
+    levels = _levels(nodes)
+    stages = tuple(_drawn(body, outcomes.get(body["name"]), levels[body["name"]]) for body in bodies)
+    return GraphReport(name, record.id if record else None, shown, stages, ends, output, rows, written)
 
 
 async def _counts(
@@ -206,9 +178,9 @@ def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
     return found
 
 
-def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: Mapping[str, int]) -> DrawnStage:
+def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: int) -> DrawnStage:
     """A stage by its stored form."""
-    operation = body.get("operation")
+    operation, guard = body.get("operation"), body.get("when")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
     if isinstance(what, dict):
         does = ", ".join(f"{old} → {new}" for old, new in what.items())
@@ -217,17 +189,12 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, levels: 
     makes = f"explode {body['explode']}" if "explode" in body else None
     if "group_by" in body and makes is None:
         makes = f"group_by {', '.join(body['group_by']) or 'nothing'}"
-    return DrawnStage(
-        body["name"],
-        kind,
-        does,
-        read_needs(body["needs"]),
-        body.get("when"),
-        body.get("otherwise", "skip"),
-        outcomes,
-        makes,
-        levels[body["name"]],
-    )
+    otherwise = body.get("otherwise", "skip") if guard else None
+    lines = [does, *([makes] if makes else [])]
+    if guard is not None:
+        lines += [f"when {guard}", "else dropped" if otherwise == "drop" else "else skipped"]
+    needs = read_needs(body["needs"])
+    return DrawnStage(body["name"], kind, lines, outcomes, level, does, needs, guard, otherwise, makes)
 
 
 def save_drawing(text: str, file: Path | str) -> None:
@@ -245,12 +212,7 @@ def save_drawing(text: str, file: Path | str) -> None:
         if start and not start.decode("utf-8", "replace").startswith(OURS):
             raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
     try:
-        drawing = AtomicFile(file)
-        try:
-            drawing.append(text)
-            drawing.commit()
-        finally:
-            drawing.abort()
+        write_whole(file, text)
     except UsageError:
         raise
     except AgacError as error:

@@ -307,6 +307,16 @@ class AtomicFile:
         self.temporary.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file with this text, or nothing. Raises as `AtomicFile` does."""
+    file = AtomicFile(path)
+    try:
+        file.append(text)
+        file.commit()
+    finally:
+        file.abort()
+
+
 def refuse_what_is_no_file(path: Path) -> None:
     """Raises UsageError unless `path` is free or a regular file that may be replaced."""
     if path.is_symlink():

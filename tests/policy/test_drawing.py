@@ -233,17 +233,6 @@ def test_a_chain_is_drawn_straight_down_and_branches_that_need_not_cross_do_not(
     assert len({boxes[f"a{i}"].x < boxes[f"b{i}"].x for i in (1, 2, 3)}) == 1
 
 
-def test_a_graph_that_is_none_is_refused() -> None:
-    a, b = DrawnNode("a", "ask"), DrawnNode("b", "ask")
-    for draw in (svg, mermaid):
-        with pytest.raises(ValueError, match="two stages of a drawing have one name"):
-            draw([a, a], [])
-        with pytest.raises(ValueError, match="ends at 'b', which is not in it"):
-            draw([a], [DrawnEdge("a", "b")])
-    with pytest.raises(ValueError, match="cannot be drawn in layers"):
-        svg([a, b], [DrawnEdge("a", "b"), DrawnEdge("b", "a")])
-
-
 def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
         "from agac.api.drawing import DrawnEdge, DrawnNode, mermaid, svg\n"
