@@ -474,41 +474,36 @@ def split_script(script: str) -> list[str]:
     return [part.strip() for part in re.split(r";\s*(?:\n|\Z)", bare) if part.strip()]
 
 
-def schema_of(path: Path, connection: sqlite3.Connection) -> int:
-    """The number of the schema; 0: nothing was written yet. Raises StoreTooNew where only a newer agac knows it."""
+def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = False) -> int:
+    """The number of the schema; 0: nothing was written yet. Raises StoreTooNew where only a newer agac knows it, and
+    StoreOutdated for one from before the first migration, which can only be copied."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > migrations()[-1][0]:
+    baseline, newest = (migrations()[place][0] for place in (0, -1))
+    if version > newest:
         raise StoreTooNew(
-            f"{path} was written by a newer agac (schema {version}, this one knows {migrations()[-1][0]})",
+            f"{path} was written by a newer agac (schema {version}, this one knows {newest})",
             remedy="upgrade: pip install --upgrade agac",
+        )
+    if 0 < version < baseline and not to_copy:
+        raise StoreOutdated(
+            f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
+            remedy=f"run `agac run -a WORKFLOW` once with an agac that knows schema {baseline}, then upgrade again; "
+            f"or start with an empty store: mv {path} {path}.old",
         )
     return version
 
 
 def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> None:
     """Raises as `schema_of` does, and StoreOutdated for a schema that is older than this agac's."""
-    version = schema_of(path, connection)
-    _refuse_before_baseline(version, path)
-    if version < migrations()[-1][0]:
+    if schema_of(path, connection) < migrations()[-1][0]:
         raise StoreOutdated(
             f"{path} was written by an older agac",
             remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
         )
 
 
-def _refuse_before_baseline(version: int, path: Path) -> None:
-    baseline = migrations()[0][0]
-    if 0 < version < baseline:
-        raise StoreOutdated(
-            f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
-            remedy=f"run `agac run -a WORKFLOW` once with an agac that knows schema {baseline}, then upgrade again; "
-            f"or start with an empty store: mv {path} {path}.old",
-        )
-
-
 def _prepare(path: Path, writer: sqlite3.Connection) -> None:
     version = schema_of(path, writer)
-    _refuse_before_baseline(version, path)
     if version == 0:
         writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
         writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -138,7 +138,7 @@ class GarbageCollector:
         def drop(writer: sqlite3.Connection, after: int) -> None:
             writer.execute(sql("batches_tasks_drop"), {"after": after, "upto": after + CHUNK_TASKS})
 
-        (last,) = await self.read("batches_last_task", int)
+        (last,) = await self.read("last_task", int)
         for after in range(0, last, CHUNK_TASKS):
             await self.transaction(partial(drop, after=after))
 
@@ -244,9 +244,13 @@ def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:
     return canonical({**about, "last_run": last})
 
 
-# Which results and endpoints are in use: found out in short readings, kept as one bit for each result.
+# Which results and endpoints are in use: found out in short readings, kept as one byte for each result.
 
-_ENDS = tuple[int, int, int]
+_RANGES = {
+    "gc_references": "last_row", "gc_results": "last_result", "gc_result_endpoints": "last_result",
+    "gc_asked_elsewhere": "last_attempt", "gc_attempt_endpoints": "last_attempt", "batches_results": "last_task",
+}  # fmt: skip
+"""The statements that are read range by range, each with the statement that finds the end of the last one."""
 
 RANGE = 8192
 """Keys in one reading: some hundredths of a second."""
@@ -255,61 +259,44 @@ Read = Callable[..., Awaitable[list[Any]]]
 """Runs a statement that reads, as `GarbageCollector.read` and `store.db.select` do."""
 
 
-class Bits:
-    """A set of numbers from 0 to `last`: 1.25 MB for ten million."""
-
-    def __init__(self, last: int) -> None:
-        self._bytes = bytearray(last // 8 + 1)
-
-    def add(self, number: int) -> None:
-        """Puts a number in."""
-        self._bytes[number >> 3] |= 1 << (number & 7)
-
-    def __contains__(self, number: int) -> bool:
-        return bool(self._bytes[number >> 3] & 1 << (number & 7))
-
-
-async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> Bits:
-    """The results to which rows of kept runs refer; rows that left the input only where they are kept. Also those that
-    came in a batch, and that no row has taken up yet.
+async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> bytearray:
+    """1 for each result to which rows of kept runs refer, by its id; rows that left the input only where they are kept.
+    Also those that came in a batch, and that no row has taken up yet.
 
     With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
     come back, and would be asked again.
     """
     kept = {line.id for line in choice.kept}
-    ((last_key, last_result, last_attempt),) = await read("gc_ends", _ENDS)
-    (last_task,) = await read("batches_last_task", int)
-    used = Bits(last_result)
-    places = {"gc_references": last_key, "batches_results": last_task}
-    if workflow is not None:
-        places["gc_asked_elsewhere"] = last_attempt
-    for statement, last in places.items():
-        async for rows in _ranges(read, statement, last, workflow):
+    (last_result,) = await read("last_result", int)
+    used = bytearray(last_result + 1)
+    for statement in ("gc_references", "batches_results", *(["gc_asked_elsewhere"] if workflow is not None else [])):
+        async for rows in _ranges(read, statement, workflow):
             for run, left, result in rows:
                 if run is None or (run in kept and not (left and run in choice.tidied)):
-                    used.add(result)
+                    used[result] = 1
     return used
 
 
-async def unused_results(read: Read, used: Bits) -> AsyncIterator[list[int]]:
-    """The results that are not in `used`, some thousand at a time."""
-    ((_, last_result, _),) = await read("gc_ends", _ENDS)
-    async for rows in _ranges(read, "gc_results", last_result):
-        if unused := [result for (result,) in rows if result not in used]:
+async def unused_results(read: Read, used: bytearray) -> AsyncIterator[list[int]]:
+    """The results that are not in use, some thousand at a time."""
+    async for rows in _ranges(read, "gc_results"):
+        if unused := [result for (result,) in rows if not used[result]]:
             yield unused
 
 
 async def used_endpoints(read: Read) -> set[int]:
     """The endpoints that results and attempts name."""
-    ((_, last_result, last_attempt),) = await read("gc_ends", _ENDS)
-    found: set[int] = set()
-    for statement, last in (("gc_result_endpoints", last_result), ("gc_attempt_endpoints", last_attempt)):
-        async for rows in _ranges(read, statement, last):
-            found.update(endpoint for (endpoint,) in rows)
-    return found
+    return {
+        endpoint
+        for statement in ("gc_result_endpoints", "gc_attempt_endpoints")
+        async for rows in _ranges(read, statement)
+        for (endpoint,) in rows
+    }
 
 
-async def _ranges(read: Read, statement: str, last: int, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
+async def _ranges(read: Read, statement: str, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
+    """What a statement finds, range by range of the keys of the table that it reads."""
+    (last,) = await read(_RANGES[statement], int)
     for after in range(0, last, RANGE):
         yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
 
@@ -438,7 +425,7 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
     """
     connected = partial(sqlite3.connect, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     with translated(source), closing(connected(reading_uri(source))) as reader:
-        if schema_of(source, reader) == 0:
+        if schema_of(source, reader, to_copy=True) == 0:
             raise StoreError(f"{source} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
         reader.execute("BEGIN")
         reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment

@@ -477,10 +477,21 @@ DELETE FROM event WHERE run_id = ?;
 -- A run of which nothing else is left.
 DELETE FROM run WHERE id = ?;
 
--- name: gc_ends
--- The last row key, result and attempt.
-SELECT (SELECT coalesce(max(key), 0) FROM row), (SELECT coalesce(max(id), 0) FROM result),
-    (SELECT coalesce(max(id), 0) FROM attempt);
+-- name: last_row
+-- The last key of a row.
+SELECT coalesce(max(key), 0) FROM row;
+
+-- name: last_result
+-- The last result.
+SELECT coalesce(max(id), 0) FROM result;
+
+-- name: last_attempt
+-- The last call.
+SELECT coalesce(max(id), 0) FROM attempt;
+
+-- name: last_task
+-- The last task that was in a batch.
+SELECT coalesce(max(id), 0) FROM batch_task;
 
 -- name: gc_references
 -- The results to which some rows and their tasks refer. Rows that are no longer made refer to none.
@@ -1108,10 +1119,6 @@ WHERE b.id > :after AND b.id <= :upto AND b.state < 3 AND b.then_do IS NOT 'run'
 -- name: batches_drop
 -- The batches of a run without rows.
 DELETE FROM batch WHERE run_id = ?;
-
--- name: batches_last_task
--- The last task that was in a batch.
-SELECT coalesce(max(id), 0) FROM batch_task;
 
 -- name: batches_tasks_drop
 -- Tasks of batches, among some, whose row or run is gone.

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import Process, ended, kill_at, killed, listening, little_room, row_count, wait_until
+from support.processes import kill_at, killed, listening, little_room, row_count, wait_until
 from support.project import ProjectFolder, clean_environment
 from support.server import Faulty, Server
 
@@ -29,25 +29,11 @@ def files_of(project: ProjectFolder) -> set[str]:
     return {path.name for path in project.root.iterdir()}
 
 
-def working(project: ProjectFolder, faulty: Faulty, first: int, done: int = 0) -> Process:
-    """A run of 60 rows at work: eight calls are in flight, the first of which is this one, and so many rows done."""
-    server = faulty([{"kind": "hang", "at": list(range(first, first + 8))}])
-    project.configure(server.base_url)
-    project.numbered(60)
-    project.workflow()
-    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
-    wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) >= done, "its work", process)
-    return process
-
-
-def restored(project: ProjectFolder, command: str) -> None:
-    """Runs the command that was printed to put a copy back."""
-    subprocess.run(["bash", "-c", command], cwd=project.root, env=clean_environment(None), check=True)
-
-
-def restore_command(out: str) -> str:
+def restored(out: str, folder: Path) -> None:
+    """Runs the command that a backup printed to put its copy back."""
     (line,) = [line for line in out.split("\n") if "with: " in line]
-    return line.partition("with: ")[2]
+    command = line.partition("with: ")[2]
+    subprocess.run(["bash", "-c", command], cwd=folder, env=clean_environment(None), check=True)
 
 
 def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, server: Server) -> None:
@@ -57,7 +43,7 @@ def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, ser
     shutil.rmtree(finished.root / ".agac")
     (finished.root / ".agac").mkdir()
     shutil.rmtree(finished.root / "output")
-    restored(finished, restore_command(ran.out))
+    restored(ran.out, finished.root)
     server.reset()
     again = finished.run()
     assert (again.summary["run"], again.invocation["rows_unchanged"]) == (1, 40)
@@ -79,35 +65,23 @@ def test_a_copy_is_one_file_that_needs_nothing_beside_it(finished: ProjectFolder
     copy.close()
 
 
-def test_a_copy_is_made_while_a_run_is_at_work(project: ProjectFolder, faulty: Faulty) -> None:
-    """Twenty answers are there, eight calls in flight: the copy has the twenty, and the run does not notice."""
-    process = working(project, faulty, 21, 20)
-    project.agac("backup", "copy.db", "--json", code=0)
-    assert process.poll() is None
-    killed(process)
-    elsewhere = project.root.parent / "elsewhere"
-    shutil.copytree(project.root, elsewhere, ignore=shutil.ignore_patterns(".agac"))
-    other = ProjectFolder.__new__(ProjectFolder)
-    other.root = elsewhere
-    (elsewhere / ".agac").mkdir()
-    shutil.copy(project.root / "copy.db", elsewhere / ".agac/agac.db")
-    assert agac.status(project=elsewhere).runs[0]["state"] == "killed"
-    other.assert_sound()
-    again = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json", code=0)
-    assert again.json["invocation"]["rows_unchanged"] == 20
-    assert again.json["invocation"]["calls"] == 40
-    assert again.json["invocation"]["lost_calls_at_most"] == 16
-    other.assert_sound()
-
-
-def test_nobody_holds_a_workflow_in_a_copy(project: ProjectFolder, faulty: Faulty) -> None:
-    """A copy that is put to work elsewhere on the same machine has nothing to do with the run that still goes on."""
-    process = working(project, faulty, 1)
-    other = ProjectFolder(project.root.parent / "other")
+def test_a_copy_of_a_run_at_work_is_of_a_killed_one_that_nobody_holds(project: ProjectFolder, faulty: Faulty) -> None:
+    """Twenty answers are there, eight calls in flight: the copy has the twenty, and the run does not notice, nor that
+    the copy is put to work elsewhere on the same machine."""
+    server = project.asks(faulty([{"kind": "hang", "at": list(range(21, 29))}]))
+    project.workflow(rows=60)
+    process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
+    wait_until(lambda: server.account()["in_flight"] == 8 and row_count(project) >= 20, "its work", process)
+    other = ProjectFolder(project.root.parent / "elsewhere")
     shutil.copytree(project.root, other.root, ignore=shutil.ignore_patterns(".agac"), dirs_exist_ok=True)
     (other.root / ".agac").mkdir()
-    assert project.agac("backup", str(other.root / ".agac/agac.db")).code == 0
-    assert other.agac("run", "-a", "reviews").code == 0
+    project.agac("backup", str(other.root / ".agac/agac.db"), "--json", code=0)
+    assert agac.status(project=other.root).runs[0]["state"] == "killed"
+    other.assert_sound()
+    invocation = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json", code=0).json["invocation"]
+    counts = [invocation[key] for key in ("rows_unchanged", "calls", "lost_calls_at_most")]
+    assert counts == [20, 40, 16]
+    other.assert_sound()
     assert project.query("SELECT holder <> '' FROM lease") == [(1,)]
     assert process.poll() is None
     killed(process)
@@ -138,41 +112,19 @@ def test_a_busy_run_does_not_keep_a_copy_from_being_made(
         assert copy.execute("SELECT count(*) FROM row WHERE state = 1").fetchall() == [(40,)]
 
 
-def test_copies_of_a_run_at_work_are_sound(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([], "--latency", "0.002").base_url)
-    project.numbered(1_500)
-    project.workflow()
-    process = listening(project.start("run", "-a", "reviews", "--concurrency", "4"))
-    wait_until(lambda: row_count(project) > 50, "its first answers", process)
-    seen = []
-    while len(seen) < 4 and process.poll() is None:
-        agac.backup(project.root / "copy.db", force=True, project=project.root)
-        copy = ProjectFolder(project.root.parent / f"copy-{len(seen)}")
-        (copy.root / ".agac").mkdir()
-        shutil.copy(project.root / "copy.db", copy.root / ".agac/agac.db")
-        copy.assert_sound()
-        seen.append(row_count(copy))
-    assert seen == sorted(seen)
-    assert seen[0] < 1_500
-    ran = ended(process)
-    assert ran.code == 0, ran.err
-
-
 def test_what_was_written_after_the_copy_does_not_get_into_it_by_an_old_log(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
     """A killed run leaves a write-ahead log: put back as printed, the copy is what it was."""
-    server = faulty([{"kind": "hang", "at": list(range(31, 39))}])
-    project.configure(server.base_url)
-    project.numbered(60)
-    project.workflow()
+    server = project.asks(faulty([{"kind": "hang", "at": list(range(31, 39))}]))
+    project.workflow(rows=60)
     assert project.run(limit=10).exit_code == 0
     ran = project.agac("backup", "copy.db")
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
     wait_until(lambda: server.account()["in_flight"] == 8, "its work", process)
     killed(process)
     assert (project.root / ".agac/agac.db-wal").stat().st_size > 0
-    restored(project, restore_command(ran.out))
+    restored(ran.out, project.root)
     assert row_count(project) == 10
     project.assert_sound()
     server.reset()
@@ -283,5 +235,5 @@ def test_a_path_is_meant_from_the_current_folder(finished: ProjectFolder, tmp_pa
     ran = finished.agac("--project-dir", str(finished.root), "backup", "copy.db", cwd=tmp_path, code=0)
     assert (tmp_path / "copy.db").is_file()
     shutil.copy(finished.root / ".agac/agac.db", tmp_path / "kept.db")
-    subprocess.run(["bash", "-c", restore_command(ran.out)], cwd=tmp_path, check=True)
+    restored(ran.out, tmp_path)
     finished.assert_sound()

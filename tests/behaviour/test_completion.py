@@ -42,11 +42,35 @@ def stocked(project: ProjectFolder) -> ProjectFolder:
     return project
 
 
-def test_workflows_are_offered_wherever_one_is_named(stocked: ProjectFolder) -> None:
-    assert completed(stocked, "run", "-a", "") == ["returns", "reviews", "translations"]
-    assert completed(stocked, "run", "--workflow", "re") == ["returns", "reviews"]
-    assert completed(stocked, "--quiet", "plan", "--limit", "3", "-a", "t") == ["translations"]
-    assert completed(stocked, "status", "-a", "x") == []
+def test_names_are_offered_wherever_one_is_asked_for(stocked: ProjectFolder) -> None:
+    put_batch(stocked)
+    put_batch(stocked, **unsent())
+    put_batch(stocked, state="CLEANED")
+    for typed, offered in {
+        "run -a ": "returns reviews translations",
+        "run --workflow re": "returns reviews",
+        "--quiet plan --limit 3 -a t": "translations",
+        "status -a x": "",
+        "run -a reviews --stage ": "classify reply check",
+        "run -a reviews --from c": "classify check",
+        "run -a translations --until ": "classify",
+        "retry last --stage r": "reply",
+        "why 1 r-1 ": "classify reply check",
+        "run --stage ": "",
+        "status ": "last 2 1",  # runs, the newest first
+        "inspect l": "last",
+        "export --run ": "2 1",
+        "batch status ": "2 1 batch_0001",  # open batches by both names
+        "batch cancel b": "batch_0001",
+        "batch retrieve --batch-id ": "2 1 batch_0001",
+        "doctor --resubmit --batch-id 1": "1",
+        "card show ": "sales support",
+        "retry 1 --error ": " ".join(ErrorType),
+        "ru": "run runs",
+        "run --lim": "--limit",
+        "completion ": "bash zsh fish",
+    }.items():
+        assert completed(stocked, *typed.split(" ")) == offered.split(), typed
 
 
 def test_every_option_that_takes_a_name_of_the_project_is_completed() -> None:
@@ -54,40 +78,6 @@ def test_every_option_that_takes_a_name_of_the_project_is_completed() -> None:
         for parameter in command.params:
             if parameter.opts[0] in ("-a", "--stage", "--from", "--until", "--run", "--error"):
                 assert parameter.name in COMPLETIONS, f"agac {path} {parameter.opts[0]}"
-
-
-def test_stages_are_those_of_the_workflow_or_of_the_run(stocked: ProjectFolder) -> None:
-    assert completed(stocked, "run", "-a", "reviews", "--stage", "") == ["classify", "reply", "check"]
-    assert completed(stocked, "run", "-a", "reviews", "--from", "c") == ["classify", "check"]
-    assert completed(stocked, "run", "-a", "translations", "--until", "") == ["classify"]
-    assert completed(stocked, "retry", "last", "--stage", "r") == ["reply"]
-    assert completed(stocked, "why", "1", "r-1", "") == ["classify", "reply", "check"]
-    assert completed(stocked, "run", "--stage", "") == []
-
-
-def test_runs_are_offered_newest_first(stocked: ProjectFolder) -> None:
-    assert completed(stocked, "status", "") == ["last", "2", "1"]
-    assert completed(stocked, "inspect", "l") == ["last"]
-    assert completed(stocked, "export", "--run", "") == ["2", "1"]
-
-
-def test_open_batches_are_offered_by_both_names(stocked: ProjectFolder) -> None:
-    assert completed(stocked, "batch", "status", "") == []
-    put_batch(stocked)
-    put_batch(stocked, **unsent())
-    put_batch(stocked, state="CLEANED")
-    assert completed(stocked, "batch", "status", "") == ["2", "1", "batch_0001"]
-    assert completed(stocked, "batch", "cancel", "b") == ["batch_0001"]
-    assert completed(stocked, "batch", "retrieve", "--batch-id", "") == ["2", "1", "batch_0001"]
-    assert completed(stocked, "doctor", "--resubmit", "--batch-id", "1") == ["1"]
-
-
-def test_cards_kinds_of_errors_commands_and_flags_are_offered(stocked: ProjectFolder) -> None:
-    assert completed(stocked, "card", "show", "") == ["sales", "support"]
-    assert completed(stocked, "retry", "1", "--error", "") == [str(kind) for kind in ErrorType]
-    assert completed(stocked, "ru") == ["run", "runs"]
-    assert completed(stocked, "run", "--lim") == ["--limit"]
-    assert completed(stocked, "completion", "") == ["bash", "zsh", "fish"]
 
 
 def test_folders_of_agac_yml_and_the_flag_are_honoured(stocked: ProjectFolder, tmp_path: Path) -> None:
@@ -107,6 +97,7 @@ def test_trouble_is_met_with_silence(project: ProjectFolder, tmp_path: Path) -> 
     assert completed(project, "run", "-a", "") == []
     project.write(".agac/agac.db", "this is no database, whatever its name may say, and never was one")
     assert completed(project, "inspect", "") == ["last"]
+    assert completed(project, "batch", "status", "") == []
     assert "run" in completed(project, "nothing", "")
 
 

@@ -23,7 +23,7 @@ TWO = [
 ]
 
 
-def one_row(project: ProjectFolder, row: str = "r-1", run: int | str = "last", **more: Any) -> dict[str, Any]:
+def one_row(project: ProjectFolder, row: str | int = "r-1", run: int | str = "last", **more: Any) -> dict[str, Any]:
     """The row that `inspect` finds, when it is one."""
     report = agac.inspect(run, row, project=project.root, **more)
     assert report.rows is not None
@@ -137,12 +137,11 @@ class TestStatusOfARun:
         out = project.agac("status", "last").out
         assert "Failed in classify: 1 Refused\nFailed in reply: 1 Truncated\n" in out
         assert followed(project, out, "Look at failed rows with: ").code == 0
-
-    def test_what_calls_without_an_answer_may_have_cost_is_said(self, project: ProjectFolder) -> None:
-        project.numbered(2)
-        project.run(project.workflow())
         with store(project) as database:
-            database.execute("UPDATE counter SET held_cost = 0.25, held_tokens = 900 WHERE outcome = 'call'")
+            database.execute(
+                "UPDATE counter SET held_cost = 0.25, held_tokens = 900 "
+                "WHERE stage = 'classify' AND outcome = 'call' AND error_type = ''"
+            )
         assert agac.status(run=1, project=project.root).runs[0]["held"] == {"cost_usd": 0.25, "tokens": 900}
         out = project.agac("status", "1").out
         assert "Calls without an answer may have cost up to $0.2500 (900 tokens) more\n" in out
@@ -230,19 +229,15 @@ class TestInspectingARun:
         assert "Stage classify: local/small, max_tokens=90, temperature=0.5\n" in out
         assert "  instructions: You read reviews.\n  prompt: Review: ${text}\n" in out
         assert "Stage reply: local/small, max_tokens=90, temperature=0.5, needs classify\n" in out
+        one = agac.inspect(1, stage="reply", project=project.root).as_json()
+        for part in (one, one["definition"]):
+            assert [stage["name"] for stage in part["stages"]] == ["reply"]
+        assert "Stage classify" not in project.agac("inspect", "1", "--stage", "reply").out
         commands = [shlex.split(line)[1:] for line in out.split("\n") if line.strip().startswith("agac inspect ")]
         assert sorted(project.agac(*words).out.split("\n")[0] for words in commands) == [
             'reviews, run 1, "it\'s" (row 2 of the input): failed',
             "reviews, run 1, '-x' (row 1 of the input): failed",
         ]
-
-    def test_one_stage_of_it(self, project: ProjectFolder) -> None:
-        project.numbered(2)
-        project.run(project.workflow(stages=TWO))
-        report = agac.inspect(1, stage="reply", project=project.root).as_json()
-        for part in (report, report["definition"]):
-            assert [stage["name"] for stage in part["stages"]] == ["reply"]
-        assert "Stage classify" not in project.agac("inspect", "1", "--stage", "reply").out
 
 
 class TestInspectingARow:
@@ -352,7 +347,7 @@ class TestInspectingARow:
         assert stage["reused_from"]["run"] is None
         assert "the row of that request has changed since or is gone" in project.agac("inspect", "2", "copy").out
 
-    def test_repeated_ids_are_all_shown(self, project: ProjectFolder) -> None:
+    def test_repeated_ids_are_all_shown_and_digits_find_row_numbers_and_ids(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "one"}, {"id": "r-2", "text": "two"}, {"id": "r-1", "text": "three"}])
         project.run(project.workflow())
         rows = agac.inspect("last", "r-1", project=project.root).rows
@@ -360,16 +355,12 @@ class TestInspectingARow:
         found = [(row["row_number"], row["occurrence"], row["state"]) for row in rows]
         assert found == [(1, 0, "done"), (3, 1, "failed")]
         assert "DuplicateId" in project.agac("inspect", "1", "r-1").out
-
-    def test_digits_find_row_numbers_and_ids_of_the_input(self, project: ProjectFolder) -> None:
         project.rows([{"id": "2", "text": "two"}, {"id": "007", "text": "seven"}])
         project.run(project.workflow())
         assert [one_row(project, name)["fields"]["text"] for name in ("2", "007")] == ["two", "seven"]
         project.run(project.workflow("numbered", input={"id_field": None}))
-        assert one_row(project, "2")["id"] == 2
-        report = agac.inspect(2, 2, project=project.root)
-        assert report.rows is not None
-        assert report.rows[0]["fields"]["text"] == "seven"
+        assert one_row(project, "2")["id"] == one_row(project, 2)["id"] == 2
+        assert one_row(project, 2)["fields"]["text"] == "seven"
         assert project.agac("inspect", "2", "9").code == 2
 
     def test_a_row_that_left_the_input_is_still_there(self, project: ProjectFolder) -> None:
@@ -382,21 +373,20 @@ class TestInspectingARow:
         assert row["stages"][0]["attempts"][0]["reply_kept"]
         assert "'r-3' (left the input)" in project.agac("inspect", "1", "r-3").out
 
-    def test_a_long_reply_is_shown_whole(self, project: ProjectFolder) -> None:
+    def test_a_long_reply_is_shown_whole_and_one_that_was_not_kept_is_said(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "one"}])
         with project.asking(scripted("much " * 900)):
             project.run(project.workflow(stages=[{"name": "say", "prompt": "${text}"}]))
-        assert project.query("SELECT typeof(reply) FROM attempt") == [("blob",)]
-        (stage,) = one_row(project)["stages"]
+            project.run(
+                project.workflow("short", keep_replies="failed", stages=[{"name": "say", "prompt": "- ${text}"}])
+            )
+        assert project.query("SELECT typeof(reply) FROM attempt") == [("blob",), ("null",)]
+        (stage,) = one_row(project, run=1)["stages"]
         assert json.loads(stage["attempts"][0]["reply"])["choices"][0]["message"]["content"] == "much " * 900
         assert stage["attempts"][0]["reply"] in project.agac("inspect", "1", "r-1").out
-
-    def test_a_reply_that_was_not_kept_is_said(self, project: ProjectFolder) -> None:
-        project.numbered(1)
-        project.run(project.workflow(keep_replies="failed"))
         (stage,) = one_row(project)["stages"]
         assert (stage["attempts"][0]["reply"], stage["attempts"][0]["reply_kept"]) == (None, False)
-        assert "reply: not stored" in project.agac("inspect", "1", "r-1").out
+        assert "reply: not stored" in project.agac("inspect", "2", "r-1").out
 
     def test_the_fingerprint_is_that_of_the_prompt_whatever_is_reused(self, project: ProjectFolder) -> None:
         project.numbered(2)
