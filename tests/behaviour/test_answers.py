@@ -5,15 +5,11 @@ import zlib
 from typing import Any
 
 import pytest
-from scripted_server import run_at, scripted
+from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
-
-
-def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
-    return project.query("SELECT number, purpose, status, error_type FROM attempt ORDER BY id")
 
 
 @pytest.mark.parametrize(
@@ -61,21 +57,6 @@ def test_no_bad_reply_is_ever_a_result_of_a_chain(project: ProjectFolder, faulty
     project.assert_sound()
 
 
-def test_an_invalid_answer_is_asked_for_once_more_with_its_errors_quoted(project: ProjectFolder) -> None:
-    bad = '{"sentiment":"excellent"}'
-    report, (first, second) = run_at(project, bad, GOOD)
-    assert (report.exit_code, report.invocation["repairs"]) == (0, 1)
-    assert second["messages"][: len(first["messages"])] == first["messages"]
-    reply, complaint = second["messages"][len(first["messages"]) :]
-    assert reply == {"role": "assistant", "content": bad}
-    assert complaint["role"] == "user"
-    assert '"excellent" is not one of "positive", "neutral", "negative"' in complaint["content"]
-    assert '"reason" is a required property' in complaint["content"]
-    assert second["response_format"] == first["response_format"]
-    assert project.output() == [json.loads(GOOD)]
-    assert attempts(project) == [(1, "ask", 200, "SchemaMismatch"), (2, "repair", 200, None)]
-
-
 def test_a_repaired_answer_is_stored_under_the_original_question(project: ProjectFolder) -> None:
     with scripted('{"sentiment":"excellent"}', GOOD) as server:
         project.configure(server.base_url)
@@ -93,31 +74,19 @@ def test_a_repaired_answer_is_stored_under_the_original_question(project: Projec
     assert project.query("SELECT model FROM endpoint WHERE id = (SELECT endpoint_id FROM result)") == [("small-2",)]
 
 
-def test_an_answer_that_stays_invalid_fails_and_both_replies_are_kept(project: ProjectFolder) -> None:
-    replies = ('{"sentiment":"excellent","reason":"x"}', '{"sentiment":"splendid","reason":"y"}')
-    report, asked = run_at(project, *replies)
+def test_an_answer_that_stays_invalid_fails_and_both_replies_are_kept_a_long_one_deflated(
+    project: ProjectFolder,
+) -> None:
+    long = json.dumps({"sentiment": "excellent", "reason": "very " * 2000})
+    report, asked = run_at(project, long, '{"sentiment":"splendid","reason":"y"}')
     assert (report.exit_code, len(asked)) == (3, 2)
     (envelope,) = project.envelopes(file="errors.jsonl")
     assert envelope["error"]["type"] == "SchemaMismatch"
     assert "splendid" in envelope["error"]["message"]
-    kept = [reply for (reply,) in project.query("SELECT reply FROM attempt ORDER BY id")]
-    assert "excellent" in kept[0]
-    assert "splendid" in kept[1]
-    assert attempts(project) == [(1, "ask", 200, "SchemaMismatch"), (2, "repair", 200, "SchemaMismatch")]
-
-
-def test_a_long_reply_is_kept_deflated(project: ProjectFolder) -> None:
-    run_at(project, json.dumps({"sentiment": "positive", "reason": "very " * 2000}))
-    ((reply,),) = project.query("SELECT reply FROM attempt")
-    assert len(reply) < 1000
-    assert "very very" in json.loads(zlib.decompress(reply))["choices"][0]["message"]["content"]
-
-
-def test_bare_and_fenced_json_is_an_answer(project: ProjectFolder) -> None:
-    texts = [GOOD, f"\n  {GOOD}\n", f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```\n", f"```JSON\r\n{GOOD}\r\n```"]
-    report, asked = run_at(project, *texts, rows=len(texts))
-    assert (report.exit_code, len(asked)) == (0, len(texts))
-    assert project.output() == [json.loads(GOOD)] * len(texts)
+    (first,), (second,) = project.query("SELECT reply FROM attempt ORDER BY id")
+    assert len(first) < 1000
+    assert json.loads(zlib.decompress(first))["choices"][0]["message"]["content"] == long
+    assert "splendid" in second
 
 
 NO_ANSWERS = [
@@ -178,17 +147,52 @@ def test_a_recursive_schema_with_a_deep_answer_does_not_end_the_run(project: Pro
     project.assert_sound()
 
 
-def test_an_answer_is_held_to_the_whole_schema(project: ProjectFolder) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"}, "maxItems": 2},
-            "day": {"type": "string", "format": "date"},
-        },
-        "required": ["tags", "day"],
-    }
-    stage = {"name": "tag", "prompt": "${text}", "output_schema": schema}
-    run_at(project, '{"tags":["ok","NO","x"],"day":"2026-02-30"}', stages=[stage])
-    message = project.envelopes()[0]["error"]["message"]
-    for word in ("tags[1]", '"NO" does not match', "has more than 2 items", "day", "2026-02-30"):
-        assert word in message
+ANSWER = {"sentiment": "positive", "reason": "r"}
+LONE = "\ud83d"
+
+
+def reply(content: str | None, **more: Any) -> Step:
+    message = {"role": "assistant", "content": content, "refusal": more.get("refusal")}
+    choice = {"index": 0, "finish_reason": more.get("finish", "stop"), "message": message}
+    usage = {"prompt_tokens": more.get("tokens", 10), "completion_tokens": 5, "total_tokens": 15}
+    wire = {"id": "x", "model": more.get("model", "small"), "choices": [choice], "usage": usage}
+    return Step(body=json.dumps({key: value for key, value in wire.items() if key not in more.get("without", ())}))
+
+
+ODD: dict[str, tuple[Step, str | None]] = {
+    "a lone surrogate in a refusal": (reply(None, refusal=f"no {LONE}"), "Refused"),
+    "a lone surrogate in a refused text": (reply(f"no {LONE}", finish="refusal"), "Refused"),
+    "a lone surrogate in the model's name": (reply(json.dumps(ANSWER), model=f"m{LONE}"), None),
+    "a lone surrogate in an error": (
+        Step(status=400, body=json.dumps({"error": {"message": f"bad {LONE}", "type": "x"}})),
+        "ProviderError",
+    ),
+    "a lone surrogate in a value": (reply(json.dumps({**ANSWER, "reason": LONE})), "SchemaMismatch"),
+    "more tokens than a column holds": (reply(json.dumps(ANSWER), tokens=10**20), None),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_reply_is_stored_and_fails_at_most_its_row(project: ProjectFolder, case: str) -> None:
+    answer, error = ODD[case]
+    report, asked = run_at(project, answer)
+    assert report.exit_code == (3 if error else 0)
+    assert [e["type"] for e in report.summary["errors"]] == ([error] if error else [])
+    assert project.query("SELECT count(*) FROM attempt") == [(len(asked),)]
+    project.assert_sound()
+
+
+def test_a_number_beyond_floats_is_judged_exactly(project: ProjectFolder) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}, "required": ["n"]}
+    stage = {"name": "count", "prompt": "${text}", "output_schema": schema}
+    report, asked = run_at(project, '{"n": 1' + "0" * 400 + "}", stages=[stage])
+    assert (report.summary["errors"], len(asked)) == ([], 1)
+    assert [one["result"] for one in project.envelopes()] == [{"n": 10**400}]
+
+
+def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectFolder) -> None:
+    prices = {"prices": {"small": {"input": 1.0, "output": 2.0}}}
+    report, _ = run_at(project, reply('{"sentiment": "odd"}', without=["usage"]), provider=prices)
+    calls = report.summary["calls"]
+    assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, None, 2)
+    assert report.invocation["cost_usd"] is None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import Step, scripted
+from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
@@ -18,7 +18,7 @@ FREE = {"status": 500, "headers": {"retry-after": "0"}, "body": '{"error": {"mes
 
 
 def bad(number: int) -> str:
-    return json.dumps({"sentiment": f"grade {number}", "reason": "r"})
+    return json.dumps({"sentiment": f"grade {number}"})
 
 
 def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
@@ -54,19 +54,17 @@ def test_repair_is_once_where_nobody_says_otherwise_and_can_be_set_for_all_stage
 
 
 def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_often(project: ProjectFolder) -> None:
-    with project.asking(scripted(*(bad(n) for n in range(1, 5)), GOOD)) as server:
-        project.workflow(rows=1, stages=[{**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}])
-        report = project.run()
-    assert report.exit_code == 0
-    first, *others = server.asked
-    assert len(others) == 4
+    stage = {**STAGE, "instructions": "Be brief.", "repair": 5, "max_tokens": 77}
+    report, (first, *others) = run_at(project, *(bad(n) for n in range(1, 5)), GOOD, stages=[stage])
+    assert (report.exit_code, len(others), report.invocation["repairs"]) == (0, 4, 4)
     assert [m["role"] for m in first["messages"]] == ["system", "user"]
     for number, body in enumerate(others, 1):
         original, (reply, complaint) = body["messages"][:2], body["messages"][2:]
         assert original == first["messages"]
         assert reply == {"role": "assistant", "content": bad(number)}
         assert complaint["role"] == "user"
-        assert f'"grade {number}" is not one of' in complaint["content"]
+        assert f'"grade {number}" is not one of "positive", "neutral", "negative"' in complaint["content"]
+        assert '"reason" is a required property' in complaint["content"]
         assert f"grade {number - 1}" not in json.dumps(body)
         assert {key: value for key, value in body.items() if key != "messages"} == {
             key: value for key, value in first.items() if key != "messages"
@@ -80,12 +78,9 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
     """Five server errors and twenty refusals by rate before each wrong reply: the hard cap, reached exactly."""
     refused = Step(status=429, headers={"retry-after-ms": "1"}, body="{}")
     question = [*[Step(**FREE)] * 5, *[refused] * 20]
-    with project.asking(
-        scripted(*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}"))
-    ) as server:
-        report = project.run(project.workflow(rows=1, stages=[{**STAGE, "repair": 2}]))
-        assert len(server.asked) == 3 * 26
-    assert report.exit_code == 3
+    steps = [*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}")]
+    report, asked = run_at(project, *steps, stages=[{**STAGE, "repair": 2}])
+    assert (report.exit_code, len(asked)) == (3, 3 * 26)
     assert [number for number, *_ in attempts(project)] == list(range(1, 79))
     assert project.envelopes()[0]["error"]["type"] == "SchemaMismatch"
     project.assert_sound()
@@ -93,10 +88,8 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agac.engine.caller.max_calls", lambda repair, models: 4)
-    with project.asking(scripted(Step(**FREE))) as server:
-        report = project.run(project.workflow(rows=2, stages=[STAGE]), concurrency=1)
-        assert len(server.asked) == 2 * 4
-    assert report.exit_code == 3
+    report, asked = run_at(project, Step(**FREE), rows=2, stages=[STAGE])
+    assert (report.exit_code, len(asked)) == (3, 2 * 4)
     assert project.query("SELECT count(*) FROM attempt") == [(8,)]
     error = project.envelopes()[0]["error"]
     assert (error["type"], "4 times" in error["message"]) == ("ProviderError", True)
@@ -121,35 +114,24 @@ ENDS: dict[str, tuple[list[str | Step], dict[str, Any], list[str], str | None]] 
 @pytest.mark.parametrize("case", ENDS)
 def test_what_an_answer_of_the_wrong_form_comes_to(project: ProjectFolder, case: str) -> None:
     steps, keys, how, error = ENDS[case]
-    with project.asking(scripted(*steps)) as server:
-        project.workflow(rows=1, stages=[{**STAGE, **keys}])
-        assert project.run().exit_code == (3 if error else 0)
-        assert len(server.asked) == len(steps)
+    report, asked = run_at(project, *steps, stages=[{**STAGE, **keys}])
+    assert (report.exit_code, len(asked)) == (3 if error else 0, len(steps))
     assert hows(project) == how
     assert (project.envelopes()[0]["error"] or {}).get("type") == error
 
 
-def test_json_repair_mends_without_a_call_and_says_so(project: ProjectFolder) -> None:
-    with project.asking(scripted(SLIP)) as server:
-        report = project.run(project.workflow(rows=3, stages=[{**STAGE, "json_repair": True}]))
-        assert len(server.asked) == 3
-    assert report.exit_code == 0
+def test_json_repair_mends_without_a_call_and_says_so_and_what_it_cannot_mend_fails_its_row(
+    project: ProjectFolder,
+) -> None:
+    broken = ["{" * 3000, "[" * 100_000, '{"sentiment": NaN,}', '{"reason": "\\ud800",}', '{"sentiment": }']
+    stage = {**STAGE, "json_repair": True, "repair": 0}
+    report, asked = run_at(project, *broken, SLIP, rows=8, stages=[stage], stop_loss=False)
+    assert (report.exit_code, len(asked)) == (3, 8)
     assert project.output() == [json.loads(GOOD)] * 3
     assert hows(project) == ["json_repair"] * 3
-    assert attempts(project) == [(1, "ask", None)] * 3
+    assert attempts(project) == [(1, "ask", "SchemaMismatch")] * 5 + [(1, "ask", None)] * 3
     (stage,) = report.summary["stages"]
-    assert (stage["done"], stage["json_repaired"], stage["repaired"]) == (3, 3, 0)
-    project.assert_sound()
-
-
-def test_replies_that_no_mending_survives_fail_their_rows_only(project: ProjectFolder) -> None:
-    broken = ["{" * 3000, "[" * 100_000, '{"sentiment": NaN,}', '{"reason": "\\ud800",}', '{"sentiment": }']
-    with project.asking(scripted(*broken, SLIP)) as server:
-        project.numbered(len(broken) + 1)
-        project.workflow(stages=[{**STAGE, "json_repair": True, "repair": 0}], stop_loss=False)
-        report = project.run(concurrency=1)
-    assert (report.summary["rows"]["done"], report.summary["rows"]["failed"]) == (1, len(broken))
-    assert server.times
+    assert (stage["done"], stage["json_repaired"], stage["repaired"], stage["failed"]) == (3, 3, 0, 5)
     project.assert_sound()
 
 
