@@ -1,5 +1,6 @@
 """Stages side by side: who sees what, who waits for whom, and what becomes of the row."""
 
+import json
 from threading import Barrier
 from typing import Any
 
@@ -55,33 +56,21 @@ def test_independent_stages_are_asked_at_the_same_time(project: ProjectFolder) -
     assert project.output()[1] == {f"b{n}": f"said {n} of r-2" for n in range(4)}
 
 
-def test_results_of_several_ends_are_an_object_by_their_names(project: ProjectFolder) -> None:
+def test_results_of_several_ends_or_of_chosen_stages_are_an_object_by_their_names(project: ProjectFolder) -> None:
     project.numbered(2)
-    stages = [
-        {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT},
-        echo("topics", "t ${id}"),
-        echo("mid", "m ${id}", ["topics"]),
-    ]
-    stages[0]["model"] = "local/small"
+    classify = {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT, "model": "local/small"}
+    stages = [classify, echo("topics", "t ${id}"), echo("mid", "m ${topics}", ["topics"])]
     project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
     assert project.run().exit_code == 0
-    assert [row["mid"] for row in project.output()] == ["m r-1", "m r-2"]
+    assert [list(row) for row in project.output()] == [["classify", "mid"]] * 2
+    assert [row["mid"] for row in project.output()] == ["m t r-1", "m t r-2"]
     assert project.output()[0]["classify"]["sentiment"] == "positive"
-    assert list(project.output()[0]) == ["classify", "mid"]
     header = (project.root / "output/reviews/results.csv").read_text().splitlines()[0]
     assert header == "id,text,classify,mid,error"
-
-
-def test_the_stages_that_are_written_can_be_chosen(project: ProjectFolder) -> None:
-    project.numbered(1)
-    stages = [echo("a", "a ${id}"), echo("b", "b ${a}", ["a"]), echo("c", "c ${b}", ["b"])]
-    project.workflow(defaults=ECHO, stages=stages, output={"stages": ["c", "a"]})
-    project.run()
-    assert project.output() == [{"a": "a r-1", "c": "c b a r-1"}]
-    project.workflow(defaults=ECHO, stages=stages, output={"stages": "b"})
-    report = project.run()
-    assert project.output() == ["b a r-1"]
-    assert report.invocation["calls"] == 0
+    for chosen, written in ((["mid", "topics"], {"topics": "t r-1", "mid": "m t r-1"}), ("topics", "t r-1")):
+        project.workflow(defaults=ECHO, stages=stages, output={"stages": chosen})
+        assert project.run().invocation["calls"] == 0
+        assert json.dumps(project.output()[0]) == json.dumps(written), "in the order of the workflow"
 
 
 def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: ProjectFolder) -> None:
@@ -94,17 +83,16 @@ def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: P
     )
     project.run(concurrency=4)
     assert project.output() == [f"column {n}" for n in range(20)]
-
-
-def test_a_name_that_is_not_upstream_is_refused(project: ProjectFolder) -> None:
-    project.numbered(1)
     project.workflow(defaults=ECHO, stages=[echo("a", "x"), echo("b", "${a.y} ${a}")])
     ran = project.agac("validate", "-a", "reviews", code=2)
     assert "${a} names a stage that is not upstream of 'b'; stages see only those that they need" in ran.out
 
 
-def test_what_does_not_need_a_failed_stage_still_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "left r-2"}]).base_url)
+def test_what_does_not_need_a_failed_stage_still_goes_on_and_the_first_of_two_failures_is_told(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    faults = [{"kind": "refusal", "match": "left r-2"}, {"kind": "length", "match": "far r-2"}]
+    project.configure(faulty(faults).base_url)
     project.numbered(3)
     project.workflow(
         defaults=ECHO,
@@ -120,23 +108,11 @@ def test_what_does_not_need_a_failed_stage_still_goes_on(project: ProjectFolder,
     assert report.summary["rows"] | {"open": 0} == {
         "total": 3, "done": 2, "skipped": 0, "failed": 1, "dropped": 0, "open": 0,
     }  # fmt: skip
-    stages = {stage["name"]: stage for stage in report.summary["stages"]}
-    assert [stages[name]["done"] for name in ("left", "right", "far", "join")] == [2, 3, 3, 2]
+    stages = {stage["name"]: (stage["done"], stage["failed"]) for stage in report.summary["stages"]}
+    assert stages == {"left": (2, 1), "right": (3, 0), "far": (2, 1), "join": (2, 0)}
+    assert [(e["type"], e["stage"], e["rows"]) for e in report.summary["errors"]] == [("Refused", "left", 1)]
     (error,) = project.envelopes(file="errors.jsonl")
-    assert error["id"] == "r-2"
-    assert error["error"]["type"] == "Refused"
-    project.assert_sound()
-
-
-def test_of_two_failures_of_a_row_the_first_stage_of_the_workflow_is_told(
-    project: ProjectFolder, faulty: Faulty
-) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "late"}, {"kind": "length", "match": "early"}]).base_url)
-    project.numbered(4)
-    project.workflow(defaults=ECHO, stages=[echo("late", "late ${id}"), echo("early", "early ${id}")], stop_loss=False)
-    report = project.run()
-    assert [(e["type"], e["stage"], e["rows"]) for e in report.summary["errors"]] == [("Refused", "late", 4)]
-    assert {stage["name"]: stage["failed"] for stage in report.summary["stages"]} == {"late": 4, "early": 4}
+    assert (error["id"], error["error"]["type"]) == ("r-2", "Refused")
     project.assert_sound()
 
 

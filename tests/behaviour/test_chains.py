@@ -13,15 +13,16 @@ def echo_stages(*prompts: str) -> list[dict[str, Any]]:
     return [{"name": f"s{n}", "prompt": prompt} for n, prompt in enumerate(prompts, 1)]
 
 
-def test_a_later_stage_sees_the_row_and_the_results_before_it(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "one", "tone": "warm"}])
+def test_a_later_stage_sees_the_row_and_the_results_before_it_and_expands_none_of_them(project: ProjectFolder) -> None:
+    text = "${id} $${x} $ref ${s1}"
+    project.rows([{"id": "a", "text": text, "tone": "warm"}])
     project.workflow(
         defaults=ECHO,
         vars={"lang": "en"},
         stages=echo_stages("${text}", "${s1}+${tone}", "${s1}/${s2}/${text}/${vars.lang}/${id}"),
     )
     assert project.run().exit_code == 0
-    assert project.output() == ["one/one+warm/one/en/a"]
+    assert project.output() == [f"{text}/{text}+warm/{text}/en/a"]
 
 
 def test_fields_of_a_result_are_seen_and_a_whole_result_is_compact_json(project: ProjectFolder, server: Server) -> None:
@@ -51,67 +52,43 @@ def test_a_stage_without_a_prompt_sends_the_row_and_the_result_before_it(project
     assert project.output() == [f"{row}\n\n{row}"]
 
 
-def test_an_answer_is_never_expanded_again(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "${id} $${x} $ref ${s1}"}])
-    project.workflow(defaults=ECHO, stages=echo_stages("${text}", "<${s1}>"))
-    project.run()
-    assert project.output() == ["<${id} $${x} $ref ${s1}>"]
-
-
-def test_a_field_that_one_row_lacks_fails_that_row_and_lists_what_it_has(
+def test_a_field_that_one_row_lacks_fails_that_row_costs_nothing_and_is_mended_by_an_edit(
     project: ProjectFolder, server: Server
 ) -> None:
-    project.rows([{"id": "a", "text": "x", "more": "y"}, {"id": "b", "text": "z"}], "data/rows.jsonl")
-    project.workflow(defaults=ECHO, path="data/rows.jsonl", stages=echo_stages("${text}", "${s1} ${more}"))
-    report = project.run()
-    assert report.exit_code == 3
+    rows: list[dict[str, Any]] = [{"id": "a", "text": "x", "more": {"deep": [1, None]}}, {"id": "b", "text": "z"}]
+    project.rows(rows, "data/rows.jsonl")
+    project.workflow(defaults=ECHO, path="data/rows.jsonl", stages=echo_stages("${text}", "${s1} ${more.deep}"))
+    for _ in range(4):
+        report = project.run()
+        assert report.exit_code == 3
+        project.assert_sound()
     assert server.account()["requests"] == 3
     (envelope,) = project.envelopes(file="errors.jsonl")
     assert envelope["error"]["type"] == "MissingTemplateField"
-    assert "${more}" in envelope["error"]["message"]
+    assert "${more.deep}" in envelope["error"]["message"]
     for name in ("id", "text", "s1"):
         assert name in envelope["error"]["message"].partition("visible are: ")[2].split(", ")
     assert envelope["input"] == {"id": "b", "text": "z"}
     assert report.summary["errors"][0]["stage"] == "s2"
-    project.assert_sound()
-
-
-def test_a_missing_field_costs_nothing_and_is_mended_by_an_edit(project: ProjectFolder, server: Server) -> None:
-    project.rows([{"id": "a", "text": "x"}], "data/rows.jsonl")
-    project.workflow(defaults=ECHO, path="data/rows.jsonl", stages=echo_stages("${text} ${more.deep}"))
-    for _ in range(4):
-        assert project.run().exit_code == 3
-        project.assert_sound()
-    assert server.account()["requests"] == 0
-    project.rows([{"id": "a", "text": "x", "more": {"deep": [1, None]}}], "data/rows.jsonl")
+    project.rows([rows[0], {**rows[1], "more": {"deep": "y"}}], "data/rows.jsonl")
     assert project.run().exit_code == 0
-    assert project.output() == ["x [1,null]"]
+    assert project.output() == ["x [1,null]", "z y"]
 
 
-def test_a_failure_ends_the_row_and_no_later_stage_is_asked(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "first: text 2"}])
-    project.configure(server.base_url)
+def test_a_failure_ends_the_row_no_later_stage_is_asked_and_what_it_had_is_kept(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = project.asks(faulty([{"kind": "refusal", "match": "second: text 2", "first": 1}]))
     project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 4))
     project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
     report = project.run()
-    assert server.account()["requests"] == 3 + 2 + 2
-    assert [s["done"] for s in report.summary["stages"]] == [2, 2, 2]
-    assert [s["failed"] for s in report.summary["stages"]] == [1, 0, 0]
+    assert server.account()["requests"] == 3 + 3 + 2
+    assert [(s["done"], s["failed"]) for s in report.summary["stages"]] == [(3, 0), (2, 1), (2, 0)]
     assert [e["ok"] for e in project.envelopes()] == [True, False, True]
-    assert report.summary["rows"]["failed"] == 1
-
-
-def test_a_row_that_failed_late_keeps_what_it_had(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "refusal", "match": "second: text 2", "first": 1}])
-    project.configure(server.base_url)
-    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 4))
-    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
-    assert project.run().exit_code == 3
-    before = server.account()["requests"]
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (3, 1)
     report = project.run()
-    assert report.exit_code == 0
-    assert server.account()["requests"] == before + 2
-    assert report.invocation["rows_unchanged"] == 2
+    assert server.account()["requests"] == 3 + 3 + 2 + 2
+    assert (report.exit_code, report.invocation["rows_unchanged"]) == (0, 2)
     project.assert_sound()
 
 

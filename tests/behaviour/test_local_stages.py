@@ -145,30 +145,15 @@ def test_no_model_is_needed_where_none_is_asked(shop: ProjectFolder) -> None:
     shop.assert_sound()
 
 
-def test_a_guard_may_pass_over_such_a_stage(shop: ProjectFolder) -> None:
-    workflow(shop, {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'}, stage("say", "${row_json}"))
-    shop.run()
-    assert ["title" in text for text in shop.output()] == [True, False, False, False, False]
-    shop.assert_sound()
-
-
 def test_what_was_passed_over_did_not_change_the_row_that_is_written(shop: ProjectFolder) -> None:
-    workflow(
-        shop,
-        {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
-        stage("say", "${id}"),
-        {"name": "few", "select": ["id"], "when": 'id == "r-2"', "needs": "other"},
-        output={"stages": ["say", "few"], "format": "csv"},
-    )
+    other = {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'}
+    few = {"name": "few", "select": ["id"], "when": 'id == "r-2"', "needs": "other"}
+    workflow(shop, other, stage("say", "${id}"), few, output={"stages": ["say", "few"], "format": "csv"})
     shop.run()
     assert [one["few"] for one in shop.output()] == [None, {"id": "r-2"}, None, None, None]
-    workflow(
-        shop,
-        {"name": "other", "rename": {"name": "title"}, "when": 'id == "r-1"'},
-        stage("say", "${id}"),
-        output={"format": "csv"},
-    )
+    workflow(shop, other, stage("say", "${row_json}"), output={"format": "csv"})
     shop.run()
+    assert ["title" in text for text in shop.output()] == [True, False, False, False, False]
     with (shop.root / "output/reviews/results.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["title"], row["name"]) for row in rows[:2]] == [(" Item 1 ", ""), ("", " Item 2 ")]
@@ -185,31 +170,22 @@ def test_a_function_after_a_skipped_answer_is_shown_with_what_it_was_given(shop:
 
 
 def test_what_cannot_work_is_said_when_the_workflow_is_loaded(shop: ProjectFolder) -> None:
-    broken_stages: list[tuple[dict[str, Any], str]] = [
-        ({"python": "tools/clean.py:tidi"}, "tidy"),
-        ({"python": "tools/gone.py:tidy"}, "tools/gone.py"),
-        ({"python": "tools/clean.py:tidy", "prompt": "x"}, "a stage with python asks no model; remove prompt"),
-        ({"select": ["nam"]}, "names the field 'nam', which rows do not have; did you mean 'name'?"),
-        ({"rename": {"name": "price"}}, "'name' cannot become 'price': rows have that field already"),
-        ({"select": ["id"], "filter": "true"}, "a stage does one thing; this one has filter and select"),
-        ({"filter": "pric > 1"}, "did you mean 'price'?"),
-        ({"select": ["id"], "processes": 2}, "processes says where a function runs"),
+    two_forms = [{"name": "a", "select": ["id"], "needs": []}, {"name": "b", "rename": {"name": "t"}, "needs": []}]
+    broken: list[tuple[list[dict[str, Any]], str]] = [
+        ([{"python": "tools/clean.py:tidi"}], "tidy"),
+        ([{"python": "tools/gone.py:tidy"}], "tools/gone.py"),
+        ([{"python": "tools/clean.py:tidy", "prompt": "x"}], "a stage with python asks no model; remove prompt"),
+        ([{"select": ["nam"]}], "names the field 'nam', which rows do not have; did you mean 'name'?"),
+        ([{"rename": {"name": "price"}}], "'name' cannot become 'price': rows have that field already"),
+        ([{"select": ["id"], "filter": "true"}], "a stage does one thing; this one has filter and select"),
+        ([{"filter": "pric > 1"}], "did you mean 'price'?"),
+        ([{"select": ["id"], "processes": 2}], "processes says where a function runs"),
+        ([{"select": ["id"]}, stage("say", "${name}")], "${name}: no such field"),
+        ([*two_forms, stage("say", "x", needs=["a", "b"])], "which both change the row, each in its own way"),
     ]
-    for broken, expected in broken_stages:
-        workflow(shop, {"name": "a", **broken}, stage("say", "${id}"))
+    for (first, *others), expected in broken:
+        workflow(shop, {"name": "a", **first}, *others, stage("last", "${id}"))
         assert expected in shop.agac("validate", "-a", "reviews", code=2).out
-
-
-def test_names_after_a_change_are_checked_by_it(shop: ProjectFolder) -> None:
-    workflow(shop, {"name": "few", "select": ["id"]}, stage("say", "${name}"))
-    assert "${name}: no such field" in shop.agac("validate", "-a", "reviews", code=2).out
-    workflow(
-        shop,
-        {"name": "few", "select": ["id"], "needs": []},
-        {"name": "other", "rename": {"name": "title"}, "needs": []},
-        stage("say", "${id}", needs=["few", "other"]),
-    )
-    assert "which both change the row, each in its own way" in shop.agac("validate", "-a", "reviews", code=2).out
 
 
 def test_validating_imports_nothing_of_the_users(shop: ProjectFolder) -> None:
