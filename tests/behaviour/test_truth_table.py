@@ -71,11 +71,12 @@ def tasks(project: ProjectFolder, run_id: int, names: list[str]) -> dict[str, tu
     return {names[at]: (outcome, value and json.loads(value)) for at, outcome, value in project.query(sql, run_id)}
 
 
-def lines(project: ProjectFolder) -> dict[str, dict[str, Any]]:
-    """The row's line in each file that has one."""
+def listed(project: ProjectFolder) -> dict[str, list[dict[str, Any]]]:
+    """The lines of each file that has some."""
     names = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
     there = [name for name in names if (project.root / "output/reviews" / name).is_file()]
-    return {name: line for name in there for line in project.envelopes(file=name)}
+    found = {name: project.envelopes(file=name) for name in there}
+    return {name: lines for name, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize(("reader", "name", "reused"), EVERY)
@@ -95,14 +96,14 @@ def test_every_cell_is_what_a_run_does(
     ended = tasks(project, report.summary["run"], [stage["name"] for stage in stages])
     assert ended.get("a", ("none", None))[0] == ("none" if name in NOT_BEGUN else "reused" if reused else name)
 
-    listed = lines(project)
-    assert set(listed) == LISTED[cell.row]
+    lines = listed(project)
+    assert set(lines) == LISTED[cell.row]
     if reader in STAGES.values():
         assert ended.get(stages[-1]["name"], ("", None)) == (cell.outcome, cell.result)
-    elif "results.jsonl" in listed:
-        assert listed["results.jsonl"]["result"] == cell.result
+    elif "results.jsonl" in lines:
+        assert [line["result"] for line in lines["results.jsonl"]] == [cell.result]
     if cell.row == "failed":
-        assert listed["errors.jsonl"]["error"]["type"] == cell.error
+        assert [line["error"]["type"] for line in lines["errors.jsonl"]] == [cell.error]
     project.assert_sound()
 
 
@@ -126,19 +127,12 @@ def test_every_cell_of_what_is_made_is_what_a_run_does(
         "WHERE stage = ? ORDER BY place, row.key", names.index(maker.stages[-1]["name"]),
     )  # fmt: skip
     assert tuple(json.loads(value) for (value,) in said) == cell.said
-    assert listed(project) == expected_lines(maker, cell)
+    lines = listed(project)
+    assert {name: [line["id"] for line in some] for name, some in lines.items()} == expected_lines(maker, cell)
     if "failed" in {cell.row, *cell.made.values()}:
-        errors = {line["id"]: line["error"]["type"] for line in project.envelopes(file="errors.jsonl")}
+        errors = {line["id"]: line["error"]["type"] for line in lines["errors.jsonl"]}
         assert errors[next(iter(cell.made)) if cell.made else "r-1"] == cell.error
     project.assert_sound()
-
-
-def listed(project: ProjectFolder) -> dict[str, list[Any]]:
-    """The ids in each file that has lines."""
-    names = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
-    there = [name for name in names if (project.root / "output/reviews" / name).is_file()]
-    found = {name: [line["id"] for line in project.envelopes(file=name)] for name in there}
-    return {name: ids for name, ids in found.items() if ids}
 
 
 def expected_lines(maker: Maker, cell: MadeCell) -> dict[str, list[Any]]:
