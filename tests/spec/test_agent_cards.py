@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from agac.spec.agent_cards import Card, card_names, find_card, load_card
-from agac.spec.validation import FIELDS_LATER, PARAMS_LATER, TYPES_LATER
 
 
 def load(tree: Any, content: str, name: str = "agentcards/c.md", **variables: Any) -> tuple[Card | None, list[str]]:
@@ -62,106 +61,6 @@ def test_cards_to_accept(tree: Any, content: str) -> None:
 def test_a_card_without_instruction_has_none_and_its_file_gives_the_name(tree: Any) -> None:
     assert good(tree, "---\nmodel: a/b\n---\n").instruction is None
     assert good(tree, "---\n---\nI am {{agentName}}.", "agentcards/two words.md").instruction == "I am two_words."
-
-
-REFUSED = [
-    ("Just text.", "agentcards/c.md:1:1: no front matter; a card starts with a line ---, its keys (model: …), and"),
-    ("", "agentcards/c.md:1:1: no front matter; "),
-    ("+++\na = 1\n+++\n", "agentcards/c.md:1:1: no front matter; "),
-    ("---\nmodel: x\n", "agentcards/c.md:1:1: the front matter is never closed; write a line --- below it"),
-    ("---\n- a\n---\n", "agentcards/c.md:2:1: expected a mapping, got a list; the front matter is a mapping with name"),
-    ("---\na: [\n---\n", "agentcards/c.md:3:1: expected a value here; check the brackets"),
-    (
-        "---\nname: a\nname: b\n---\n",
-        "agentcards/c.md:3:1: name: duplicate key, first given on line 2; keep one of them",
-    ),
-    ("---\ntype: swarm\n---\n", "agentcards/c.md:2:7: type: unknown type 'swarm'; only 'agent' is supported yet"),
-    ("---\ntype: agnet\n---\n", "agentcards/c.md:2:7: type: unknown type 'agnet'; did you mean 'agent'?"),
-    ("---\ntype: chain\nsequence: [a]\n---\n", "type: `type: chain` is not supported yet; agent is"),
-    ("---\ntype: MAKER\n---\n", "type: `type: MAKER` is not supported yet; agent is"),
-    *((f"---\ntype: {kind}\n---\n", f"`type: {kind}` is not supported yet; agent is") for kind in TYPES_LATER),
-    (
-        "---\ntemperature: 0.2\n---\n",
-        "agentcards/c.md:2:1: temperature: unknown key; did you mean `request_params.temperature`?",
-    ),
-    ("---\nmodle: x\n---\n", "agentcards/c.md:2:1: modle: unknown key; did you mean 'model'?"),
-    ("---\nmodel:\n---\n", "model: has no value; give one or remove the key"),
-    ("---\ndescription: ''\n---\n", "description: is empty; give a value or remove the key"),
-    ("---\nschema_version: 2\n---\n", "schema_version: must be at most 1, not 2"),
-    ("---\nschema_version: true\n---\n", "schema_version: expected a whole number, got true"),
-    ("---\nhuman_input: true\n---\n", "human_input: `human_input: true` is not supported: a run cannot ask a person"),
-    (
-        "---\ntool_only: true\n---\n",
-        "a card with `tool_only: true` is only for other agents to call and cannot run a stage",
-    ),
-    ("---\ndefault: 'yes'\n---\n", 'default: expected true or false, got the text "yes"'),
-    ("---\nrequest_params: {max_tokens: true}\n---\n", "request_params.max_tokens: expected a whole number, got true"),
-    (
-        "---\nrequest_params: {tmperature: 1}\n---\n",
-        "request_params.tmperature: unknown key; did you mean 'temperature'?",
-    ),
-    (
-        "---\nrequest_params: {top_p: 1, topP: 0.5}\n---\n",
-        "c.md:2:28: request_params.topP: topP and top_p are two spellings of one key; keep one",
-    ),
-    (
-        "---\nrequest_params: {maxTokens: 5, max_tokens: 6}\n---\n",
-        "c.md:2:18: request_params.maxTokens: maxTokens and max_tokens are two spellings of one key; keep one",
-    ),
-    ("---\nrequest_params: {model: x}\n---\n", "request_params.model: unknown key; the card's own `model` says which"),
-    (
-        "---\nrequest_params: {service_tier: slow}\n---\n",
-        "service_tier: unknown value 'slow'; choose auto, default, flex",
-    ),
-    ("---\ninstruction: a\n---\nb", "agentcards/c.md:2:1: instruction: the instruction is given twice: here and below"),
-    (
-        "---\n---\na\n---USER\nhi\n",
-        "agentcards/c.md:4:1: ---USER blocks in the instruction are not supported; put the messages into",
-    ),
-    ("---\n---\nUse {{policy}}.", "agentcards/c.md:3:5: unknown placeholder {{policy}}; known: agentName, agentType"),
-    (
-        "---\n---\nUse {{agentNmae}}.",
-        "unknown placeholder {{agentNmae}}; did you mean 'agentName'? Declare it in vars, or",
-    ),
-    ("---\n---\n{{currentDate}}", "{{currentDate}} is not supported yet; write \\{{currentDate}} to keep the text"),
-    ("---\n---\n{{file:x.md}}", "{{file:x.md}} is not supported yet"),
-    (
-        "---\n---\n\nUse ${review}.",
-        "agentcards/c.md:4:5: instructions are the same for every row; move ${review} into prompt",
-    ),
-    ("---\n---\nUse ${vars.tnoe}.", "unknown variable ${vars.tnoe}; did you mean 'vars.tone'?"),
-    (
-        "---\nmodel: a/${MODEL}\n---\n",
-        (
-            "agentcards/c.md:2:8: model: the environment variable MODEL is not set; set it, add it to .env, "
-            "or write ${MODEL:default}"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("content", "expected"), REFUSED)
-def test_cards_to_refuse(tree: Any, content: str, expected: str) -> None:
-    card, problems = load(tree, content, tone="x") if "tnoe" in content else load(tree, content)
-    assert card is None
-    assert any(expected in problem for problem in problems), problems
-
-
-@pytest.mark.parametrize("field", sorted(FIELDS_LATER))
-def test_a_card_that_asks_for_more_is_refused_by_the_name_of_its_field(tree: Any, field: str) -> None:
-    card, [problem] = load(tree, f"---\nmodel: a/b\n{field}: [x]\n---\nText.")
-    assert card is None
-    assert problem == (
-        f"agentcards/c.md:3:1: {field}: `{field}` is not supported yet; "
-        "remove it from the card, or use another card for this stage"
-    )
-
-
-@pytest.mark.parametrize("field", sorted(PARAMS_LATER))
-def test_a_request_parameter_for_later_is_refused_by_its_name(tree: Any, field: str) -> None:
-    card, problems = load(tree, f"---\nrequest_params: {{{field}: 1}}\n---\nText.")
-    assert card is None
-    assert f"`{field}` is not supported yet" in problems[0]
 
 
 def test_all_problems_of_a_card_come_together(tree: Any) -> None:

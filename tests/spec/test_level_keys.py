@@ -77,30 +77,6 @@ def test_the_keys_become_what_stages_do(planned: Tree) -> None:
     assert stages["plan"].prompt.text == default_prompt((), Where("w")).text
 
 
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ("{name: a, reduce: {max_rows: 3}}", "reduce says how groups are cut; add group_by, or remove reduce"),
-        ("{name: a, incomplete: fail}", "incomplete says what becomes of a group; add group_by, or remove incomplete"),
-        ("{name: a, group_by: [], reduce: {}}", "is empty; give max_rows or max_tokens"),
-        ("{name: a, group_by: [], reduce: {max_rows: 1}}", "stages[0].reduce.max_rows: must be at least 2, not 1"),
-        ("{name: a, group_by: [x, x]}", "names the field 'x' twice; name it once"),
-        ("{name: a, group_by: [x, x.y]}", "'x.y' is a part of 'x'; name one of them"),
-        ("{name: a, group_by: ['${x}']}", "'${x}' is no field; write its name, or stage.field, as in classify.topic,"),
-        ("{name: a, dedupe: []}", "stages[0].dedupe: "),
-        ("{name: a, explode: a..b}", "'a..b' is no field; write its name, or stage.field"),
-        ("{name: a, explode: x, group_by: []}", "explode makes rows and group_by makes groups of rows; make a stage"),
-        ("{name: a, explode: x, dedupe: y}", "explode makes rows and dedupe drops some of them; make a stage of each"),
-        ("{name: a, select: [x], group_by: []}", "a stage with select asks no model; remove group_by, or make a stage"),
-        ("{name: a, dedupe: x, prompt: y}", "a stage with dedupe asks no model; remove prompt, or make a stage of its"),
-        ("{name: a, incomplete: keep}", "incomplete: unknown value 'keep'; choose use, fail"),
-        ("{name: rows_count}", "'rows_count' has a meaning of its own in templates; choose another name"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_told(tree: Tree, stage: str, message: str) -> None:
-    assert [line for line in tree.stage_problems(stage) if message in line], tree.stage_problems(stage)
-
-
 def test_a_definition_has_the_keys_where_they_are_set_and_gives_them_back(planned: Tree) -> None:
     lines = [PLANNED, ANSWER, "  - {name: unique, dedupe: answer.text}\n"]
     report = "  - {name: report, group_by: [answer.topic], reduce: {max_tokens: 900}, on_empty: warn}\n"

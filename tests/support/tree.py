@@ -1,11 +1,11 @@
 """A project of real files in a temporary folder, written and loaded by the tests of `agac.spec`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agac.core.errors import Problem
 from agac.spec.loader import in_order, load_project, load_workflow, workflow_names
-from agac.spec.workflow import Overrides, ProjectSpec, Stage, Workflow
+from agac.spec.workflow import Overrides, ProjectSpec, Workflow, WrittenStage
 
 GOOD_WORKFLOW = """\
 input: {path: data/reviews.csv, id_field: id}
@@ -60,9 +60,17 @@ class Tree:
         assert workflow is not None, list(map(str, problems))
         return workflow
 
-    def stage(self, yaml: str, *, index: int = 0, head: str = "") -> Stage:
+    def stages(self, *written: str, head: str = "") -> Sequence[WrittenStage]:
+        """The stages of a workflow, each a YAML flow mapping; nothing is wrong with it."""
+        lines = "".join(f"  - {one}\n" for one in written)
+        workflow, problems = self.load(f"{head}input: {{path: data/reviews.csv}}\nstages:\n{lines}")
+        assert workflow is not None, list(map(str, problems))
+        assert not problems, list(map(str, problems))
+        return workflow.stages
+
+    def stage(self, yaml: str, *, head: str = "") -> WrittenStage:
         """The only stage of a workflow that has this YAML flow mapping as its stage."""
-        return self.workflow(f"{head}input: {{path: data/reviews.csv}}\nstages:\n  - {yaml}\n").stages[index]
+        return self.stages(yaml, head=head)[0]
 
     def problems(self, text: str | None = None) -> list[str]:
         """Everything that loading the whole project says, as users see it."""
