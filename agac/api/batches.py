@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from agac.api.project import Project, embedded_address, open_project
 from agac.api.status import blocking, database_path, go_on, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
+from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import BatchError, BatchState, ProviderBatch
+from agac.providers.batch import BatchError, ProviderBatch
+from agac.providers.batch_apis import open_batch_api
+from agac.providers.control_plane import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
-from agac.spec.workflow import BatchRules
 from agac.store import batches
-from agac.store.batches import AT_PROVIDER, CLOSED, BatchRecord, BatchStep, BatchView, LaneTimes, Observation
+from agac.store.batches import BatchRecord, BatchStep, BatchView, LaneTimes
 from agac.store.db import Database, open_database, open_for_reading
-from agac.store.runs import counters, definition_of, read_run, run_settings_of
-
-if TYPE_CHECKING:
-    from agac.providers.control_plane import BatchApi  # loads aiohttp
-
-STUCK_AFTER = BatchRules().stuck_after
-"""Seconds without a count that moved, in runs of which it is not known."""
+from agac.store.runs import counters, read_run
 
 UNSENT: Mapping[str, str] = {
     BatchStep.PLANNED: "it is being filled",
@@ -43,36 +38,28 @@ UNSENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class BatchLine(Report):
-    """A batch. Times in seconds since 1970 (ISO in JSON), durations in seconds, money in USD.
+    """A stored batch, and what follows from it now. Times in seconds since 1970 (ISO in JSON), durations in seconds,
+    money in USD.
 
-    `step` is where it stands in agac's own life cycle, `status` how it stood at the provider when it was last `seen_at`
-    (None: the provider has not got it), `provider_status` the provider's own word for that. `waits` says why it was not
-    submitted, `try_at` when that is tried again. `held_usd` is the most that its answers can cost, `cost_usd` what they
-    did; None where no price is known. `stuck`: no count moved for long. `remedy` is what can be done.
+    `total` counts its requests as the provider does, `submitted_at` is None of one that the provider has not got.
+    `stuck_for_s`: no count moved for so long. `waits` says why it was not submitted. `held_usd` is the most that its
+    answers can cost, `cost_usd` what they did; None where no price is known. `remedy` is what can be done.
     """
 
-    id: int
-    provider_id: str | None
-    workflow: str
-    run: int
-    stage: str
-    model: str
-    provider: str
-    step: str
-    status: str | None
-    provider_status: str | None
-    requests: int
-    number: int
-    of: int
-    done: int | None
-    failed: int | None
+    JSON_KEYS = (
+        "id=batch.id", "provider_id=batch.provider_id", "workflow=batch.workflow", "run=batch.run_id",
+        "stage=batch.stage_name", "model=batch.lane", "provider=batch.provider", "step=batch.state",
+        "status=batch.status", "provider_status=batch.word", "requests=batch.tasks", "number=batch.number",
+        "of=batch.among", "done=batch.done", "failed=batch.failed", "total", "age_s", "submitted_at",
+        "expires_at=batch.expires_at", "deadline=batch.deadline", "results_until=batch.results_until", "stuck",
+        "stuck_for_s", "cost_usd", "held_usd", "simulated", "waits", "note", "remedy", "seen_at=batch.seen_at",
+        "try_at=batch.try_at", "cancelling", "lane",
+    )  # fmt: skip
+
+    batch: BatchView
     total: int
-    age_s: float | None
     submitted_at: Moment | None
-    expires_at: Moment | None
-    deadline: Moment | None
-    results_until: Moment | None
-    stuck: bool
+    age_s: float | None
     stuck_for_s: float | None
     cost_usd: float | None
     held_usd: float | None
@@ -80,20 +67,18 @@ class BatchLine(Report):
     waits: str | None
     note: str | None
     remedy: str | None
-    seen_at: Moment | None = None
-    try_at: Moment | None = None
-    cancelling: bool = False
-    lane: LaneTimes | None = None
+    cancelling: bool
+    lane: LaneTimes | None
 
     @property
-    def open(self) -> bool:
-        """Whether anything is to come of it."""
-        return self.step not in CLOSED
+    def stuck(self) -> bool:
+        """Whether no count moved for long."""
+        return self.stuck_for_s is not None
 
     @property
     def ready(self) -> bool:
         """Whether it has ended at its provider and waits to be taken."""
-        return _has_ended(self.step, self.status)
+        return has_ended(self.batch)
 
 
 async def batch_lines(
@@ -104,109 +89,37 @@ async def batch_lines(
 ) -> list[BatchLine]:
     """Batches as they are shown; `providers` say whose answers are simulated, `objections` why some were refused."""
     now = time.time()
-    about: dict[int, _Run] = {}
-    lanes: dict[tuple[str, str, str], LaneTimes | None] = {}
+    runs = [await read_run(database, run) for run in {one.run_id for one in found}]
+    again = {run.id: go_on(run) for run in runs if run is not None}
+    lanes = {lane: await batches.lane_times(database, *lane) for lane in {one.account_lane for one in found}}
     lines = []
-    for view in found:
-        one = view.batch
-        lane = (one.provider, one.account, one.model)
-        if one.run_id not in about:
-            about[one.run_id] = await _about(database, one.run_id)
-        if lane not in lanes:
-            lanes[lane] = await batches.lane_times(database, *lane)
-        simulated = one.provider in providers and providers[one.provider].simulated
-        line = _line(view, about[one.run_id], lanes[lane], simulated, now)
-        lines.append(replace(line, note=line.note or (objections or {}).get(line.id)))
+    for one in found:
+        unsent = UNSENT.get(one.state)
+        submitted_at = one.submitted_at if one.provider_id is not None else None  # a refused one is tried again
+        # one that closed before anything could be taken from it ran nothing
+        ran_nothing = one.cost is None and not one.open and one.ingested_at is None
+        stuck_for = stuck_seconds(one, now)
+        line = BatchLine(
+            batch=one,
+            total=one.total or one.tasks,  # some count none while they validate
+            submitted_at=submitted_at,
+            age_s=None if submitted_at is None else round(max(0.0, now - submitted_at), 3),
+            stuck_for_s=stuck_for,
+            cost_usd=0.0 if ran_nothing else one.cost,
+            held_usd=one.held_usd if one.priced and one.open else None,
+            simulated=one.provider in providers and providers[one.provider].simulated,
+            waits=(one.note or unsent) if unsent else None,
+            note=None if unsent else one.note or (objections or {}).get(one.id) or None,
+            remedy=_remedy(one, again[one.run_id], stuck=stuck_for is not None),
+            cancelling=one.cancel_at is not None and one.open,
+            lane=lanes[one.account_lane],
+        )
+        lines.append(line)
     return lines
 
 
-class _Run(NamedTuple):
-    """What lines need of a run: its stages' names, each one's seconds until a batch is called stuck, and the command
-    that resumes it."""
-
-    stages: list[str]
-    stuck_after: list[float]
-    again: str
-
-
-async def _about(database: Database, run: int) -> _Run:
-    record = await read_run(database, run)
-    assert record is not None
-    stages = [stage["name"] for stage in (await definition_of(database, run))["stages"]]
-    settings = await run_settings_of(database, run)
-    rules = [stage.get("batch") or {} for stage in settings["stages"]] if settings else [{} for _ in stages]
-    return _Run(stages, [rule.get("stuck_after", STUCK_AFTER) for rule in rules], go_on(record))
-
-
-def _line(view: BatchView, run: _Run, lane: LaneTimes | None, simulated: bool, now: float) -> BatchLine:
-    one = view.batch
-    still = _stands_still(one, now)
-    submitted_at = one.submitted_at if one.provider_id is not None else None  # a refused one is tried again
-    # one that closed before anything could be taken from it ran nothing
-    cost = 0.0 if one.cost is None and one.state in CLOSED and one.ingested_at is None else one.cost
-    stuck = still is not None and still >= run.stuck_after[one.stage]
-    return BatchLine(
-        id=one.id,
-        provider_id=one.provider_id,
-        workflow=view.workflow,
-        run=one.run_id,
-        stage=run.stages[one.stage],
-        model=one.lane,
-        provider=one.provider,
-        step=one.state,
-        status=one.status,
-        provider_status=one.word,
-        requests=one.tasks,
-        number=view.number,
-        of=view.among,
-        done=one.done,
-        failed=one.failed,
-        total=one.total or one.tasks,  # some count none while they validate
-        age_s=_since(submitted_at, now),
-        submitted_at=submitted_at,
-        expires_at=one.expires_at,
-        deadline=one.deadline,
-        results_until=one.results_until,
-        stuck=stuck,
-        stuck_for_s=still if stuck else None,
-        cost_usd=cost,
-        held_usd=one.held_usd if one.priced and one.state not in CLOSED else None,
-        simulated=simulated,
-        waits=(one.note or UNSENT[one.state]) if one.state in UNSENT else None,
-        note=None if one.state in UNSENT else one.note,
-        remedy=_remedy(view, run, stuck=stuck),
-        seen_at=one.seen_at,
-        try_at=one.try_at,
-        cancelling=one.cancel_at is not None and one.state not in CLOSED,
-        lane=lane,
-    )
-
-
-def _since(at: float | None, now: float) -> float | None:
-    """Seconds from then to now; a clock that was set back makes none of them negative."""
-    return None if at is None else round(max(0.0, now - at), 3)
-
-
-def _has_ended(step: str, status: str | None) -> bool:
-    """Whether a batch that is not ingested has come to its end at its provider."""
-    if step != BatchStep.SUBMITTED:
-        return step in AT_PROVIDER
-    return status is not None and BatchState(status).is_terminal
-
-
-def _stands_still(one: BatchRecord, now: float) -> float | None:
-    """For how long no count of a batch moved that its provider works on; None of any other. Where the provider tells no
-    counts before the end, it stands still once it is older than it was to become."""
-    if one.state != BatchStep.SUBMITTED or _has_ended(one.state, one.status):
-        return None
-    if one.done is None and one.failed is None:
-        return _since(one.expires_at, now) if one.expires_at is not None and now > one.expires_at else None
-    return _since(one.moved_at if one.moved_at is not None else one.submitted_at, now)
-
-
-def _remedy(view: BatchView, run: _Run, *, stuck: bool) -> str | None:
-    """What can be done, each with its command."""
-    one = view.batch
+def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
+    """What can be done, each with its command; `again` resumes the run."""
     if one.state == BatchStep.NEEDS_HUMAN and one.provider_id is not None:
         return f"send its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
     if one.state == BatchStep.NEEDS_HUMAN:
@@ -217,14 +130,13 @@ def _remedy(view: BatchView, run: _Run, *, stuck: bool) -> str | None:
     if one.state in UNSENT:
         return "the next `agac batch retrieve` tries to submit it"
     if one.state == BatchStep.REJECTED:
-        return f"nothing was charged; fix the problem, then run: {run.again}"
+        return f"nothing was charged; fix the problem, then run: {again}"
     if stuck:
-        sync = shlex.join([*shlex.split(run.again), "--run-mode", "sync"])
         return (
             f"wait, or cancel it with: agac batch cancel {one.id}; finished requests are kept, collected with: "
-            f"agac batch retrieve; the rest is sent at once with: {sync}"
+            f"agac batch retrieve; the rest is sent at once with: {again} --run-mode sync"
         )
-    return "take it with: agac batch retrieve" if _has_ended(one.state, one.status) else None
+    return "take it with: agac batch retrieve" if has_ended(one) else None
 
 
 # Looking at batches: those that are open, asked for at their providers, or all that there were.
@@ -263,21 +175,21 @@ async def batch_status(batch_id: str | int | None = None, *, project: Path | str
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise nothing_submitted()
-        found = await chosen_batches(database, None if batch_id is None else str(batch_id))
-        submitted = [view.batch for view in found if view.batch.state == BatchStep.SUBMITTED]
+        found = await chosen_batches(database, batch_id)
+        submitted = [one for one in found if one.state == BatchStep.SUBMITTED]
         seen, reasons = await _ask_providers(opened, submitted) if opened else ({}, [why_not])
         if seen:
             try:
                 async with open_database(database_path(root)) as writable:
                     now = time.time()
-                    changes = [_observed(one, seen[one.id], now) for one in submitted if one.id in seen]
-                    await batches.write_seen(writable, changes)
+                    reports = [one.stored() | {"id": number, "now": now} for number, one in seen.items()]
+                    await batches.write_seen(writable, reports)
             except StoreError as error:
                 reasons.append(f"what the providers say could not be kept: {error.message}")
-        objections = {number: "; ".join(map(_objection, one.errors)) for number, one in seen.items() if one.errors}
+        objections = {number: "; ".join(map(_objection, one.errors)) for number, one in seen.items()}
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
-        runs = sorted({line.run for line in lines})
+        runs = sorted({one.run_id for one in found})
         calls = {run: calls_of(await counters(database, run)) for run in runs}
         counts = await batches.open_batches(database)
         elsewhere = sum(one.batches for run, one in counts.items() if run not in runs)
@@ -319,24 +231,20 @@ def _opened(root: Path) -> tuple[Project | None, str]:
 
 
 async def stored_again(database: Database, found: Sequence[BatchView]) -> list[BatchView]:
-    """The same batches as they are stored now."""
-    wanted = {view.batch.id for view in found}
-    views = [
-        view
-        for run in sorted({view.batch.run_id for view in found})
-        for view in await batches.batches(database, run=run, closed=True)
-    ]
-    return [view for view in views if view.batch.id in wanted]
+    """The same batches of one run as they are stored now."""
+    wanted = {one.id for one in found}
+    stored = await batches.batches(database, run=found[0].run_id, closed=True)
+    return [one for one in stored if one.id in wanted]
 
 
-async def chosen_batches(database: Database, named: str | None) -> list[BatchView]:
+async def chosen_batches(database: Database, batch_id: str | int | None) -> list[BatchView]:
     """The batch that is named by our number or the provider's id; without a name the open ones of the run that
     submitted last. Raises UsageError when there is none."""
-    if named is not None:
-        found = await batches.batches(database, named=named, closed=True)
+    if batch_id is not None:
+        found = await batches.batches(database, named=str(batch_id), closed=True)
         if not found:
             raise UsageError(
-                f"no batch {named!r} in this project",
+                f"no batch {str(batch_id)!r} in this project",
                 remedy="Batches are named by their number or by the provider's id. `agac batch list --all` lists them.",
             )
         return found
@@ -369,8 +277,6 @@ AT_ONCE = 8
 
 async def _ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tuple[dict[int, ProviderBatch], list[str]]:
     """How submitted batches stand, by number; and why some could not be asked for, each reason once."""
-    from agac.providers.batch_apis import open_batch_api  # loads the client
-
     seen: dict[int, ProviderBatch] = {}
     reasons: dict[str, None] = {}
     room = asyncio.Semaphore(AT_ONCE)
@@ -416,23 +322,4 @@ async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provi
 
 
 def _objection(error: BatchError) -> str:
-    place = f"line {error.line}: " if error.line is not None else ""
-    return f"{place}{error.message} ({error.code})"
-
-
-def _observed(one: BatchRecord, seen: ProviderBatch, now: float) -> Observation:
-    moved = (one.status, one.done, one.failed) != (seen.state.value, seen.done, seen.failed)
-    return Observation(
-        id=one.id,
-        provider_id=seen.id,
-        status=seen.state.value,
-        word=seen.word,
-        total=seen.total,
-        done=seen.done,
-        failed=seen.failed,
-        moved=moved,
-        expires_at=seen.expires_at,
-        results_until=seen.results_until,
-        ended_at=seen.ended_at,
-        now=now,
-    )
+    return error.words if error.line is None else f"line {error.line}: {error.words}"

@@ -24,7 +24,7 @@ from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan
 from agac.spec.workflow import Workflow
 from agac.store import runs
-from agac.store.batches import CLOSED, batches_of_run
+from agac.store.batches import batches_of_run
 from agac.store.db import Database, open_for_reading
 
 
@@ -79,7 +79,7 @@ async def _budgets(database: Database | None, plan: Plan, report: PlanReport) ->
         balances = balances_of(plan, counts, await runs.lost_calls(database, run, 0))
         for batch in await batches_of_run(database, run):
             own = [one for one in balances if one.stage in (None, plan.stages[batch.stage].name)]
-            for balance in own if batch.state not in CLOSED else ():
+            for balance in own if batch.open else ():
                 balance.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
     found = []
     for balance in balances:

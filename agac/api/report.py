@@ -415,13 +415,13 @@ async def _batch_facts(database: Database, invocation: Invocation, providers: Ma
     done, run = invocation.batches, invocation.run
     views = await batches.batches(database, run=run, closed=True) if done.touched else []
     lines = await batch_lines(database, providers, views)
-    waiting = [line for line in lines if line.waits is not None and line.open]
+    waiting = [line for line in lines if line.waits is not None and line.batch.open]
     records = [record for number in done.ingested if (record := await read_batch(database, number)) is not None]
-    tries = [line.try_at for line in waiting if line.try_at is not None]
+    tries = [line.batch.try_at for line in waiting if line.batch.try_at is not None]
     return {
-        "batches": [line.as_json() for line in lines if line.id in done.submitted],
+        "batches": [line.as_json() for line in lines if line.batch.id in done.submitted],
         "waiting_batches": [line.as_json() for line in waiting],
-        "undecided_batches": [line.as_json() for line in lines if line.step == BatchStep.NEEDS_HUMAN],
+        "undecided_batches": [line.as_json() for line in lines if line.batch.state == BatchStep.NEEDS_HUMAN],
         "stale": stale_facts(done.stale, providers),
         "ingested": [batch_counts(record) for record in records],
         "open_batches": json_form((await batches.open_batches(database)).get(run)),

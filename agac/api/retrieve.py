@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
+from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
 from agac.api.plan import planned
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
 from agac.api.status import blocking, database_path, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
-from agac.core.types import Fault, Report
-from agac.engine.batch import doctor as stored_batches
+from agac.core.types import Report
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
-from agac.engine.batch.doctor import Finding, batch_maintenance
+from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
 from agac.store import batches, runs
-from agac.store.batches import CLOSED, BatchRecord, BatchStep, BatchView, read_batch, unfinished_batches
-from agac.store.db import Database, open_database, open_for_reading
+from agac.store.batches import BatchStep, unfinished_batches
+from agac.store.db import Database, open_database
 
 
 @asynccontextmanager
@@ -55,24 +53,24 @@ class RetrieveReport(Report):
     ready: bool
     message: str
     exit_code: ExitCode
-    batches: list[dict[str, Any]] = field(default_factory=list)
-    run: RunReport | None = None
-    again: str = ""
+    batches: list[BatchLine]
+    run: RunReport
+    again: str
 
     @property
     def ingested(self) -> list[dict[str, Any]]:
         """The batches that were taken in, with counts."""
-        return list(self.run.invocation["ingested"]) if self.run else []
+        return list(self.run.invocation["ingested"])
 
     @property
     def submitted(self) -> list[dict[str, Any]]:
         """The batches that were submitted."""
-        return list(self.run.invocation["batches"]) if self.run else []
+        return list(self.run.invocation["batches"])
 
     @property
     def waiting(self) -> list[dict[str, Any]]:
         """The batches that could not be submitted yet."""
-        return list(self.run.invocation["waiting_batches"]) if self.run else []
+        return list(self.run.invocation["waiting_batches"])
 
 
 @calling
@@ -93,8 +91,8 @@ async def batch_retrieve(
         opened, database = await stack.enter_async_context(_opened(project))
         only = None
         if batch_id is not None:
-            (view, *_) = await chosen_batches(database, str(batch_id))
-            run, only = view.batch.run_id, view.batch.id
+            (one, *_) = await chosen_batches(database, batch_id)
+            run, only = one.run_id, one.id
         elif (last := await batches.last_submitting_run(database)) is not None:
             run = last
         else:
@@ -131,8 +129,7 @@ async def _retrieved(
     """What came of it, beside how the run stood before."""
     after = await runs.read_run(database, before.id)
     assert after is not None
-    views = await batches.batches(database, run=before.id)
-    lines = [line.as_json() for line in await batch_lines(database, providers, views)]
+    lines = await batch_lines(database, providers, await batches.batches(database, run=before.id))
     summed = (await batches.open_batches(database)).get(before.id)
     done = after.finished_at is not None
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
@@ -163,7 +160,7 @@ class WaitReport(Report):
     JSON_KEYS = ("ready", "message", "exit_code", "batches")
 
     ready: bool
-    batches: list[dict[str, Any]]
+    batches: list[BatchLine]
     message: str
     exit_code: ExitCode
 
@@ -185,11 +182,12 @@ def batch_wait(
     report = batch_status(batch_id, project=project)
 
     def waited(message: str, code: ExitCode) -> WaitReport:
-        return WaitReport(code is ExitCode.DONE, [line.as_json() for line in report.batches], message, code)
+        return WaitReport(code is ExitCode.DONE, report.batches, message, code)
 
-    poll = asyncio.run(_poll_interval(report.project, {line.run for line in report.batches}))
+    wished = [line.batch.poll_interval for line in report.batches]
+    poll = min((seconds for seconds in wished if seconds is not None), default=None)
     pause = 0.0
-    while left := [line for line in report.batches if line.step == BatchStep.SUBMITTED and not line.ready]:
+    while left := [line for line in report.batches if line.batch.state == BatchStep.SUBMITTED and not line.ready]:
         pause = min(max(SHORTEST_POLL, pause * 1.5), LONGEST_POLL) if poll is None else poll
         pause *= 1 + 0.1 * Clocks().jitter()
         if ends is not None:
@@ -202,29 +200,17 @@ def batch_wait(
             report = batch_status(batch_id, project=project)
         except UsageError:  # somebody took them meanwhile
             break
-    if report.batches and all(line.step == BatchStep.NEEDS_HUMAN for line in report.batches):
+    if report.batches and all(line.batch.state == BatchStep.NEEDS_HUMAN for line in report.batches):
         return waited("they want a decision, which `agac doctor` explains", ExitCode.NOT_READY)
     return waited("all of them have ended: `agac batch retrieve` takes them", ExitCode.DONE)
-
-
-async def _poll_interval(root: Path, of_runs: set[int]) -> float | None:
-    """The shortest `poll_interval` of the stages of some runs, in seconds; None: nothing is said."""
-    wished: list[float] = []
-    async with open_for_reading(database_path(root)) as database:
-        assert database is not None
-        for run in of_runs:
-            settings = await runs.run_settings_of(database, run) or {"stages": []}
-            rules = [stage["batch"] for stage in settings["stages"] if "batch" in stage]
-            wished += [one["poll_interval"] for one in rules if one["poll_interval"] is not None]
-    return min(wished, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class CancelReport(Report):
     """Which batches were `asked` to end, and which had ended already and are `kept`."""
 
-    asked: list[dict[str, Any]]
-    kept: list[dict[str, Any]]
+    asked: list[BatchLine]
+    kept: list[BatchLine]
     message: str
     exit_code: ExitCode = ExitCode.DONE
 
@@ -236,19 +222,15 @@ async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str
 
     Raises UsageError for an id that no batch has, and when none is open; LeaseHeld while a process works on it.
     """
-    asked: list[int] = []
-    kept: list[int] = []
     async with _opened(project) as (opened, database):
-        views = await chosen_batches(database, None if batch_id is None else str(batch_id))
-        async with _maintenance(opened, database, views[0].workflow) as maintenance:
-            for view in views:
-                changed = await stored_batches.end(maintenance, view.batch)
-                (asked if changed else kept).append(view.batch.id)
+        found = await chosen_batches(database, batch_id)
+        async with _maintenance(opened, database, found[0].workflow) as maintenance:
+            asked = {one.id for one in found if await end(maintenance, one)}
             await clean_up(maintenance)
-        again = await batch_lines(database, opened.providers, await stored_again(database, views))
-    lines = {line.id: line.as_json() for line in again}
+        lines = await batch_lines(database, opened.providers, await stored_again(database, found))
     message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
-    return CancelReport([lines[one] for one in asked], [lines[one] for one in kept], message)
+    kept = [line for line in lines if line.batch.id not in asked]
+    return CancelReport([line for line in lines if line.batch.id in asked], kept, message)
 
 
 @asynccontextmanager
@@ -262,29 +244,12 @@ async def _maintenance(
             yield maintenance
 
 
-# The store compared with the providers: lost batches are found, undecided ones decided, leftover files listed.
-
-PREFIX = "agac-"
-"""How the names of our files at providers begin."""
-
-
 @dataclass(frozen=True, slots=True)
 class DoctorReport(Report):
-    """What was found: of each its `kind`, `batch`, `provider_id`, `message`, `remedy`, and whether it is `done`."""
+    """What was found when the store was compared with the providers, and set right where that can be."""
 
-    findings: list[dict[str, Any]]
+    findings: list[Finding]
     exit_code: ExitCode
-
-
-async def _compare(maintenance: BatchContext, own: list[BatchRecord], findings: list[Finding], *, clean: bool) -> None:
-    """Adds what there is to say of the batches of a workflow: what was found before an error stays."""
-    await clean_up(maintenance)
-    for record in own:
-        findings += await stored_batches.find_late(maintenance, record)
-        now = await read_batch(maintenance.database, record.id)
-        if now is not None and now.state not in CLOSED:
-            findings += await stored_batches.look_at(maintenance, now)
-    findings += await _stale(maintenance, own, clean=clean)
 
 
 @blocking
@@ -305,71 +270,37 @@ async def doctor(
     """
     findings: list[Finding] = []
     async with _opened(project) as (opened, database):
-        views = await batches.batches(database, closed=True)
         if adopt is not None or resubmit:
-            named = None if batch_id is None else str(batch_id)
-            findings.append(await _decided(opened, database, views, adopt, named))
-            views = await batches.batches(database, closed=True)
-        for workflow in dict.fromkeys(view.workflow for view in views):
-            own = [view.batch for view in views if view.workflow == workflow]
+            findings.append(await _decided(opened, database, adopt, None if batch_id is None else str(batch_id)))
+        stored = await batches.batches(database, closed=True)
+        for workflow in dict.fromkeys(one.workflow for one in stored):
+            own = [one for one in stored if one.workflow == workflow]
             try:
                 async with _maintenance(opened, database, workflow, {one.provider for one in own}) as maintenance:
-                    await _compare(maintenance, own, findings, clean=clean)
+                    await compare(maintenance, own, findings, clean=clean)
             except AgacError as error:
                 findings.append(Finding("not_asked", f"{workflow}: {error.message}", remedy=error.remedy))
-        open_ones = await batches.batches(database)
-        records = {view.batch.id: view.batch for view in open_ones}
-        for line in await batch_lines(database, opened.providers, open_ones):
-            if line.stuck:
-                hours = f"{(line.stuck_for_s or 0) / 3600:.1f} h"
-                message = f"batch {line.id} ({line.provider_id}) has not moved for {hours}"
-                findings.append(Finding("stuck", message, records[line.id], remedy=line.remedy))
+        for line in await batch_lines(database, opened.providers, await batches.batches(database)):
+            if line.stuck_for_s is not None:
+                hours = f"{line.stuck_for_s / 3600:.1f} h"
+                message = f"batch {line.batch.id} ({line.batch.provider_id}) has not moved for {hours}"
+                findings.append(Finding("stuck", message, line.batch, remedy=line.remedy))
     code = ExitCode.FAILED if any(one.kind == "not_asked" for one in findings) else ExitCode.DONE
     if any(one.kind == "needs_human" and not one.done for one in findings):
         code = ExitCode.NOT_READY
-    return DoctorReport([one.as_json() for one in findings], code)
+    return DoctorReport(findings, code)
 
 
-async def _stale(maintenance: BatchContext, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
-    """Files of ours at the providers that nothing needs: of batches that are in, or never came to be."""
-    findings = []
-    intents = {record.intent: record for record in records}
-    for name in dict.fromkeys(record.provider for record in records):
-        api = maintenance.account(name).api
-        async for file in api.stale(PREFIX):
-            if isinstance(file, Fault):
-                findings.append(Finding("not_asked", f"{name}: {file.message}"))
-                break
-            record = intents.get((file.key or "")[:16])
-            if record is None or (record.state not in CLOSED) or record.state == BatchStep.INGESTED:
-                continue
-            size = "" if file.size is None else f", {file.size:,} bytes"
-            message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
-            if not clean:
-                findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
-                continue
-            fault = await api.delete(file=file.id)
-            deleted = f"{file.name} ({file.id}) was deleted at {name}"
-            message = deleted if fault is None else f"{message}: {fault.message}"
-            findings.append(Finding("stale_file", message, record, done=fault is None))
-    return findings
-
-
-async def _decided(
-    opened: Project, database: Database, views: Sequence[BatchView], adopt: str | None, named: str | None
-) -> Finding:
+async def _decided(opened: Project, database: Database, adopt: str | None, named: str | None) -> Finding:
     """A human's decision on a batch of which nobody knew."""
-    undecided = [view for view in views if view.batch.state == BatchStep.NEEDS_HUMAN]
-    if named is not None:
-        undecided = [view for view in undecided if named in (str(view.batch.id), view.batch.provider_id)]
+    stored = await batches.batches(database, named=named)
+    undecided = [one for one in stored if one.state == BatchStep.NEEDS_HUMAN]
     if not undecided:
         which = f"batch {named}" if named is not None else "no batch"
         raise UsageError(f"{which} waits for {'no' if named else 'a'} decision", remedy="`agac doctor` lists them")
     if len(undecided) > 1:
-        numbers = ", ".join(str(view.batch.id) for view in undecided)
+        numbers = ", ".join(str(one.id) for one in undecided)
         raise UsageError(f"batches {numbers} wait for a decision", remedy="say which one with --batch-id")
-    view = undecided[0]
-    async with _maintenance(opened, database, view.workflow, [view.batch.provider]) as maintenance:
-        if adopt is None:
-            return await stored_batches.resubmit_as(maintenance, view.batch)
-        return await stored_batches.adopt_as(maintenance, view.batch, adopt)
+    (one,) = undecided
+    async with _maintenance(opened, database, one.workflow, [one.provider]) as maintenance:
+        return await (resubmit_as(maintenance, one) if adopt is None else adopt_as(maintenance, one, adopt))

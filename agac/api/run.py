@@ -50,13 +50,11 @@ from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
-from agac.providers.batch_apis import open_batch_api
-from agac.providers.control_plane import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.loader import in_order
 from agac.spec.paths import project_root
 from agac.store import runs
-from agac.store.batches import CLOSED, unfinished_batches
+from agac.store.batches import unfinished_batches
 from agac.store.db import Database, open_database
 from agac.store.rows import chosen_counts
 
@@ -171,7 +169,7 @@ async def _invoke(
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:
     """Raises UsageError while batches of the workflow are open: what they hold would be asked, and paid, twice."""
-    found = [one for one in await unfinished_batches(database, workflow) if one.state not in CLOSED]
+    found = [one for one in await unfinished_batches(database, workflow) if one.open]
     if not found:
         return
     numbers = ", ".join(str(one.id) for one in found)
@@ -221,9 +219,6 @@ def batching_of(
     """What an invocation needs for its batches."""
     options = options or RunOptions()
 
-    def open_api(provider: Provider) -> BatchApi:
-        return open_batch_api(provider, opened.redactor())
-
     async def agree(stale: Stale) -> bool:
         """Whether anything may be submitted beside batches that hold what is no longer asked. Raises UsageError where
         nobody can say yes; who retrieves is not asked, and submits nothing."""
@@ -234,7 +229,6 @@ def batching_of(
 
     return Batching(
         providers=providers,
-        open_api=open_api,
         recorded=partial(recorded_plan, opened, providers, functions=False),
         folder=opened.root / ".agac" / FOLDER,
         confirm_stale=agree,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
-from agac.cli.main import Command, Globals, json_option, long_running
+from agac.cli.main import Globals, json_option, long_running
 from agac.cli.run import print_run, undecided_lines
 from agac.cli.terminal import (
     batch_name,
@@ -31,6 +32,7 @@ from agac.core.types import iso
 if TYPE_CHECKING:
     from agac.api.batches import BatchLine, BatchReport
     from agac.api.retrieve import CancelReport, DoctorReport, WaitReport
+    from agac.store.batches import BatchView
 
 
 @click.group(
@@ -40,17 +42,17 @@ def batch() -> None:
     """The batches that `agac run` submits with `run_mode: batch`."""
 
 
-def batch_argument(command: Command) -> Command:
-    """A batch may be given as argument, or by a flag."""
-    command = click.option("--batch-id", "flag_id", metavar="ID", help="The same as ID.")(command)
-    return click.argument("batch_id", metavar="[ID]", required=False)(command)
+def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch may be given as argument or by a flag. Raises UsageError where two are given."""
 
+    @wraps(command)
+    def with_one(*values: Any, batch_id: str | None, flag_id: str | None, **others: Any) -> Any:
+        if batch_id is not None and flag_id is not None and batch_id != flag_id:
+            raise click.UsageError(f"{batch_id} and --batch-id {flag_id} name two batches", click.get_current_context())
+        return command(*values, batch_id=flag_id if batch_id is None else batch_id, **others)
 
-def one_batch(batch_id: str | None, flag_id: str | None) -> str | None:
-    """The batch that was given, or None. Raises UsageError where two were given."""
-    if batch_id is not None and flag_id is not None and batch_id != flag_id:
-        raise click.UsageError(f"{batch_id} and --batch-id {flag_id} name two batches", click.get_current_context())
-    return batch_id if batch_id is not None else flag_id
+    flag = click.option("--batch-id", "flag_id", metavar="ID", help="The same as ID.")
+    return click.argument("batch_id", metavar="[ID]", required=False)(flag(with_one))
 
 
 @batch.command(
@@ -61,10 +63,9 @@ def one_batch(batch_id: str | None, flag_id: str | None) -> str | None:
 @batch_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the provider's own words.")
 @click.pass_obj
-def status(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> None:
+def status(settings: Globals, batch_id: str | None, as_json: bool) -> None:
     """Exit 2 when there is none. A provider that does not answer is not an error: the stored state is shown."""
-    report = api.batch_status(one_batch(batch_id, flag_id), project=settings.project_dir)
-    print_report(report, status_lines, as_json=as_json)
+    print_report(api.batch_status(batch_id, project=settings.project_dir), status_lines, as_json=as_json)
 
 
 @batch.command("list", help="List the open batches of all runs.")
@@ -87,23 +88,22 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
 @batch_argument
 @json_option
 @click.pass_obj
-def retrieve(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> int:
+def retrieve(settings: Globals, batch_id: str | None, as_json: bool) -> int:
     """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
     from agac.cli.progress import progress  # loads asyncio
 
-    given = one_batch(batch_id, flag_id)
     report = long_running(api.batch_retrieve)(
-        given, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
+        batch_id, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
     )
     run, quiet = report.run, settings.quiet or as_json
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
-    if run is not None and not waits:
+    if not waits:
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(run, report.again, quiet=quiet, scope=Scope())
-    if not quiet and (run is None or waits or not (run.summary["complete"] or run.invocation["open_batches"])):
+    if not quiet and (waits or not (run.summary["complete"] or run.invocation["open_batches"])):
         say(sentence(report.message))
-    if run is not None and waits:
+    if waits:
         for line in undecided_lines(run.invocation):
             say(line)
     if as_json:
@@ -116,9 +116,9 @@ def retrieve(settings: Globals, batch_id: str | None, flag_id: str | None, as_js
 @click.option("--timeout", metavar="TIME", help="Wait at most: 90, 30m, 12h. The exit code is 75 then.")
 @json_option
 @click.pass_obj
-def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: str | None, as_json: bool) -> int:
+def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: bool) -> int:
     """Exit 0 when they have ended, 75 past the timeout."""
-    given, seconds = one_batch(batch_id, flag_id), None
+    seconds = None
     if timeout is not None:
         from agac.spec import validation  # loads pydantic
 
@@ -130,7 +130,7 @@ def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: 
     call = long_running(api.batch_wait)
     if not settings.quiet and sys.stderr.isatty():
         say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
-    report = call(given, timeout=seconds, project=settings.project_dir, handle_signals=True)
+    report = call(batch_id, timeout=seconds, project=settings.project_dir, handle_signals=True)
     print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
@@ -141,9 +141,9 @@ def wait(settings: Globals, batch_id: str | None, flag_id: str | None, timeout: 
 @batch_argument
 @json_option
 @click.pass_obj
-def cancel(settings: Globals, batch_id: str | None, flag_id: str | None, as_json: bool) -> int:
+def cancel(settings: Globals, batch_id: str | None, as_json: bool) -> int:
     """Its finished requests are paid for: `agac batch retrieve` stores their answers."""
-    report = long_running(api.batch_cancel)(one_batch(batch_id, flag_id), project=settings.project_dir)
+    report = long_running(api.batch_cancel)(batch_id, project=settings.project_dir)
     print_report(report, cancelled_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
@@ -179,9 +179,9 @@ STEP_WORDS = {"NEEDS_HUMAN": "needs a decision", "NOT_CREATED": "not created", "
 """The status of a batch by its step, where that says more than the provider's last status."""
 
 
-def status_word(line: BatchLine) -> str:
+def status_word(batch: BatchView) -> str:
     """The status of a batch: the same words for every provider, and others for steps that no provider has."""
-    return STEP_WORDS.get(line.step) or line.status or ("in_progress" if line.provider_id else "not submitted")
+    return STEP_WORDS.get(batch.state) or batch.status or ("in_progress" if batch.provider_id else "not submitted")
 
 
 def _still_possible(lines: list[BatchLine]) -> str:
@@ -195,68 +195,70 @@ def status_lines(report: BatchReport) -> Iterator[str]:
     """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
     runs so far, with the most that open batches can add."""
     yield from (f"not checked: {plain(first_line(reason))}" for reason in report.not_asked)
-    batches = report.batches
-    if len(batches) == 1:
-        yield from _one_in_full(batches[0], report.now)
+    lines = report.batches
+    if len(lines) == 1:
+        yield from _one_in_full(lines[0], report.now)
     else:
-        for line in batches:
+        for line in lines:
             yield _short(line, report.now)
             yield from (f"  {note}" for note in _attention(line, short=True))
-        done, failed = (sum(getattr(line, name) or 0 for line in batches) for name in ("done", "failed"))
-        total = counted(sum(line.total for line in batches), "request")
-        ready, waiting = sum(line.ready for line in batches), sum(line.waits is not None for line in batches)
+        done, failed = (sum(getattr(line.batch, name) or 0 for line in lines) for name in ("done", "failed"))
+        total = counted(sum(line.total for line in lines), "request")
+        ready, waiting = sum(line.ready for line in lines), sum(line.waits is not None for line in lines)
         todo = [f"{count:,} {word}" for count, word in ((ready, "ended"), (waiting, "not submitted")) if count]
-        words = f"{len(batches)} batches, {done:,} done, {failed:,} failed of {total}"
+        words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
     for run, calls in report.calls.items():
-        own = [line for line in batches if line.run == run and line.open]
+        own = [line for line in lines if line.batch.run_id == run and line.batch.open]
         yield f"Cost of run {run} so far: {cost_of(calls)}{_still_possible(own) if own else ''}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 
 
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
-    running = line.open and not line.ready
-    yield f"Batch job status: {status_word(line)}"
-    yield f"{_name(line)}: {line.workflow}, run {line.run}, {line.stage} {line.number} of {line.of}, {line.model}"
+    batch, lane = line.batch, line.lane
+    running = batch.open and not line.ready
+    yield f"Batch job status: {status_word(batch)}"
+    yield f"{_name(batch)}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
     yield f"Requests: {_counts(line)}"
     if line.submitted_at is not None:
         usual = ""
-        if running and line.lane is not None:  # the time that other batches of its lane took
-            half, most = duration(line.lane.p50), duration(line.lane.p95)
-            usual = f"; of {line.lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
+        if running and lane is not None:  # the time that other batches of its lane took
+            half, most = duration(lane.p50), duration(lane.p95)
+            usual = f"; of {lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
         yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
-    if running and line.expires_at is not None:
-        yield f"The provider gives up: {_when(line.expires_at, now)}"
-    if running and line.deadline is not None:
-        yield f"Deadline: {_when(line.deadline, now)}; requests not finished by then are cancelled"
+    if running and batch.expires_at is not None:
+        yield f"The provider gives up: {_when(batch.expires_at, now)}"
+    if running and batch.deadline is not None:
+        yield f"Deadline: {_when(batch.deadline, now)}; requests not finished by then are cancelled"
     yield f"Cost: {_cost(line)}"
-    if line.open and line.provider_id is not None:
-        yield f"The provider deletes its results and files: {_deleted(line, now)}"
-    if line.seen_at is not None and line.open:
-        yield f"Last checked: {iso(line.seen_at)}, {_ago(line.seen_at, now)}"
+    if batch.open and batch.provider_id is not None:
+        yield f"The provider deletes its results and files: {_deleted(batch, now)}"
+    if batch.open and batch.seen_at is not None:
+        yield f"Last checked: {iso(batch.seen_at)}, {_ago(batch.seen_at, now)}"
     yield from _attention(line)
 
 
 def _short(line: BatchLine, now: float) -> str:
-    parts = [f"Batch job status: {status_word(line)}", f"{_name(line)}, {line.stage} {line.number} of {line.of}"]
-    parts += [line.model, _counts(line)]
+    batch = line.batch
+    parts = [f"Batch job status: {status_word(batch)}", f"{_name(batch)}, {_place(batch)}", batch.lane]
+    parts.append(_counts(line))
     if line.submitted_at is not None:
         parts.append(f"{duration(max(0.0, now - line.submitted_at))} old")
-    if line.open and line.deadline is not None and not line.ready:
-        parts.append(f"deadline {_when(line.deadline, now)}")
+    if batch.open and batch.deadline is not None and not line.ready:
+        parts.append(f"deadline {_when(batch.deadline, now)}")
     parts.append(_cost(line))
-    if line.open and line.provider_id is not None:
-        parts.append(f"results and files deleted {_deleted(line, now)}")
+    if batch.open and batch.provider_id is not None:
+        parts.append(f"results and files deleted {_deleted(batch, now)}")
     return plain("; ".join(parts))
 
 
 def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
     """The problems of a batch, and what to do about them; `short`: only unusual ones."""
     if line.waits:
-        retried = f"; retried from {iso(line.try_at)} on" if line.try_at is not None else ""
+        retried = f"; retried from {iso(line.batch.try_at)} on" if line.batch.try_at is not None else ""
         yield f"Not submitted: {plain(first_line(line.waits))}{retried}"
-    if line.stuck and line.stuck_for_s is not None:
+    if line.stuck_for_s is not None:
         yield f"Stuck: no progress for {duration(line.stuck_for_s)}"
     if line.cancelling and not line.ready:
         yield "Cancelling; finished requests are kept"
@@ -266,16 +268,22 @@ def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
         yield f"Next: {plain(line.remedy)}"
 
 
-def _name(line: BatchLine) -> str:
-    return sentence(batch_name(line.id, line.provider_id))
+def _name(batch: BatchView) -> str:
+    return sentence(batch_name(batch.id, batch.provider_id))
 
 
-def _counts(line: BatchLine) -> str:
-    """`1,204 done, 3 failed of 50,000`; counts that the provider does not report are left out."""
-    found = [f"{count:,} {word}" for count, word in ((line.done, "done"), (line.failed, "failed")) if count is not None]
+def _place(batch: BatchView) -> str:
+    return f"{batch.stage_name} {batch.number} of {batch.among}"
+
+
+def _counts(line: BatchLine, *, unit: bool = False) -> str:
+    """`1,204 done, 3 failed of 50,000`, with the word `requests` or not; counts that the provider does not report are
+    left out."""
+    counts, requests = {"done": line.batch.done, "failed": line.batch.failed}, counted(line.total, "request")
+    found = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
     if found:
-        return f"{', '.join(found)} of {line.total:,}"
-    return counted(line.total, "request") + ("" if line.provider_id else ", none sent yet")
+        return f"{', '.join(found)} of {requests if unit else f'{line.total:,}'}"
+    return requests if line.batch.provider_id else f"{requests}, none sent yet"
 
 
 def _cost(line: BatchLine) -> str:
@@ -285,8 +293,8 @@ def _cost(line: BatchLine) -> str:
     return price(line.cost_usd, simulated=line.simulated)
 
 
-def _deleted(line: BatchLine, now: float) -> str:
-    return _when(line.results_until, now) if line.results_until is not None else "at a time that it does not report"
+def _deleted(batch: BatchView, now: float) -> str:
+    return _when(batch.results_until, now) if batch.results_until is not None else "at a time that it does not report"
 
 
 def _when(at: float, now: float) -> str:
@@ -301,40 +309,32 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
     if not report.batches:
         return ["No batch was submitted yet" if closed else "No open batches. --all includes closed ones"]
     header = ["batch", "at the provider", "workflow", "run", "stage", "model", "status", "done", "failed", "of", "cost"]
-    rows = [
-        [
-            line.id, line.provider_id or "-", line.workflow, line.run, line.stage, line.model, status_word(line),
-            *("-" if count is None else count for count in (line.done, line.failed)), line.total,
-            _cost(line),
-        ]
-        for line in report.batches
-    ]  # fmt: skip
-    notes = [
-        f"Batch {line.id}: {note}" for line in report.batches if line.open for note in _attention(line, short=True)
-    ]
+    rows, notes = [], []
+    for line in report.batches:
+        one = line.batch
+        done, failed = ("-" if count is None else count for count in (one.done, one.failed))
+        place = [one.id, one.provider_id or "-", one.workflow, one.run_id, one.stage_name, one.lane]
+        rows.append([*place, status_word(one), done, failed, line.total, _cost(line)])
+        if one.open:
+            notes += [f"Batch {one.id}: {note}" for note in _attention(line, short=True)]
     return [table(header, rows), *(["", *notes] if notes else [])]
 
 
 def waited_lines(report: WaitReport) -> Iterator[str]:
-    for facts in report.batches:
-        name, status = batch_name(facts["id"], facts["provider_id"]), facts["status"] or "not submitted"
-        yield f"Batch job status: {status}; {name}: {_progress(facts)}"
+    for line in report.batches:
+        name = batch_name(line.batch.id, line.batch.provider_id)
+        yield f"Batch job status: {line.batch.status or 'not submitted'}; {name}: {_counts(line, unit=True)}"
     yield sentence(report.message)
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
-    for facts in (*report.asked, *report.kept):
-        name = batch_name(facts["id"], facts["provider_id"])
-        if facts in report.kept:
-            yield f"Not cancelled: {name} had already ended ({facts['status']})"
-        else:
-            yield f"Cancelling {name}: {_progress(facts)}; finished requests are kept"
+    for line in report.asked:
+        name = batch_name(line.batch.id, line.batch.provider_id)
+        yield f"Cancelling {name}: {_counts(line, unit=True)}; finished requests are kept"
+    for line in report.kept:
+        name = batch_name(line.batch.id, line.batch.provider_id)
+        yield f"Not cancelled: {name} had already ended ({line.batch.status})"
     yield sentence(report.message)
-
-
-def _progress(facts: Mapping[str, Any]) -> str:
-    counts = [f"{facts[word]:,} {word}" for word in ("done", "failed") if facts.get(word) is not None]
-    return f"{', '.join(counts)} of {counted(facts['total'] or facts['requests'], 'request')}"
 
 
 def doctor_lines(report: DoctorReport) -> Iterator[str]:
@@ -342,9 +342,9 @@ def doctor_lines(report: DoctorReport) -> Iterator[str]:
     if not report.findings:
         yield "All is well: the store and the providers agree"
     for finding in report.findings:
-        yield f"{'did' if finding['done'] else 'found'}: {plain(first_line(finding['message']))}"
-        if finding["remedy"]:
-            yield f"  {plain(finding['remedy'])}"
+        yield f"{'did' if finding.done else 'found'}: {plain(first_line(finding.message))}"
+        if finding.remedy:
+            yield f"  {plain(finding.remedy)}"
 
 
 def in_batch_words(task: Mapping[str, Any]) -> str:

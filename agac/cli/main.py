@@ -473,18 +473,18 @@ def workflows(context: click.Context) -> Values:
 
 def batches(context: click.Context) -> Values:
     """Open batches, the newest first: by our numbers, then by the provider's ids."""
-    from agac.store.batches import batches_at_a_glance
+    from agac.store.batches import at_a_glance
 
-    found = batches_at_a_glance(_root(context) / ".agac" / "agac.db")
+    found = at_a_glance(_root(context) / ".agac" / "agac.db", "batches_at_a_glance", tuple[int, str | None, str])
     ours = [(str(number), workflow) for number, _, workflow in found]
     return ours + [(theirs, workflow) for _, theirs, workflow in found if theirs]
 
 
 def _runs(context: click.Context) -> list[tuple[str, str]]:
     """The runs, the one last worked on first, with the workflow of each."""
-    from agac.store.batches import runs_at_a_glance
+    from agac.store.batches import at_a_glance
 
-    found = runs_at_a_glance(_root(context) / ".agac" / "agac.db")
+    found = at_a_glance(_root(context) / ".agac" / "agac.db", "runs_at_a_glance", tuple[int, str])
     return [(str(number), workflow) for number, workflow in found]
 
 

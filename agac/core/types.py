@@ -276,14 +276,21 @@ def _object(value: Any) -> dict[str, Any]:
 def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
     """The keys of a record, each with what reads its value and, where its type names one, what makes JSON of that."""
     names = [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
-    hints = get_type_hints(kind, include_extras=True)
     found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
     for entry in getattr(kind, "JSON_KEYS", ()) or names:
         key, _, name = entry.partition("=")
         name = name or key.removeprefix("**")
-        declared = getattr(kind, name, None)
-        getter = declared.fget if isinstance(declared, property) else None
-        hint = get_type_hints(getter, include_extras=True).get("return") if getter else hints.get(name)
+        hint = _hint_of(kind, name)
         convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
         found.append((key, attrgetter(name), convert))
     return found
+
+
+def _hint_of(kind: Any, path: str) -> Any:
+    """The type that a record declares for a field or a property, or for one of a record in it (`run.id`)."""
+    name, _, further = path.partition(".")
+    declared = getattr(kind, name, None)
+    getter = declared.fget if isinstance(declared, property) else None
+    hints = get_type_hints(getter or kind, include_extras=True)
+    hint = hints.get("return" if getter else name)
+    return _hint_of(hint, further) if further else hint

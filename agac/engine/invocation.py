@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from agac.core.redact import Redactor
 from agac.core.types import Row, RowId
@@ -26,9 +26,6 @@ from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
 from agac.store.rows import PriorTask, RowChoice, prior_tasks
 from agac.store.writer import Ledger
-
-if TYPE_CHECKING:
-    from agac.providers.control_plane import BatchApi  # loads aiohttp
 
 ENROLLING_WORKERS = 256
 """Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
@@ -119,14 +116,13 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What batches need of whoever makes an invocation. `providers` are the project's as they are now; `open_api` gives
-    the batches of an account, `recorded` the plan of a run as it was stored; `folder` holds batches' files. `wait`:
-    whether to wait until all is done. `confirm_stale` says whether anything may be submitted next to stale batches.
+    """What batches need of whoever makes an invocation. `providers` are the project's as they are now; `recorded` gives
+    the plan of a run as it was stored; `folder` holds batches' files. `wait`: whether to wait until all is done.
+    `confirm_stale` says whether anything may be submitted next to stale batches.
     `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
     the store, not from its input."""
 
     providers: Mapping[str, Provider]
-    open_api: Callable[[Provider], BatchApi]
     recorded: Callable[[Database, int], Awaitable[Plan]]
     folder: Path
     confirm_stale: Callable[[list[tuple[BatchRecord, int]]], Awaitable[bool]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 
 class BatchState(StrEnum):
@@ -45,8 +45,6 @@ class BatchTraits:
     """Requests in a batch."""
     max_bytes: int = 200_000_000
     """Bytes of the input, of the file or of the body."""
-    max_line_bytes: int | None = None
-    """Bytes of one request; None: only the input is bounded."""
     max_open: int | None = None
     """Batches (or their files) that may be open at once; None: not known."""
     windows: tuple[str, ...] = ("24h",)
@@ -94,6 +92,11 @@ class BatchError:
     message: str
     line: int | None = None
 
+    @property
+    def words(self) -> str:
+        """The message, with the code where there is one."""
+        return f"{self.message} ({self.code})" if self.code else self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Remote:
@@ -128,6 +131,20 @@ class ProviderBatch:
     results: tuple[Remote, ...] = ()
     errors: tuple[BatchError, ...] = ()
 
+    def stored(self) -> dict[str, Any]:
+        """What is kept of it with our batch: the values of the statement `batch_seen`, but our number and the time."""
+        return {
+            "provider_id": self.id,
+            "status": self.state.value,
+            "word": self.word,
+            "total": self.total,
+            "done": self.done,
+            "failed": self.failed,
+            "expires_at": self.expires_at,
+            "results_until": self.results_until,
+            "ended_at": self.ended_at,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
@@ -136,7 +153,6 @@ class RemoteFile:
     id: str
     name: str
     size: int | None
-    created_at: float | None
     key: str | None = None
 
 
@@ -155,7 +171,6 @@ class ResultLine:
     status: int = 0
     body: bytes = b""
     message: str = ""
-    request_id: str = ""
 
 
 class UnreadableLine(ValueError):

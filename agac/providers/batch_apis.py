@@ -160,9 +160,10 @@ class OpenAIBatches(BatchApi):
         self._cut[address] = size
         return self._torn(size) if short else size
 
-    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
+    async def delete(self, file: str) -> Fault | None:
         """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
-        return await self._delete(f"/files/{quote(file, safe='')}") if file is not None else None
+        found = await self._ask("delete", f"/files/{quote(file, safe='')}", known=True)
+        return found if isinstance(found, Fault) and found.status not in (404, 410) else None
 
     async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
         """Our input files and the result files of batches that carry our key, that are still at the provider."""
@@ -193,7 +194,7 @@ class OpenAIBatches(BatchApi):
             if isinstance(one, Fault):
                 yield one
             elif one.get("purpose") in (None, purpose):
-                yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"), moment(one.get("created_at")))
+                yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"))
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
@@ -236,18 +237,18 @@ class OpenAIBatches(BatchApi):
         """One line of an output or an error file. Raises UnreadableLine."""
         custom_id, data = _object_of(line)
         response, error = data.get("response"), data.get("error")
-        request_id, status = text(response, "request_id"), _status(response)
+        status = _status(response)
         body = _body(mapping(response).get("body"))
         if error:
-            return _failed(custom_id, error, status, body, request_id)
+            return _failed(custom_id, error, status, body)
         if not isinstance(response, dict):
             return ResultLine(custom_id, "unanswered", message="neither a response nor an error")
         if status is None:
-            return ResultLine(custom_id, "unanswered", message="a response without a status", request_id=request_id)
+            return ResultLine(custom_id, "unanswered", message="a response without a status")
         if not body:
             message = f"a response of status {status} without a body"
-            return ResultLine(custom_id, "unanswered", status, message=message, request_id=request_id)
-        return ResultLine(custom_id, "answered", status, body, request_id=request_id)
+            return ResultLine(custom_id, "unanswered", status, message=message)
+        return ResultLine(custom_id, "answered", status, body)
 
 
 def _errors(errors: Any, redactor: Redactor) -> tuple[BatchError, ...]:
@@ -264,18 +265,18 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[BatchError, ...]:
     return tuple(read)
 
 
-def _failed(custom_id: str, error: Any, status: int | None, body: bytes, request_id: str) -> ResultLine:
+def _failed(custom_id: str, error: Any, status: int | None, body: bytes) -> ResultLine:
     """A line with an error of its own. One that comes with an answer is read as the endpoint's error: what it means is
     the dialect's to say."""
     code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
     if ended := _ENDED.get(code):
-        return ResultLine(custom_id, ended, message=message or code, request_id=request_id)
+        return ResultLine(custom_id, ended, message=message or code)
     status = status or _status(error) or 0
     if status >= 400 or code:
         # an error that comes with no status, or with a good one, is told by its code
         body = body if body and status >= 400 else encode({"error": error})
-        return ResultLine(custom_id, "answered", max(status, 200), body, message, request_id)
-    return ResultLine(custom_id, "unanswered", message=message or "an error without words", request_id=request_id)
+        return ResultLine(custom_id, "answered", max(status, 200), body, message)
+    return ResultLine(custom_id, "unanswered", message=message or "an error without words")
 
 
 def _status(of: Any) -> int | None:
@@ -343,10 +344,6 @@ class AnthropicBatches(BatchApi):
             ) from problem
         return anthropic.AsyncAnthropic, anthropic.APIStatusError, anthropic.AnthropicError
 
-    async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        """No input is there."""
-        return None
-
     async def create(self, order: Order) -> ProviderBatch | Fault:
         """Creates a batch of the requests in `order.path`: this is what costs money. See `BatchApi.create`."""
         size = order.path.stat().st_size - 1  # without the last line's break
@@ -378,15 +375,6 @@ class AnthropicBatches(BatchApi):
             if not isinstance(found, Fault) and text(found, "archived_at"):
                 return self._refused(FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone")
         return saved
-
-    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
-        """Deletes a batch that has ended, with its results. What is gone already is no fault."""
-        return await self._delete(self._at(batch)) if batch is not None else None
-
-    async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
-        """There are no files."""
-        for file in list[RemoteFile]():
-            yield file
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
@@ -464,9 +452,9 @@ def _errored(custom_id: str, outer: Any) -> ResultLine:
     kind, words, request_id = text(error, "type"), text(error, "message"), text(outer, "request_id")
     if not kind:
         words = words or (outer if isinstance(outer, str) else "an error without words")
-        return ResultLine(custom_id, "unanswered", message=words, request_id=request_id)
+        return ResultLine(custom_id, "unanswered", message=words)
     body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
-    return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words, request_id)
+    return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words)
 
 
 BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic": AnthropicBatches}

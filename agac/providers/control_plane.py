@@ -201,8 +201,9 @@ class BatchApi:
         raise NotImplementedError
 
     async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        """The id of an input file with this name and size that is at the provider."""
-        raise NotImplementedError
+        """The id of an input file with this name and size that is at the provider; here and below: none, where nothing
+        is uploaded."""
+        return None
 
     async def create(self, order: Order) -> ProviderBatch | Fault:
         """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
@@ -232,14 +233,14 @@ class BatchApi:
         found = await self._ask("post", f"{self._at(batch)}/cancel", known=True)
         return found if isinstance(found, Fault) and found.status not in (400, 409) else None
 
-    async def delete(self, *, batch: str | None = None, file: str | None = None) -> Fault | None:
-        """Deletes a file, or a batch with its results where the provider can (else nothing is done). What is gone
-        already is no fault."""
-        raise NotImplementedError
+    async def delete(self, file: str) -> Fault | None:
+        """Deletes a file. What is gone already is no fault."""
+        return None
 
-    def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
+    async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
         """Our input files (whose names begin with `prefix`) and result files that are still at the provider."""
-        raise NotImplementedError
+        for file in list[RemoteFile]():
+            yield file
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -302,10 +303,6 @@ class BatchApi:
             return self._fault(problem.response, known=known, creates=creates, model=model)
         except self._lost as problem:
             return lost(problem, self._settings, creates=creates)
-
-    async def _delete(self, path: str) -> Fault | None:
-        found = await self._ask("delete", path, known=True)
-        return found if isinstance(found, Fault) and found.status not in (404, 410) else None
 
     async def _save(self, path: str, target: Path, accept: str) -> tuple[int, bool] | Fault:
         """Writes the body that is at `path` to `target`, and syncs it to the disk: its size, and whether its length

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
-from agac.core.types import Report
+from agac.core.types import Moment, Report
 from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, only, reads, select, sql
 from agac.store.rows import StoredRow
 
@@ -62,6 +61,9 @@ _NEXT = {
 WAITING = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT})
 """Steps on the way to the provider: what is found in them is submitted, or waits until there is room."""
 
+CLOSED = frozenset({"INGESTED", "CLEANED", "NOT_CREATED", "REJECTED"})
+"""Steps after which nothing is to come of a batch any more."""
+
 AT_PROVIDER = frozenset({BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWNLOADED})
 """Steps at which it exists at the provider and has not been ingested."""
 
@@ -83,7 +85,9 @@ class TaskState(IntEnum):
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
     """A batch as it is stored: the columns of the table, in their order. Times in seconds since 1970, `held_…` is what
-    is set aside for it. `state` is a step of its life (`engine.batch.states`), `status` what its provider last said."""
+    is set aside for it. `state` is a step of its life (`BatchStep`), `status` what its provider last said, in the words
+    that are the same for all of them, and `word` its own. `outputs` are the downloaded files, each with its size and
+    sha256."""
 
     id: int
     run_id: int
@@ -115,23 +119,28 @@ class BatchRecord:
     failed: int | None
     planned_at: float
     created_after: float | None
-    submitted_at: float | None
-    seen_at: float | None
+    submitted_at: Moment | None
+    seen_at: Moment | None
     moved_at: float | None
     ended_at: float | None
-    expires_at: float | None
-    results_until: float | None
+    expires_at: Moment | None
+    results_until: Moment | None
     ingested_at: float | None
     cleaned_at: float | None
     cancel_at: float | None
     then_do: str | None
-    try_at: float | None
-    deadline: float | None
-    outputs: str | None
-    counts: str | None
+    try_at: Moment | None
+    deadline: Moment | None
+    outputs: list[tuple[str, int, str]] | None
+    counts: dict[str, int] | None
     cost: float | None
-    foreign_ids: str | None
+    foreign_ids: list[str] | None
     note: str | None
+
+    @property
+    def open(self) -> bool:
+        """Whether anything is to come of it."""
+        return self.state not in CLOSED
 
     @property
     def lane(self) -> str:
@@ -139,14 +148,19 @@ class BatchRecord:
         return f"{self.provider}/{self.model}"
 
     @property
+    def account_lane(self) -> tuple[str, str, str]:
+        """The model of an account."""
+        return self.provider, self.account, self.model
+
+    @property
     def key(self) -> str:
         """Our name for it at the provider: the intent, and which attempt to create it this is."""
         return f"{self.intent}-{self.attempt}"
 
     @property
-    def not_ours(self) -> frozenset[str]:
+    def not_ours(self) -> list[str]:
         """Ids of batches at the provider that were looked at and found to be others'."""
-        return frozenset(json.loads(self.foreign_ids or "[]"))
+        return self.foreign_ids or []
 
 
 class ReadyTask(NamedTuple):
@@ -236,17 +250,17 @@ async def intents(database: Database) -> tuple[set[str], set[str]]:
 # Batches for those who look. What a provider said of one is kept; nothing else is changed.
 
 
-class BatchView(NamedTuple):
-    """A batch with its workflow. It is the `number`th, from 1, `among` those that one invocation made for a stage."""
+@dataclass(frozen=True, slots=True)
+class BatchView(BatchRecord):
+    """A batch with its workflow and its stage's name. It is the `number`th, from 1, `among` those that one invocation
+    made for the stage, whose settings follow, in seconds; None where they are not known."""
 
     workflow: str
+    stage_name: str
     number: int
     among: int
-    batch: BatchRecord
-
-
-CLOSED = frozenset({"INGESTED", "CLEANED", "NOT_CREATED", "REJECTED"})
-"""Steps after which nothing is to come of a batch any more."""
+    stuck_after: float | None
+    poll_interval: float | None
 
 
 class OpenBatches(NamedTuple):
@@ -270,23 +284,6 @@ class LaneTimes(Report):
     batches: int
     p50: float
     p95: float
-
-
-class Observation(NamedTuple):
-    """What a provider reported of a batch, and whether it had `moved` since; None: not reported."""
-
-    id: int
-    provider_id: str
-    status: str
-    word: str
-    total: int | None
-    done: int | None
-    failed: int | None
-    moved: bool
-    expires_at: float | None
-    results_until: float | None
-    ended_at: float | None
-    now: float
 
 
 async def batches(
@@ -362,10 +359,10 @@ lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times
 """By provider, account and model; None while no batch of the lane has ended."""
 
 
-async def write_seen(database: Database, observations: Sequence[Observation]) -> None:
-    """Keeps the providers' reports, in one commit. It changes no step of a batch, so it takes no lease."""
-    values = [one._asdict() for one in observations]
-    await change(database, lambda writer: writer.executemany(sql("batch_seen"), values))
+async def write_seen(database: Database, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps the providers' reports, each the values of `batch_seen`, in one commit. It changes no step of a batch, so
+    it takes no lease."""
+    await change(database, lambda writer: writer.executemany(sql("batch_seen"), reports))
 
 
 # For a shell that completes a word: no engine, no event loop, no migration.
@@ -373,17 +370,8 @@ async def write_seen(database: Database, observations: Sequence[Observation]) ->
 COMPLETION_WAIT_S = 0.2
 
 
-def runs_at_a_glance(path: Path) -> list[tuple[int, str]]:
-    """Number and workflow of each run, the one last worked on first; empty when the database cannot say."""
-    return _glanced(path, "runs_at_a_glance", tuple[int, str])
-
-
-def batches_at_a_glance(path: Path) -> list[tuple[int, str | None, str]]:
-    """Number, provider's id and workflow of each open batch, the newest first; empty when the database cannot say."""
-    return _glanced(path, "batches_at_a_glance", tuple[int, str | None, str])
-
-
-def _glanced(path: Path, statement: str, record: type[T]) -> list[T]:
+def at_a_glance(path: Path, statement: str, record: type[T]) -> list[T]:
+    """What a statement finds; empty when the database cannot say."""
     if not path.is_file():
         return []
     try:

@@ -876,11 +876,12 @@ UPDATE batch SET state = 'SUBMITTED', provider_id = :provider_id, submitted_at =
 WHERE id = :id AND state IN ('CREATE_INTENT', 'NEEDS_HUMAN');
 
 -- name: batch_seen
--- What its provider said of it; never a step of its life. `moved`: a count or its state is another than before.
+-- What its provider said of it; never a step of its life. It `moved` where a count or its state is another than before.
 UPDATE batch SET status = iif(status IN ('completed', 'failed', 'expired', 'cancelled')
-    AND :status NOT IN ('completed', 'failed', 'expired', 'cancelled'), status, :status), word = :word, total = :total, done = :done, failed = :failed, seen_at = :now,
-    moved_at = iif(:moved, :now, moved_at), expires_at = ifnull(:expires_at, expires_at),
-    results_until = ifnull(:results_until, results_until), ended_at = ifnull(:ended_at, ended_at)
+    AND :status NOT IN ('completed', 'failed', 'expired', 'cancelled'), status, :status),
+    word = :word, total = :total, done = :done, failed = :failed, seen_at = :now,
+    moved_at = iif((status, word, done, failed) IS (:status, :word, :done, :failed), moved_at, :now),
+    expires_at = ifnull(:expires_at, expires_at), results_until = ifnull(:results_until, results_until), ended_at = ifnull(:ended_at, ended_at)
 WHERE id = :id AND provider_id = :provider_id AND ingested_at IS NULL;
 
 -- name: batch_not_ours
@@ -903,7 +904,7 @@ UPDATE batch SET state = 'INGESTED', counts = :counts, cost = :cost, held_usd = 
 
 -- name: batch_chunk
 -- What a chunk of its answers cost, and what its tasks came to so far.
-UPDATE batch SET cost = ifnull(cost, 0) + ?, counts = ? WHERE id = ?;
+UPDATE batch SET cost = ifnull(cost, 0) + ?, counts = ifnull(?, counts) WHERE id = ?;
 
 -- name: batch_tidied
 -- It never ran, and nothing of it is left.
@@ -1053,7 +1054,10 @@ WITH numbered AS (
         count(*) OVER (PARTITION BY run_id, stage, event_id) AS among
     FROM batch
 )
-SELECT r.workflow, n.number, n.among, b.* FROM batch b JOIN numbered n ON n.id = b.id JOIN run r ON r.id = b.run_id
+SELECT b.*, r.workflow, json_extract(d.body, '$.stages[' || b.stage || '].name') AS stage_name, n.number, n.among,
+    json_extract(r.manner, '$.stages[' || b.stage || '].batch.stuck_after') AS stuck_after,
+    json_extract(r.manner, '$.stages[' || b.stage || '].batch.poll_interval') AS poll_interval
+FROM batch b JOIN numbered n ON n.id = b.id JOIN run r ON r.id = b.run_id JOIN definition d ON d.hash = r.definition_hash
 WHERE (:run IS NULL OR b.run_id = :run) AND (:workflow IS NULL OR r.workflow = :workflow)
     AND (:named IS NULL OR b.provider_id = :named OR CAST(b.id AS TEXT) = :named)
     AND (:closed OR b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED'))

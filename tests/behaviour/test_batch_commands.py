@@ -36,12 +36,6 @@ def shop(tmp_path: Path, slow: Server) -> ProjectFolder:
     return project
 
 
-def charged(server: Server) -> int:
-    found = server.account()["batches"]
-    assert found["duplicates"] == 0
-    return int(found["charged"])
-
-
 def lines_with(ran: Ran, start: str) -> list[str]:
     return [line for line in ran.out.split("\n") if line.startswith(start)]
 
@@ -59,19 +53,15 @@ def test_run_submits_says_so_and_ends(shop: ProjectFolder, slow: Server) -> None
         "`agac run -a reviews --wait` waits until every stage is done.\n"
     )
     assert "Open: " not in ran.out, "the rows wait for no stage that was left out"
-    assert (slow.account()["batches"]["created"], charged(slow)) == (2, 0)
-    assert not (shop.root / "output").exists()
-
-
-def test_nothing_ready_is_a_sentence_and_exit_code_75(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews")
-    ran = shop.agac("batch", "retrieve")
-    assert (ran.code, ran.out) == (75, "")
-    assert ran.err == "Nothing is ready yet: 2 batches are open, with 0 of 5 requests done\n"
-    ran = shop.agac("batch", "retrieve", "--json")
-    assert (ran.code, ran.json["ready"], ran.json["exit_code"], len(ran.json["batches"])) == (75, False, 75, 2)
-    ran = shop.agac("batch", "wait", "--timeout", "0s", code=75)
-    assert len(lines_with(ran, "Batch job status: ")) == 2
+    account = slow.account()["batches"]
+    assert (account["created"], account["charged"], (shop.root / "output").exists()) == (2, 0, False)
+    early = shop.agac("batch", "retrieve")
+    assert (early.code, early.out) == (75, "")
+    assert early.err == "Nothing is ready yet: 2 batches are open, with 0 of 5 requests done\n"
+    early = shop.agac("batch", "retrieve", "--json")
+    assert (early.code, early.json["ready"], early.json["exit_code"], len(early.json["batches"])) == (75, False, 75, 2)
+    early = shop.agac("batch", "wait", "--timeout", "0s", code=75)
+    assert len(lines_with(early, "Batch job status: ")) == 2
 
 
 def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, slow: Server) -> None:
@@ -133,7 +123,7 @@ def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
     shop.agac("run", "-a", "reviews")
     (line, *_) = agac.batch_list(project=shop.root).batches
     why, inspect = shop.agac("why", "last", "r-1", "classify"), shop.agac("inspect", "last", "r-1")
-    told = f"in batch 1 ({line.provider_id}) of run 1, submitted "
+    told = f"in batch 1 ({line.batch.provider_id}) of run 1, submitted "
     assert f"\n{told}" in why.out
     assert "\noutcome: none yet\n" in why.out
     assert f"\n  {told}" in inspect.out
@@ -149,13 +139,6 @@ def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
     )
     assert "Open: " not in ran.out
     assert "\nwaits for the same request in batch 1 (" in shop.agac("why", "last", "r-1", "classify").out
-
-
-def test_what_retrieves_goes_on_with_all_stages(shop: ProjectFolder, slow: Server) -> None:
-    shop.agac("run", "-a", "reviews", "--until", "classify")
-    advance(slow, 200)
-    shop.agac("batch", "retrieve")
-    assert shop.query("SELECT count(*) FROM batch") == [(4,)], "--until held for that command alone"
 
 
 def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Server) -> None:
@@ -175,44 +158,33 @@ def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Serve
     assert sum(one.requests for one in seen[0]) == 5
 
 
-def test_two_workflows_in_one_command_both_submit(shop: ProjectFolder) -> None:
-    shop.workflow("others", stages=[{**THREE[0], "prompt": "Opinion: ${text}"}])
-    shop.agac("run", "-a", "reviews", "-a", "others", code=0)
-    assert [len(agac.batch_list(name, project=shop.root).batches) for name in ("reviews", "others")] == [2, 1]
-
-
-def test_run_with_wait_goes_to_the_end(tmp_path: Path, server: Server) -> None:
-    project = ProjectFolder(tmp_path / "quick")
-    project.configure(server.base_url, batch="openai")
-    project.numbered(5)
-    project.workflow(stages=THREE, defaults={"batch": {"max_requests": 4, "poll_interval": "1s"}})
-    ran = project.agac("run", "-a", "reviews", "--wait", code=0)
-    assert "reviews, run 1: 5 rows, 5 done\n" in ran.out
-    assert len(lines_with(ran, "Retrieved batch ")) == 4
-    assert lines_with(ran, "Submitted ") == [], "they are in: who waited need not read of them"
-    assert [one["ok"] for one in project.envelopes()] == [True] * 5
-
-
 def test_the_embedded_simulator_remembers_its_batches(tmp_path: Path) -> None:
+    """Of two workflows in one command, taken one after the other from a folder of the project."""
     project = ProjectFolder(tmp_path / "embedded")
     project.numbered(3)
     project.workflow()
+    project.workflow("others", stages=[{"name": "say", "prompt": "Opinion: ${text}"}])
     deep = project.root / "a/b"
     deep.mkdir(parents=True)
-    project.agac("run", "-a", "reviews", "--run-mode", "batch", code=0)
+    project.agac("run", "-a", "reviews", "-a", "others", "--run-mode", "batch", code=0)
+    named = [agac.batch_list(name, project=project.root).batches[0].batch for name in ("reviews", "others")]
+    assert [batch.id for batch in named] == [1, 2]
     assert "Batch job status: completed\n" in project.agac("batch", "status", cwd=deep).out
     project.agac("batch", "retrieve", cwd=deep, code=0)
-    assert [one["ok"] for one in project.envelopes()] == [True] * 3
+    project.agac("batch", "retrieve", "--batch-id", str(named[0].provider_id), cwd=deep, code=0)
+    for name in ("reviews", "others"):
+        assert [one["ok"] for one in project.envelopes(name)] == [True] * 3
     project.agac("doctor", code=0)
 
 
 def test_what_the_command_line_does_python_does_too(shop: ProjectFolder, slow: Server) -> None:
-    report = agac.run("reviews", project=shop.root)
+    """`until` holds for that command alone."""
+    report = agac.run("reviews", agac.RunOptions(until="classify"), project=shop.root)
     assert [batch["requests"] for batch in report.invocation["batches"]] == [4, 1]
     advance(slow, 200)
     assert agac.batch_wait(project=shop.root).ready
     assert [line.ready for line in agac.batch_status(project=shop.root).batches] == [True, True]
     taken = agac.batch_retrieve(project=shop.root)
     assert (taken.ready, taken.exit_code, len(taken.ingested), len(taken.submitted)) == (True, 0, 2, 2)
-    assert [batch["id"] for batch in agac.batch_cancel(project=shop.root).asked] == [3, 4]
+    assert [line.batch.id for line in agac.batch_cancel(project=shop.root).asked] == [3, 4]
     assert agac.doctor(project=shop.root).exit_code == 0

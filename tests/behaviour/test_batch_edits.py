@@ -56,22 +56,18 @@ def test_retrieve_uses_what_is_recorded_and_no_file(project: BatchProject) -> No
 
 
 def test_the_same_command_again_submits_nothing(project: BatchProject, server: Server) -> None:
-    project.batched(A, B)
-    for _ in range(3):
+    """How often and in which pieces it is asked changes neither run nor tasks."""
+    settings = {"batch": {"max_requests": 3, "retry": "sync"}, "timeout": 7, "concurrency": 3}
+    for changed in ({}, {}, settings):
+        project.batched(A | changed, B)
         again = project.agac("run", "-a", "reviews")
         assert again.code == 0
         assert "No row is finished yet." in again.out
     assert runs_of(project) == [(1, "SUBMITTED", 10)]
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-
-
-def test_run_takes_in_what_has_ended_and_goes_on(project: BatchProject, server: Server) -> None:
-    project.batched(A, B)
-    for code in (0, 0, 0):
-        assert project.agac("run", "-a", "reviews").code == code
+    for _ in range(2):
         advance(project.server, SECONDS)
-    assert project.output(file="summary.json")["complete"]
+        assert project.agac("run", "-a", "reviews").code == 0
+    assert project.output(file="summary.json")["complete"], "`run` takes in what has ended and goes on"
     project.assert_as_sync(server, charged=(2, 20))
 
 
@@ -142,31 +138,26 @@ def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, serve
     assert project.account["cancelled"] == 0
 
 
-def test_an_edited_prompt_is_submitted_on_a_typed_yes(project: BatchProject) -> None:
+def test_edited_back_it_is_as_if_nothing_had_been(project: BatchProject, server: Server) -> None:
+    """A no, and none to ask, leave all as it was; a typed yes submits."""
     asked: list[str] = []
     project.submit(A)
     project.batched(edited("Another"))
-    report = agac.run("reviews", project=project.root, confirm=lambda question: not asked.append(question))
-    assert (report.exit_code, len(report.invocation["batches"])) == (0, 1)
-    (question,) = asked
-    assert "10" in question
-
-
-def test_edited_back_it_is_as_if_nothing_had_been(project: BatchProject, server: Server) -> None:
-    """A no, and none to ask, leave all as it was."""
-    project.submit(A)
-    project.batched(edited("Another"))
     with pytest.raises(agac.UsageError):
-        agac.run("reviews", project=project.root, confirm=lambda question: False)
+        agac.run("reviews", project=project.root, confirm=lambda question: bool(asked.append(question)))
     project.agac("run", "-a", "reviews", code=2)
     project.batched(A)
     again = project.agac("run", "-a", "reviews")
     assert (again.code, again.err) == (0, "")
     assert project.account["posts"] == 1
     report = project.to_the_end(seconds=SECONDS)
-    assert report.run is not None
     assert report.run.summary["run"] == 1
     project.assert_as_sync(server, charged=(1, 10))
+    project.submit(edited("Third"))
+    project.batched(edited("Fourth"))
+    report = agac.run("reviews", project=project.root, confirm=lambda question: not asked.append(question))
+    assert (report.exit_code, len(report.invocation["batches"])) == (0, 1)
+    assert ["needs 10 of the requests in 1 open batch" in question for question in asked] == [True, True]
 
 
 def test_an_edited_later_stage_keeps_what_is_enrolled(project: BatchProject, server: Server) -> None:
@@ -199,18 +190,21 @@ def test_cancelling_what_is_stale_makes_room(project: BatchProject, server: Serv
     assert project.charged() == (3, 20)
 
 
-@pytest.mark.parametrize("flags", [[], ["--yes"], ["--run-mode", "sync"]])
-def test_fresh_is_refused_while_batches_are_open(project: BatchProject, flags: list[str]) -> None:
+def test_fresh_is_refused_while_batches_are_open(project: BatchProject) -> None:
     project.submit(A)
-    refused = project.agac("run", "-a", "reviews", "--fresh", *flags)
-    assert (refused.code, refused.out) == (2, "")
-    assert "open" in refused.err
-    assert "agac batch cancel" in refused.err
+    for flags in ([], ["--yes"], ["--run-mode", "sync"]):
+        refused = project.agac("run", "-a", "reviews", "--fresh", *flags)
+        assert (refused.code, refused.out) == (2, "")
+        assert "batch 1 is open" in refused.err
+        assert "agac batch cancel 1" in refused.err
     assert project.query("SELECT count(*) FROM run") == [(1,)]
     assert project.charged() == (1, 0)
     project.to_the_end(seconds=SECONDS)
-    project.agac("run", "-a", "reviews", "--fresh", code=0)
-    assert project.query("SELECT count(*) FROM batch") == [(2,)]
+    for _ in range(2):  # it asks all of it anew, once
+        assert project.run(fresh=True).exit_code == 0
+        project.to_the_end(seconds=SECONDS)
+        assert project.run().exit_code == 0
+    assert project.charged() == (3, 30)
     project.server.reset()
 
 
@@ -227,56 +221,15 @@ def test_another_mode_does_not_ask_what_is_in_a_batch(project: BatchProject, ser
     project.assert_as_sync(server, charged=(1, 11))
 
 
-def test_manner_changes_are_no_edits(project: BatchProject, server: Server) -> None:
-    """How often and in which pieces it is asked changes neither run nor tasks."""
-    project.submit(A)
-    project.batched(A | {"batch": {"max_requests": 3, "retry": "sync"}, "timeout": 7, "concurrency": 3})
-    assert project.run().exit_code == 0
-    assert runs_of(project) == [(1, "SUBMITTED", 10)]
-    project.to_the_end(seconds=SECONDS)
-    project.assert_as_sync(server)
-
-
 def test_a_limited_run_beside_open_batches(project: BatchProject, server: Server) -> None:
     """A selection is another run whose rows are in flight already; what it does not select is no edit."""
     project.submit(A)
     project.agac("run", "-a", "reviews", "--limit", "4", code=0)
     assert project.account["posts"] == 1
     advance(project.server, SECONDS)
-    project.agac("run", "-a", "reviews", "--limit", "4", code=0)
-    project.agac("run", "-a", "reviews", code=0)
+    for flags in (["--limit", "4"], []):
+        project.agac("run", "-a", "reviews", *flags, code=0)
     project.assert_as_sync(server, charged=(1, 10))
-
-
-def followed(project: BatchProject) -> None:
-    """Run 2, whose first stage is unchanged, waits for the batch of run 1."""
-    project.submit(A, B)
-    project.batched(A, B | {"prompt": "Better ${a}"})
-    assert project.run().exit_code == 0
-    assert runs_of(project) == [(1, "SUBMITTED", 10)]
-
-
-def finish(project: BatchProject) -> None:
-    """Run by run until all is done."""
-    for _ in range(6):
-        advance(project.server, SECONDS)
-        if project.run().summary["rows"] == {**dict.fromkeys(OTHERS, 0), "total": 10, "done": 10}:
-            return
-    raise AssertionError(runs_of(project))
-
-
-OTHERS = ("skipped", "failed", "dropped", "open")
-
-
-def test_a_batch_that_another_run_waits_for_is_ended(project: BatchProject, server: Server) -> None:
-    followed(project)
-    advance(project.server, SECONDS * 0.4)
-    agac.batch_cancel(1, project=project.root)
-    assert project.run().exit_code == 0
-    assert [one[2] for one in runs_of(project)] == [10, 6, 4]
-    finish(project)
-    assert project.charged()[1] == 20
-    project.assert_as_sync(server)
 
 
 @pytest.mark.parametrize(
@@ -285,16 +238,29 @@ def test_a_batch_that_another_run_waits_for_is_ended(project: BatchProject, serv
         {"kind": "batch_expire", "after": 4},
         {"kind": "batch_line_status", "status": 400, "match": "number 3"},
         {"kind": "batch_line_status", "status": 500, "match": "number 3"},
+        None,
     ],
 )
-def test_a_batch_that_another_run_waits_for_goes_wrong(batches_at: Make, server: Server, fault: dict[str, Any]) -> None:
-    """Whoever waited asks what is left; both runs together pay once."""
-    project = batches_at({**fault, "at": [1]}, seconds=SECONDS)
-    followed(project)
-    advance(project.server, SECONDS)
+def test_a_batch_that_another_run_waits_for_goes_wrong(
+    batches_at: Make, server: Server, fault: dict[str, Any] | None
+) -> None:
+    """Whoever waited asks what is left; both runs together pay once. Without a fault its user ends it."""
+    project = batches_at(*([{**fault, "at": [1]}] if fault else []), seconds=SECONDS)
+    project.submit(A, B)
+    project.batched(A, B | {"prompt": "Better ${a}"})
     assert project.run().exit_code == 0
-    project.retrieve(1)
-    finish(project)
-    assert project.charged()[1] == 20
-    assert project.doubles() == 0
+    assert runs_of(project) == [(1, "SUBMITTED", 10)]
+    advance(project.server, SECONDS if fault else SECONDS * 0.4)
+    if fault is None:
+        agac.batch_cancel(1, project=project.root)
+    assert project.run().exit_code == 0
+    if fault is not None:
+        project.retrieve(1)
+    else:
+        assert [one[2] for one in runs_of(project)] == [10, 6, 4]
+    for _ in range(6):
+        advance(project.server, SECONDS)
+        if (rows := project.run().summary["rows"])["done"] == rows["total"]:
+            break
+    assert (project.charged()[1], project.doubles()) == (20, 0)
     project.assert_as_sync(server)

@@ -56,22 +56,18 @@ def test_a_time_of_day_is_the_next_one(make: Make) -> None:
     assert later > time.time() + 20 * HOUR
 
 
-def test_wait_only_tells_at_the_deadline(make: Make, server: Server) -> None:
-    project = make(deadline="8h", on_deadline="wait")
+@pytest.mark.parametrize("on_deadline", ["wait", "sync"])
+def test_a_deadline_that_cancels_nothing(make: Make, server: Server, on_deadline: str) -> None:
+    """It is only said, or comes while all is done."""
+    project = make(deadline="8h", on_deadline=on_deadline)
     project.set_batch(deadline=1.0)
-    assert project.retrieve().exit_code == 75
-    assert project.account["cancelled"] == 0
-    assert "eadline" in project.agac("batch", "status").out
-    project.assert_ends_as_sync(server, (1, 10), seconds=SECONDS)
-
-
-def test_a_deadline_that_comes_while_all_is_done_cancels_nothing(make: Make, server: Server) -> None:
-    project = make(deadline="8h")
-    project.set_batch(deadline=1.0)
+    if on_deadline == "wait":
+        assert project.retrieve().exit_code == 75
+        assert "eadline" in project.agac("batch", "status").out
     advance(project.server, SECONDS)
     assert project.retrieve().exit_code == 0
-    assert (project.account["cancelled"], project.charged()) == (0, (1, 10))
-    project.assert_as_sync(server)
+    assert project.account["cancelled"] == 0
+    project.assert_as_sync(server, charged=(1, 10))
 
 
 def test_after_the_deadline_the_stages_that_follow_go_on_as_they_are(make: Make, server: Server) -> None:
@@ -148,26 +144,13 @@ def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(batc
 
 def test_what_does_not_move_is_told(make: Make) -> None:
     project = make({"kind": "batch_stuck", "word": "in_progress", "after": 3}, stuck_after="1h")
+    project.set_batch(moved_at=time.time() - 2 * HOUR)
     advance(project.server, SECONDS)
-    fine = project.agac("batch", "status")
-    assert "has not moved" not in fine.out
+    [one] = project.agac("batch", "status", "--json").json["batches"]
+    assert one["stuck"] is False, "its count moved"
     project.agac("doctor", code=0)
     project.set_batch(moved_at=time.time() - 2 * HOUR)
-    stuck = project.agac("batch", "status", "--json").json
-    [one] = stuck["batches"]
-    assert one["stuck"] is True
-    assert one["stuck_for_s"] == pytest.approx(2 * HOUR, abs=60)
-    shown = project.agac("batch", "status").out
-    for words in ("batch cancel", "batch retrieve"):
-        assert words in shown, "it offers ways out"
-    found = agac.doctor(project=project.root).findings
-    assert [one["kind"] for one in found] == ["stuck"]
-    assert found[0]["remedy"]
-
-
-def test_a_count_that_moves_is_no_standstill(make: Make) -> None:
-    project = make(stuck_after="1h")
-    project.set_batch(moved_at=time.time() - 2 * HOUR)
-    advance(project.server, SECONDS / 2)
-    [one] = project.agac("batch", "status", "--json").json["batches"]
-    assert one["stuck"] is False
+    (found,) = agac.doctor(project=project.root).findings
+    assert found.kind == "stuck"
+    assert "has not moved for 2.0 h" in found.message
+    assert "agac batch cancel 1" in str(found.remedy)

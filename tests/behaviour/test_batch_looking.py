@@ -40,12 +40,29 @@ def test_without_any_batch_a_sentence_and_exit_code_2(project: ProjectFolder) ->
 
 
 def test_a_batch_is_named_by_our_number_or_the_providers_id(ran: ProjectFolder) -> None:
-    number = put_batch(ran, provider_id="batch_abc")
+    number = put_batch(ran, provider_id="batch_abc", word="finalizing_soon")
     for named in (number, str(number), "batch_abc", None):
-        (line,) = agac.batch_status(named, project=ran.root).batches
-        assert (line.id, line.provider_id, line.stage, line.model) == (number, "batch_abc", "classify", "local/small")
+        report = agac.batch_status(named, project=ran.root)
+        (facts,) = report.as_json()["batches"]
+        told = ("id", "provider_id", "stage", "model", "status", "provider_status", "step")
+        assert [facts[name] for name in told] == [
+            1, "batch_abc", "classify", "local/small", "in_progress", "finalizing_soon", "SUBMITTED",
+        ]  # fmt: skip
+    assert list(facts) == [
+        "id", "provider_id", "workflow", "run", "stage", "model", "provider", "step", "status", "provider_status",
+        "requests", "number", "of", "done", "failed", "total", "age_s", "submitted_at", "expires_at", "deadline",
+        "results_until", "stuck", "stuck_for_s", "cost_usd", "held_usd", "simulated", "waits", "note", "remedy",
+        "seen_at", "try_at", "cancelling", "lane",
+    ]  # fmt: skip
+    assert facts["submitted_at"].endswith("Z")
+    for command in ("status", "list"):
+        assert ran.agac("batch", command, "--json").json["batches"][0].keys() == facts.keys()
     with pytest.raises(agac.UsageError, match="no batch 'batch_x' in this project"):
         agac.batch_status("batch_x", project=ran.root)
+    for command in ("status", "retrieve", "wait", "cancel"):
+        shown = ran.agac("batch", command, "1", "--batch-id", "2")
+        assert (shown.code, shown.out) == (2, "")
+        assert "error: 1 and --batch-id 2 name two batches" in shown.err
 
 
 def test_one_batch_is_told_in_full(ran: ProjectFolder) -> None:
@@ -81,7 +98,7 @@ def test_a_provider_that_is_not_there_leaves_what_was_known(ran: ProjectFolder) 
     report = agac.batch_status(project=ran.root)
     assert len(report.not_asked) == 1
     assert "batch 1 could not be asked for at local: " in report.not_asked[0]
-    assert (report.batches[0].status, report.batches[0].done) == ("in_progress", 4)
+    assert (report.batches[0].batch.status, report.batches[0].batch.done) == ("in_progress", 4)
     shown = ran.agac("batch", "status")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith("not checked: batch 1 could not be asked for at local: ")
@@ -99,8 +116,8 @@ def test_files_that_changed_meanwhile_are_no_obstacle(ran: ProjectFolder) -> Non
         ran.write("agac.yml", text)
         report = agac.batch_status(project=ran.root)
         assert said in report.not_asked[0]
-        assert report.batches[0].status == "in_progress"
-        assert agac.batch_list(project=ran.root).batches[0].status == "in_progress"
+        assert report.batches[0].batch.status == "in_progress"
+        assert agac.batch_list(project=ran.root).batches[0].batch.status == "in_progress"
 
 
 def test_stuck_is_said_with_what_can_be_done(ran: ProjectFolder) -> None:
@@ -122,13 +139,9 @@ def test_what_moved_or_ended_is_not_stuck(ran: ProjectFolder) -> None:
     put_batch(ran, moved_at=now + 50 * HOUR, submitted_at=now + 50 * HOUR)  # the clock was set back
     shown = agac.batch_status(project=ran.root).batches
     assert [(line.stuck, line.age_s is not None and line.age_s >= 0) for line in shown] == [(False, True)] * 4
-
-
-def test_a_stage_says_for_how_long_it_is_patient(ran: ProjectFolder) -> None:
-    put_batch(ran)
-    with store(ran) as database:
+    with store(ran) as database:  # the stage says for how long nothing may move
         database.execute("""UPDATE run SET manner = '{"stages": [{"batch": {"stuck_after": 1800.0}}]}'""")
-    assert agac.batch_status(project=ran.root).batches[0].stuck
+    assert [line.stuck for line in agac.batch_status(project=ran.root).batches] == [True, False, False, False]
 
 
 WAYS: list[tuple[dict[str, Any], str, str]] = [
@@ -178,7 +191,7 @@ def test_when_all_is_in_that_is_said_and_the_exit_code_is_2(ran: ProjectFolder) 
     assert "\nCost: $0.10\n" in the_status(ran, 1)
     assert ran.agac("batch", "list").out.startswith("No open batches")
     (line,) = agac.batch_list(all=True, project=ran.root).batches
-    assert (line.step, line.cost_usd, line.held_usd, line.open) == ("INGESTED", 0.1, None, False)
+    assert (line.batch.state, line.cost_usd, line.held_usd, line.batch.open) == ("INGESTED", 0.1, None, False)
 
 
 def test_those_of_the_run_that_submitted_last_are_meant_and_others_are_mentioned(ran: ProjectFolder) -> None:
@@ -191,42 +204,20 @@ def test_those_of_the_run_that_submitted_last_are_meant_and_others_are_mentioned
     put_batch(ran, run_id=2, submitted_at=time.time() - 2 * HOUR)
     put_batch(ran)
     report = agac.batch_status(project=ran.root)
-    assert ([line.id for line in report.batches], report.elsewhere) == ([2], 1)
+    assert ([line.batch.id for line in report.batches], report.elsewhere) == ([2], 1)
     assert the_status(ran).endswith("\nOpen batches of other runs: 1; list them with: agac batch list")
-    assert [line.id for line in agac.batch_list(project=ran.root).batches] == [1, 2]
-    assert [line.id for line in agac.batch_list("others", project=ran.root).batches] == [1]
+    assert [line.batch.id for line in agac.batch_list(project=ran.root).batches] == [1, 2]
+    assert [line.batch.id for line in agac.batch_list("others", project=ran.root).batches] == [1]
     with pytest.raises(agac.UsageError, match="no workflow 'nobody'"):
         agac.batch_list("nobody", project=ran.root)
     with store(ran) as database:
         database.execute("UPDATE batch SET state = 'CLEANED' WHERE id = 2")
     report = agac.batch_status(project=ran.root)
-    assert ([line.id for line in report.batches], report.elsewhere) == ([1], 0), "of those that have open ones"
+    assert ([line.batch.id for line in report.batches], report.elsewhere) == ([1], 0), "of those that have open ones"
     with store(ran) as database:
         database.execute("UPDATE batch SET state = 'CLEANED'")
     with pytest.raises(agac.UsageError, match="run 1 of reviews has no open batches"):
         agac.batch_status(project=ran.root)
-
-
-def test_json_has_every_fact_and_the_providers_own_word(ran: ProjectFolder) -> None:
-    put_batch(ran, status="in_progress", word="finalizing_soon")
-    found = ran.agac("batch", "status", "--json").json
-    (line,) = found["batches"]
-    assert set(line) >= {
-        "id", "provider_id", "workflow", "run", "stage", "model", "provider", "step", "status", "provider_status",
-        "requests", "number", "of", "done", "failed", "total", "age_s", "submitted_at", "expires_at", "deadline",
-        "results_until", "stuck", "stuck_for_s", "cost_usd", "held_usd", "simulated", "waits", "note", "remedy",
-    }  # fmt: skip
-    assert (line["status"], line["provider_status"], line["step"]) == ("in_progress", "finalizing_soon", "SUBMITTED")
-    assert line["submitted_at"].endswith("Z")
-    assert found["not_asked"]
-    assert ran.agac("batch", "list", "--json").json["batches"][0]["id"] == 1
-
-
-def test_two_names_for_one_batch_are_refused(ran: ProjectFolder) -> None:
-    for command in ("status", "retrieve", "wait", "cancel"):
-        shown = ran.agac("batch", command, "1", "--batch-id", "2")
-        assert (shown.code, shown.out) == (2, "")
-        assert "error: 1 and --batch-id 2 name two batches" in shown.err
 
 
 def test_how_long_batches_of_the_lane_took_is_told(ran: ProjectFolder) -> None:

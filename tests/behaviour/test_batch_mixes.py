@@ -1,6 +1,5 @@
 """Workflows of every shape, asked in batches: what they end with is what they end with call by call."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -113,50 +112,6 @@ def written(project: BatchProject, stages: list[Stage], **keys: Any) -> None:
     project.batched(*stages, **keys)
 
 
-@pytest.fixture
-def project(batches_at: Make) -> Iterator[BatchProject]:
-    """A project whose server is its own; the measure is asked at another."""
-    made = batches_at()
-    yield made
-    assert made.doubles() == 0
-
-
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_shape_ends_as_call_by_call(project: BatchProject, server: Server, name: str) -> None:
-    written(project, WORKFLOWS[name])
-    assert project.run().exit_code == 0
-    project.to_the_end()
-    _, charged = project.charged()
-    project.assert_as_sync(server)
-    assert charged == server.account()["charged"]
-
-
-@pytest.mark.parametrize("name", few(list(WORKFLOWS), 4))
-def test_in_small_batches_that_are_taken_one_by_one(project: BatchProject, server: Server, name: str) -> None:
-    written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 5}})
-    project.run()
-    for _ in range(80):
-        open_ = project.query("SELECT id FROM batch WHERE state = 'SUBMITTED' ORDER BY id DESC")
-        if not open_:
-            break
-        report = project.retrieve(open_[0][0])
-        assert [one["id"] for one in report.ingested] == [open_[0][0]]
-    assert report.run is not None
-    assert report.run.summary["complete"], report.message
-    assert project.query("SELECT max(tasks) FROM batch")[0][0] <= 5
-    _, charged = project.charged()
-    project.assert_as_sync(server)
-    assert charged == server.account()["charged"]
-
-
-@pytest.mark.parametrize("name", few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2))
-def test_waiting_for_all_of_it(project: BatchProject, server: Server, name: str) -> None:
-    written(project, WORKFLOWS[name])
-    report = project.run(wait=True)
-    assert (report.exit_code, report.summary["complete"]) == (0, True)
-    project.assert_as_sync(server)
-
-
 FAILING: list[dict[str, Any]] = [
     {"kind": "bad_request", "match": "number 3"},
     {"kind": "refusal", "match": "number 4"},
@@ -165,34 +120,46 @@ FAILING: list[dict[str, Any]] = [
 ]
 """What is refused or answered badly whenever it is asked, by call or in a batch."""
 
+ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
+WAYS: dict[str, list[str]] = {
+    "to the end": list(WORKFLOWS),
+    "one by one": few(list(WORKFLOWS), 4),
+    "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
+    "failing": few(list(WORKFLOWS), 4, first=1),
+    "anthropic": few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2),
+}
+"""How a workflow goes through its batches, and the workflows that go so."""
 
-@pytest.mark.parametrize("name", few(list(WORKFLOWS), 4, first=1))
-def test_rows_that_fail_fail_alike(batches_at: Make, faulty: Faulty, name: str) -> None:
-    """Errors, what follows from them, and what is asked no more."""
-    project = batches_at(*FAILING)
-    written(project, WORKFLOWS[name], stop_loss=False)
-    project.run()
-    if project.query("SELECT count(*) FROM batch WHERE state = 'SUBMITTED'") != [(0,)]:
+
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in WAYS.items() for name in names])
+def test_every_shape_ends_as_call_by_call(batches_at: Make, faulty: Faulty, way: str, name: str) -> None:
+    """With errors, what follows from them, and what is asked no more."""
+    faults = FAILING if way == "failing" else []
+    project = batches_at(*faults, **(ANTHROPIC if way == "anthropic" else {}))
+    most = {"one by one": {"max_requests": 5}, "anthropic": {"max_requests": 7}}.get(way, {})
+    written(project, WORKFLOWS[name], defaults={"batch": most}, **({"stop_loss": False} if faults else {}))
+    report = project.run(wait=way == "waiting")
+    opened = "SELECT id FROM batch WHERE state = 'SUBMITTED' ORDER BY id DESC"
+    while way == "one by one" and (found := project.query(opened)):
+        assert [one["id"] for one in project.retrieve(found[0][0]).ingested] == [found[0][0]]
+    if project.query(opened):
         project.to_the_end()
-    _, charged = project.charged()
-    other = faulty(FAILING)
-    project.assert_as_sync(other)
-    assert charged == other.account()["charged"]
-
-
-@pytest.mark.parametrize("name", few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2))
-def test_batches_of_anthropic_end_as_calls_do(batches_at: Make, server: Server, name: str) -> None:
-    project = batches_at(dialect="anthropic", batch={"api": "anthropic", "grace": 0.5})
-    written(project, WORKFLOWS[name], defaults={"batch": {"max_requests": 7}})
-    project.run()
-    project.to_the_end()
+    assert project.query(f"SELECT coalesce(max(tasks), 0) <= {most.get('max_requests', 99)} FROM batch") == [(1,)]
+    assert project.output(file="summary.json")["complete"]
+    assert way != "waiting" or report.exit_code == 0
     (_, charged), doubles = project.charged(), project.doubles()
-    project.assert_as_sync(server)
-    account = server.account()
-    assert (charged, doubles) == (account["charged"], account["duplicates"])  # replicas are the same content here
+    other = faulty(faults)
+    project.assert_as_sync(other)
+    account = other.account()
+    assert charged == account["charged"]
+    assert doubles == (account["duplicates"] if way == "anthropic" else 0)  # replicas are the same content there
 
 
-def test_a_result_of_either_way_is_found_by_the_other(project: BatchProject, server: Server) -> None:
+"""What is refused or answered badly whenever it is asked, by call or in a batch."""
+
+
+def test_a_result_of_either_way_is_found_by_the_other(batches_at: Make, server: Server) -> None:
+    project = batches_at()
     written(project, WORKFLOWS["branches"])
     project.run(limit=4, run_mode="sync")
     calls = project.server.account()["charged"]
@@ -202,18 +169,17 @@ def test_a_result_of_either_way_is_found_by_the_other(project: BatchProject, ser
     project.rows([*ROWS, {"id": "r-99", "text": "I love number 99", "group": "g0", "mail": 99}])
     assert project.run(run_mode="sync").exit_code == 0
     project.assert_as_sync(server)
-    assert project.charged()[1] == server.account()["charged"]
+    assert (project.charged()[1], project.doubles()) == (server.account()["charged"], 0)
     assert project.server.account()["charged"] > calls
 
 
-def test_equal_prompts_are_enrolled_once(project: BatchProject, server: Server) -> None:
+def test_equal_prompts_are_enrolled_once(batches_at: Make) -> None:
+    project = batches_at()
     written(project, WORKFLOWS["the same prompt"])
     project.run()
     assert project.query("SELECT tasks FROM batch") == [(3,)]
-    report = project.to_the_end()
-    assert report.run is not None
-    assert [(one["done"], one["reused"]) for one in report.run.summary["stages"]] == [(3, 9), (3, 9), (12, 0)]
-    project.assert_as_sync(server)
+    summary = project.to_the_end().run.summary
+    assert [(one["done"], one["reused"]) for one in summary["stages"]] == [(3, 9), (3, 9), (12, 0)]
 
 
 def test_equal_prompts_across_two_runs_are_enrolled_once(batches_at: Make, server: Server) -> None:

@@ -282,30 +282,6 @@ def test_results_that_are_not_to_be_had_for_now_are_fetched_by_the_next_command(
     project.assert_as_sync(server, charged=(1, 10))
 
 
-def test_results_that_are_gone_are_a_humans_decision(make: Make, server: Server) -> None:
-    """Case 40: what may have been paid is never asked again by itself."""
-    project = make({"kind": "batch_gone", "at": [1]})
-    project.set_batch(results_until=1.0, status="completed", state="TERMINAL")
-    first = project.agac("batch", "retrieve", code=75)
-    assert "agac doctor" in first.out + first.err
-    assert project.steps() == ["NEEDS_HUMAN"]
-    for _ in range(2):
-        project.agac("batch", "retrieve", code=75)
-        project.agac("run", "-a", "reviews", code=75)
-    assert project.account["posts"] == 1
-    doctor = project.agac("doctor", code=75)
-    assert "--resubmit --batch-id 1" in doctor.out
-    project.agac("doctor", "--resubmit", "--batch-id", "1", code=0)
-    project.assert_ends_as_sync(server, (2, 20), doubles=10)
-
-
-def test_a_request_that_anthropic_refuses_fails_alone(make: Make) -> None:
-    project = make({"kind": "batch_line_status", "status": 400, "lines": [3]}, provider=ANTHROPIC)
-    assert counts(project.retrieve()) == {"done": 9, "failed": 1}
-    assert failed(project) == {"r-3": "ProviderError"}
-    assert project.charged() == (1, 9)
-
-
 def test_a_batch_of_anthropic_that_is_ended_keeps_what_it_did(make: Make, server: Server) -> None:
     project = make(provider=ANTHROPIC, seconds=100)
     advance(project.server, 40)

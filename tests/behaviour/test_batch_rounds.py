@@ -29,10 +29,6 @@ def failed(project: BatchProject) -> dict[str, str]:
     return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
 
 
-def messages(project: BatchProject) -> set[str]:
-    return {one["error"]["message"] for one in project.envelopes(file="errors.jsonl")}
-
-
 def other_server(project: BatchProject, server: Server, **row: Any) -> None:
     """A second provider `other`, at another server."""
     text = (project.root / "agac.yml").read_text()
@@ -41,43 +37,51 @@ def other_server(project: BatchProject, server: Server, **row: Any) -> None:
     project.write("agac.yml", yaml.safe_dump(body))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_so_many_rounds_and_then_it_has_failed(make: Make, rounds: int) -> None:
-    project = make({"kind": "batch_line_status", "status": 500, "match": "number 3"}, max_rounds=rounds)
+def of_row(number: int, kind: str, **fault: Any) -> Fault:
+    return {"kind": kind, "match": f"number {number}", **fault}
+
+
+WRONG, LOST, AT_500 = of_row(3, "wrong_schema"), of_row(3, "batch_omit"), of_row(3, "batch_line_status", status=500)
+FAILING: list[tuple[list[Fault], dict[str, Any], dict[str, Any], str, tuple[int, int] | None]] = [
+    # faults, keys of the stage and of its batches: the third row fails; with which error, how many batches and requests
+    *(([AT_500], {}, {"max_rounds": rounds}, "ProviderError", (rounds, 9)) for rounds in (1, 2, 3)),
+    ([of_row(3, "batch_corrupt_line")], {}, {}, "BatchLost", (3, 9 + 3)),
+    ([of_row(3, "batch_line_error", code="batch_expired")], {}, {}, "Timeout", (3, 9)),
+    ([of_row(3, "batch_line_error", code="batch_cancelled")], {}, {}, "BatchLost", (3, 9)),
+    ([of_row(3, "batch_line_zero")], {}, {}, "ProviderError", (3, 9)),
+    ([of_row(3, "batch_line_status", status=429)], {}, {}, "RateLimited", (3, 9)),
+    # its line is lost each time, beside one that fails and is in the results
+    ([LOST, of_row(4, "batch_line_status", status=500)], {}, {}, "BatchLost", (3, 8 + 3)),
+    # answers that are none are not asked again
+    ([of_row(3, "refusal")], {}, {}, "Refused", None),
+    ([of_row(3, "length")], {}, {}, "Truncated", None),
+    ([of_row(3, "empty")], {}, {}, "EmptyResponse", None),
+    # of the wrong form, after so many re-asks, wherever they are made
+    *(([WRONG], {"repair": times}, {}, "SchemaMismatch", (1 + times, 10 + times)) for times in (0, 1, 2)),
+    *(([WRONG], {"repair": times}, {"retry": "sync"}, "SchemaMismatch", (1, 10 + times)) for times in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("faults", "stage", "batch", "error", "charged"), FAILING)
+def test_each_way_to_fail_has_its_error(
+    make: Make,
+    faults: list[Fault],
+    stage: dict[str, Any],
+    batch: dict[str, Any],
+    error: str,
+    charged: tuple[int, int] | None,
+) -> None:
+    """So many rounds, and then it has failed."""
+    project = make(*faults, stage=stage, **batch)
     assert project.to_the_end().exit_code == 3
-    assert failed(project) == {"r-3": "ProviderError"}
-    assert project.charged() == (rounds, 9)
-    assert project.account["requests"] == 10 + rounds - 1
-    [message] = messages(project)
-    assert message.endswith(f"(after {rounds} round{'s' * (rounds > 1)})")
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "charged"),
-    [
-        ({"kind": "batch_corrupt_line", "match": "number 3"}, "BatchLost", 9 + 3),
-        ({"kind": "batch_line_error", "code": "batch_expired", "match": "number 3"}, "Timeout", 9),
-        ({"kind": "batch_line_error", "code": "batch_cancelled", "match": "number 3"}, "BatchLost", 9),
-        ({"kind": "batch_line_zero", "match": "number 3"}, "ProviderError", 9),
-        ({"kind": "batch_line_status", "status": 429, "match": "number 3"}, "RateLimited", 9),
-    ],
-)
-def test_each_way_to_fail_has_its_error(make: Make, fault: Fault, kind: str, charged: int) -> None:
-    project = make(fault)
-    assert project.to_the_end().exit_code == 3
-    assert failed(project) == {"r-3": kind}
-    assert project.charged() == (3, charged)
-
-
-def test_a_line_that_is_lost_each_time_is_asked_in_every_round_and_no_more(make: Make) -> None:
-    """Beside one that fails: the results hold that one."""
-    project = make(
-        {"kind": "batch_omit", "match": "number 3"}, {"kind": "batch_line_status", "status": 500, "match": "number 4"}
-    )
-    assert project.to_the_end().exit_code == 3
-    assert failed(project) == {"r-3": "BatchLost", "r-4": "ProviderError"}
-    assert project.charged() == (3, 8 + 3)
-    assert project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(3,)]
+    assert failed(project) == {"r-3": error, **({"r-4": "ProviderError"} if LOST in faults else {})}
+    assert project.charged() == (charged or project.charged())
+    assert LOST not in faults or project.query("SELECT count(*) FROM attempt WHERE ambiguous = 1") == [(3,)]
+    rounds = len(project.steps())
+    told = f"(after {rounds} round{'s' * (rounds > 1)})"
+    may_pass = error not in ("Refused", "Truncated", "EmptyResponse", "SchemaMismatch")
+    messages = [one["error"]["message"] for one in project.envelopes(file="errors.jsonl")]
+    assert [message.endswith(told) for message in messages] == [may_pass] * len(messages)
 
 
 def test_a_batch_that_did_something_and_shows_no_results_is_a_humans_decision(
@@ -172,25 +176,6 @@ def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: 
     assert project.output(file="summary.json")["stages"][0]["repaired"] == 1
     twin = outcomes(project.twin(server))
     assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
-
-
-@pytest.mark.parametrize(("repair", "retry"), [(0, "batch"), (1, "batch"), (2, "batch"), (1, "sync"), (2, "sync")])
-def test_a_reply_that_stays_of_the_wrong_form_fails(make: Make, retry: str, repair: int) -> None:
-    """After so many re-asks, wherever they are made."""
-    project = make({"kind": "wrong_schema", "match": "number 3"}, stage={"repair": repair}, retry=retry)
-    assert project.to_the_end().exit_code == 3
-    assert failed(project) == {"r-3": "SchemaMismatch"}
-    assert project.charged() == (1 + repair if retry == "batch" else 1, 10 + repair)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"), [("refusal", "Refused"), ("length", "Truncated"), ("empty", "EmptyResponse")]
-)
-def test_answers_that_are_none_fail_and_are_not_asked_again(make: Make, kind: str, error: str) -> None:
-    project = make({"kind": kind, "match": "number 3"})
-    report = project.to_the_end()
-    assert report.exit_code == 3
-    assert failed(project) == {"r-3": error}
 
 
 def test_a_line_that_fails_in_a_later_round_keeps_the_others(make: Make, server: Server) -> None:

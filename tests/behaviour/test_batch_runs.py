@@ -32,36 +32,19 @@ def fast(tmp_path: Path, server: Server) -> Iterator[BatchProject]:
     project.assert_sound()
 
 
-def test_run_submits_and_retrieve_finishes(slow: BatchProject, server: Server) -> None:
-    slow.batched()
-    ran = slow.agac("run", "-a", "reviews")
-    assert (ran.code, ran.err) == (0, "")
-    [(batch,)] = slow.query("SELECT provider_id FROM batch")
-    assert f"\nSubmitted batch {batch}: 10 requests, 1 of 1, local/small, price unknown\n" in ran.out
-    assert "\nNo row is finished yet. `agac batch status` shows progress, `agac batch retrieve` collects" in ran.out
-    assert not (slow.root / "output").exists()
-
-    for _ in range(2):
-        early = slow.agac("batch", "retrieve")
-        assert (early.code, early.out) == (75, "")
-        assert early.err.lower().startswith("nothing is ready yet: ")
-        assert "0 of 10 requests done" in early.err
-    assert slow.steps() == ["SUBMITTED"]
-
-    advance(slow.server, SECONDS / 2)
-    assert "5 of 10 requests done" in slow.agac("batch", "retrieve").err
-    advance(slow.server, SECONDS)
+def test_retrieving_too_early_or_again_changes_nothing_and_asks_nothing(slow: BatchProject, server: Server) -> None:
+    slow.submit()
+    tables = ("state, tasks, note FROM batch", "* FROM row", "* FROM counter ORDER BY 1, 2, 3, 4, 5")
+    stored = [slow.query(f"SELECT {table}") for table in tables]
+    for done in (0, 5):
+        assert f"{done} of 10 requests done" in slow.agac("batch", "retrieve", code=75).err
+        assert [slow.query(f"SELECT {table}") for table in tables] == stored
+        assert (slow.account["posts"], slow.steps(), (slow.root / "output").exists()) == (1, ["SUBMITTED"], False)
+        advance(slow.server, SECONDS / 2)
     taken = slow.agac("batch", "retrieve")
     assert (taken.code, taken.err) == (0, "")
     assert "Retrieved batch 1 (" in taken.out
     assert "Results: output/reviews/results.jsonl" in taken.out
-    assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((1, 10), 0, 1)
-    slow.assert_as_sync(server)
-
-
-def test_retrieving_again_changes_nothing_and_asks_nothing(slow: BatchProject) -> None:
-    slow.submit()
-    slow.to_the_end(seconds=SECONDS)
     slow.agac("batch", "retrieve")  # the first process closes the log of the database
     before, account = slow.picture(), slow.server.account()
     for arguments in (["batch", "retrieve"], ["batch", "retrieve", "1"], ["batch", "status", "1"], ["batch", "list"]):
@@ -70,16 +53,7 @@ def test_retrieving_again_changes_nothing_and_asks_nothing(slow: BatchProject) -
     assert (again.exit_code, again.ready, again.submitted, again.ingested) == (0, True, [], [])
     assert slow.picture() == before
     assert slow.server.account() == account
-
-
-def test_a_retrieve_that_finds_nothing_leaves_the_outputs(slow: BatchProject) -> None:
-    slow.submit()
-    before = slow.query("SELECT state, tasks, held_usd, note FROM batch"), slow.query("SELECT * FROM row")
-    counters = slow.query("SELECT * FROM counter ORDER BY 1, 2, 3, 4, 5")
-    assert slow.retrieve().exit_code == 75
-    assert before == (slow.query("SELECT state, tasks, held_usd, note FROM batch"), slow.query("SELECT * FROM row"))
-    assert counters == slow.query("SELECT * FROM counter ORDER BY 1, 2, 3, 4, 5")
-    assert slow.account["posts"] == 1
+    slow.assert_as_sync(server, charged=(1, 10))
 
 
 def test_batch_sync_batch_needs_run_retrieve_retrieve(slow: BatchProject, server: Server) -> None:
@@ -163,20 +137,6 @@ def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Serv
     assert slow.retrieve(4).exit_code == 0
     assert slow.query("SELECT count(*) FROM row WHERE state = 1") == [(4,)]
     slow.assert_ends_as_sync(server, (6, 30), seconds=SECONDS)
-
-
-def test_a_batch_is_named_by_either_id_and_from_a_subfolder(slow: BatchProject) -> None:
-    slow.submit(defaults={"batch": {"max_requests": 5}})
-    advance(slow.server, SECONDS)
-    [(one,), (two,)] = slow.query("SELECT provider_id FROM batch ORDER BY id")
-    below = slow.root / "data"
-    status = slow.agac("batch", "status", "--batch-id", one, cwd=below)
-    assert status.out.startswith("Batch job status: completed\n")
-    slow.agac("batch", "retrieve", "--batch-id", one, cwd=below, code=0)
-    assert slow.steps() == ["CLEANED", "SUBMITTED"]
-    slow.agac("batch", "retrieve", "2", cwd=below, code=0)
-    assert slow.steps() == ["CLEANED", "CLEANED"]
-    assert two != one
 
 
 def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(batches_at: Make) -> None:

@@ -100,10 +100,3 @@ def test_rows_that_left_the_input_stay_while_a_batch_of_their_run_is_open(two: P
     assert agac.gc(1, project=two.root).cleared.left_rows == 2
     assert two.query("SELECT count(*) FROM batch_task") == [(0,)]
     two.assert_sound()
-
-
-def test_a_backup_has_the_batches_too(two: ProjectFolder) -> None:
-    put_batch(two)
-    agac.backup(two.root / "copy.db", project=two.root)
-    (two.root / "copy.db").replace(two.root / ".agac/agac.db")
-    assert agac.batch_list(project=two.root).batches[0].provider_id == "batch_0001"

@@ -98,31 +98,6 @@ def test_a_cancel_that_is_killed_before_it_was_decided_has_ended_nothing(
 
 
 @pytest.mark.parametrize("api", KINDS)
-def test_what_a_cancelled_batch_had_finished_is_kept_and_the_rest_waits_for_its_user(
-    api: str, undisturbed: dict[str, list[Any]], case: BatchCase
-) -> None:
-    """Case 28. `batch retrieve` asks nothing again, however often; `run` does."""
-    assert_ended(case.agac("batch", "cancel"))
-    assert_ended(case.retrieve())
-    assert case.project.query("SELECT count(*) FROM row WHERE state = 1") == [(4,)]
-    assert case.retrieve().code in (0, 75)
-    assert case.account()["posts"] == 1
-    asked_again(case)
-    case.assert_whole(undisturbed[api], creates=2)
-
-
-@pytest.mark.parametrize("api", KINDS)
-def test_a_batch_that_has_ended_when_it_is_cancelled_has_all_its_results(
-    api: str, undisturbed: dict[str, list[Any]], case: BatchCase
-) -> None:
-    """Case 29: the provider refuses to end what has ended, and nothing is asked again."""
-    case.advance(DAY_LONG)
-    assert_ended(case.agac("batch", "cancel"))
-    case.finish("retrieve")
-    case.assert_whole(undisturbed[api])
-
-
-@pytest.mark.parametrize("api", KINDS)
 def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
     api: str, undisturbed: dict[str, list[Any]], server: Server, tmp_path: Path
 ) -> None:

@@ -81,46 +81,53 @@ def json_error(kind: str, code: str | None = None, message: str = "why") -> dict
 FAILED = {"x-should-retry": "true"}
 ELSEWHERE = {"location": "http://127.0.0.1:9/v1/batches"}
 
-ANSWERS = [
-    # an answer, and what it means of a create: kind, type, ambiguous
-    (Answer(json_error("invalid_request_error"), 400), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(b"<html>bad request</html>", 400), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(json_error("authentication_error"), 401), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("billing_error"), 402), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("permission_error"), 403), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(b"<html>nginx</html>", 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer({"detail": "Not Found"}, 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("not_found_error"), 404), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("timeout_error"), 408), (FaultKind.RETRY, ErrorType.TIMEOUT, True)),
-    (Answer(json_error("conflict_error"), 409), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"<html>nginx</html>", 413), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("request_too_large"), 413), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
-    (Answer(json_error("invalid_request_error"), 422), (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False)),
-    (
+ANSWERS = {
+    # what a create comes to (kind, type, ambiguous), and the answers that mean it
+    (FaultKind.TASK, ErrorType.PROVIDER_ERROR, False): [
+        Answer(json_error("invalid_request_error"), 400),
+        Answer(b"<html>nginx</html>", 413),
+        Answer(json_error("request_too_large"), 413),
+        Answer(json_error("invalid_request_error"), 422),
+    ],
+    (FaultKind.TASK, ErrorType.PROVIDER_ERROR, True): [Answer(b"<html>bad request</html>", 400)],
+    (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False): [
+        Answer(json_error("authentication_error"), 401),
+        Answer(json_error("billing_error"), 402),
+        Answer(json_error("permission_error"), 403),
+        Answer(b"<html>nginx</html>", 404),
+        Answer({"detail": "Not Found"}, 404),
+        Answer(json_error("not_found_error"), 404),
+        Answer(b"", 307, ELSEWHERE),
+    ],
+    (FaultKind.RETRY, ErrorType.TIMEOUT, True): [Answer(json_error("timeout_error"), 408), Answer(b"", 504)],
+    (FaultKind.PAUSE, ErrorType.RATE_LIMITED, False): [
         Answer(json_error("rate_limit_error"), 429, {"retry-after": "3", "x-should-retry": "true"}),
-        (FaultKind.PAUSE, ErrorType.RATE_LIMITED, False),
-    ),
-    (Answer(json_error("token_limit_exceeded"), 400), (FaultKind.PAUSE, ErrorType.RATE_LIMITED, False)),
-    (Answer(json_error("api_error"), 500, FAILED), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"bad gateway", 502), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"", 503), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"", 504), (FaultKind.RETRY, ErrorType.TIMEOUT, True)),
-    (Answer(json_error("overloaded_error"), 529), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"ok"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b""), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer([1]), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer({"object": "batch"}), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(json_error("overloaded_error")), (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(drop="unread"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(drop="unanswered"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(BATCH["openai"], drop="body"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(json_error("api_error"), 500, drop="body"), (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)),
-    (Answer(b"", 307, ELSEWHERE), (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False)),
-]
+        Answer(json_error("token_limit_exceeded"), 400),
+    ],
+    (FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, True): [
+        Answer(b"", 503),
+        Answer(json_error("overloaded_error"), 529),
+        Answer(json_error("overloaded_error")),
+    ],
+    (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True): [
+        Answer(json_error("conflict_error"), 409),
+        Answer(json_error("api_error"), 500, FAILED),
+        Answer(b"bad gateway", 502),
+        *(Answer(body) for body in (b"ok", b"", [1], {"object": "batch"})),
+        Answer(drop="unread"),
+        Answer(drop="unanswered"),
+        Answer(BATCH["openai"], drop="body"),
+        Answer(json_error("api_error"), 500, drop="body"),
+    ],
+}
 
 
 @both
-@pytest.mark.parametrize(("answer", "expected"), ANSWERS, ids=lambda value: repr(value)[:70])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(answer, expected) for expected, answers in ANSWERS.items() for answer in answers],
+    ids=lambda value: repr(value)[:70],
+)
 def test_what_an_answer_to_a_create_means(
     name: str, answer: Answer, expected: Any, server: Canned, tmp_path: Path
 ) -> None:
@@ -131,7 +138,7 @@ def test_what_an_answer_to_a_create_means(
     assert len(server.asked) == 1, "an SDK sent it again"
 
 
-BAD = [answer for answer, _ in ANSWERS if answer.status >= 400 or answer.drop]
+BAD = [answer for answers in ANSWERS.values() for answer in answers if answer.status >= 400 or answer.drop]
 
 
 @pytest.mark.parametrize("answer", BAD, ids=lambda answer: repr(answer)[:70])
@@ -144,13 +151,12 @@ def test_every_call_is_sent_once(answer: Answer, server: Canned, tmp_path: Path)
         "GET /batches/b": lambda api: api.look("b"),
         "GET /files/f/content": lambda api: api.download(Remote("f", "output"), loaded),
         "POST /batches/b/cancel": lambda api: api.cancel("b"),
-        "DELETE /files/f": lambda api: api.delete(file="f"),
+        "DELETE /files/f": lambda api: api.delete("f"),
     }
     theirs: dict[str, Callable[[BatchApi], Awaitable[Any]]] = {
         "GET /messages/batches/b": lambda api: api.look("b"),
         "GET /messages/batches/b/results": lambda api: api.download(Remote("b", "output"), loaded),
         "POST /messages/batches/b/cancel": lambda api: api.cancel("b"),
-        "DELETE /messages/batches/b": lambda api: api.delete(batch="b"),
     }
     for name, calls in (("openai", ours), ("anthropic", theirs)):
         for call, do in calls.items():
@@ -193,30 +199,22 @@ def test_the_name_of_an_error_is_kept_and_its_words_are_clean(name: str, server:
     assert KEY not in repr(found)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_a_file_that_is_not_there_yet(server: Canned, tmp_path: Path) -> None:
+    for message in (
         "Cannot find file file-1, or the project does not have access to it.",
         "File file-1 not found",
         "No such File object: file-1 in file storage",
         "The input file could not be found",
-    ],
-)
-def test_a_file_that_is_not_there_yet(message: str, server: Canned, tmp_path: Path) -> None:
-    server.answers("POST /batches", Answer(json_error("invalid_request_error", None, message), 400))
-    found = create("openai", server.base_url, tmp_path)
-    assert (found.kind, found.ambiguous, found.code) == (FaultKind.RETRY, False, "input_file_not_found")
+    ):
+        server.answers("POST /batches", Answer(json_error("invalid_request_error", None, message), 400))
+        found = create("openai", server.base_url, tmp_path)
+        assert (found.kind, found.ambiguous, found.code) == (FaultKind.RETRY, False, "input_file_not_found")
 
 
 @both
 def test_only_our_headers_are_sent(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (
-        "OPENAI_ORG_ID",
-        "OPENAI_PROJECT_ID",
-        "OPENAI_API_KEY",
-        "ANTHROPIC_AUTH_TOKEN",
-        "ANTHROPIC_API_KEY",
-    ):
+    keys = "OPENAI_ORG_ID OPENAI_PROJECT_ID OPENAI_API_KEY ANTHROPIC_AUTH_TOKEN ANTHROPIC_API_KEY"
+    for variable in keys.split():
         monkeypatch.setenv(variable, "sk-of-somebody-else")
     monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "x-else: sk-of-somebody-else")
     for variable in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
@@ -514,8 +512,8 @@ def test_why_a_batch_was_refused(told: Any, errors: tuple[BatchError, ...]) -> N
     ("told", "at"),
     [
         (1_795_176_000, 1_795_176_000.0), (1_795_176_000_123, 1_795_176_000.123), ("1795176000", 1_795_176_000.0),
-        ("2026-11-20T12:00:00Z", 1_795_176_000.0), ("2026-11-20T12:00:00", 1_795_176_000.0), (0, None), (-1, None),
-        (True, None), ("soon", None), (float("nan"), None), (float("inf"), None), (None, None), ({}, None),
+        ("2026-11-20T12:00:00Z", 1_795_176_000.0), ("2026-11-20T12:00:00", 1_795_176_000.0),
+        *((odd, None) for odd in (0, -1, True, "soon", float("nan"), float("inf"), None, {})),
     ],
 )  # fmt: skip
 def test_a_moment_however_it_is_written(told: Any, at: float | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from agac.core.errors import AgacError
 from agac.engine.batch.enrol import Enrolment, OpenBatch
-from agac.engine.batch.ingest import STRANGE, counts_of
+from agac.engine.batch.ingest import STRANGE
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import collect
 from agac.engine.batch.submit import deadline, look_for, send
@@ -289,7 +289,7 @@ async def clean_up(context: BatchContext) -> None:
     for record in await untidy_batches(context.database, context.workflow):
         assert record.file_id is not None
         try:
-            fault = await context.account(record.provider).api.delete(file=record.file_id)
+            fault = await context.account(record.provider).api.delete(record.file_id)
         except AgacError as error:  # its provider is not to be had any more, and nothing hangs on it
             why = error.message
         else:
@@ -309,7 +309,7 @@ async def clean_up(context: BatchContext) -> None:
 
 def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
     """What came of an ingested batch, for whoever shows it."""
-    counts = counts_of(record)
+    counts = record.counts or {}
     return {
         "id": record.id,
         "provider_id": record.provider_id,

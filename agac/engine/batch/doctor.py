@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,16 +18,16 @@ from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import StopSignal
 from agac.engine.settle import Totals
 from agac.providers.batch import BatchState, ProviderBatch
-from agac.store.batches import (
-    BatchRecord,
-    BatchStep,
-    known_ids,
-)
+from agac.spec.workflow import DEFAULT_BATCH
+from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, BatchView, known_ids, read_batch
 from agac.store.db import Database
 from agac.store.runs import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0
+
+PREFIX = "agac-"
+"""How the names of our files at providers begin."""
 
 
 @asynccontextmanager
@@ -76,7 +76,39 @@ class Finding(Report):
         return self.batch.provider_id if self.batch else None
 
 
-async def look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
+def has_ended(record: BatchRecord) -> bool:
+    """Whether a batch that is not ingested has come to its end at its provider."""
+    if record.state != BatchStep.SUBMITTED:
+        return record.state in AT_PROVIDER
+    return record.status is not None and BatchState(record.status).is_terminal
+
+
+def stuck_seconds(batch: BatchView, now: float) -> float | None:
+    """For how long no count of a batch moved that its provider works on; None where that is not too long. Where the
+    provider tells no counts before the end, it stands still once it is older than it was to become."""
+    if batch.state != BatchStep.SUBMITTED or has_ended(batch):
+        return None
+    has_counts = batch.done is not None or batch.failed is not None
+    since = (batch.moved_at or batch.submitted_at) if has_counts else batch.expires_at
+    if since is None or since > now:
+        return None
+    still, most = round(now - since, 3), batch.stuck_after
+    return still if still >= (DEFAULT_BATCH.stuck_after if most is None else most) else None
+
+
+async def compare(context: BatchContext, own: Sequence[BatchRecord], findings: list[Finding], *, clean: bool) -> None:
+    """Compares the batches of a workflow with the providers, and adds what there is to say: what was found before an
+    error stays. `clean` deletes files of ours at the providers that nothing needs."""
+    await clean_up(context)
+    for record in own:
+        findings += await _find_late(context, record)
+        now = await read_batch(context.database, record.id)
+        if now is not None and now.open:
+            findings += await _look_at(context, now)
+    findings += await _leftovers(context, own, clean=clean)
+
+
+async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
     """An open batch: found where it was lost, reported where it is undecided."""
     match BatchStep(record.state):
         case BatchStep.CREATE_INTENT:  # it was being created when something ended
@@ -127,7 +159,7 @@ def _undecided(record: BatchRecord) -> Finding:
     )
 
 
-async def find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
+async def _find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
     """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
     twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
@@ -160,6 +192,31 @@ async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderB
     message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
     message += f", {twice:,} were billed twice" if twice else ""
     return Finding("given_up", message, record, done=True)
+
+
+async def _leftovers(context: BatchContext, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
+    """Files of ours at the providers that nothing needs: of batches that are in, or never came to be."""
+    findings = []
+    intents = {record.intent: record for record in records}
+    for name in dict.fromkeys(record.provider for record in records):
+        api = context.account(name).api
+        async for file in api.stale(PREFIX):
+            if isinstance(file, Fault):
+                findings.append(Finding("not_asked", f"{name}: {file.message}"))
+                break
+            record = intents.get((file.key or "")[:16])
+            if record is None or record.open or record.state == BatchStep.INGESTED:
+                continue
+            size = "" if file.size is None else f", {file.size:,} bytes"
+            message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
+            if not clean:
+                findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
+                continue
+            fault = await api.delete(file.id)
+            deleted = f"{file.name} ({file.id}) was deleted at {name}"
+            message = deleted if fault is None else f"{message}: {fault.message}"
+            findings.append(Finding("stale_file", message, record, done=fault is None))
+    return findings
 
 
 async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str) -> Finding:

@@ -219,12 +219,12 @@ class Enrolment:
         async with self._locks.setdefault(lane, asyncio.Lock()):
             filling = self._filling.get(lane)
             length = len(body) + form.overhead
-            most = min(form.max_bytes, form.traits.max_line_bytes or form.max_bytes)
-            if length >= most:
+            if length >= form.max_bytes:
                 return RowError(
                     ErrorType.INVALID_ROW,
                     f"stage {stage.name!r}: its request has {length:,} bytes, and a batch of {form.model.lane} takes "
-                    f"{most:,}; shorten the row's fields or the prompt, or run the stage with `run_mode: sync`",
+                    f"{form.max_bytes:,}; shorten the row's fields or the prompt, or run the stage with "
+                    "`run_mode: sync`",
                 )
             if filling is not None and not filling.takes(length, tokens):
                 self.full.put_nowait(filling)
@@ -266,9 +266,7 @@ class Enrolment:
     async def _begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
-        record = await context.journal.plan(
-            form, first, run=context.run, event=context.event, account=account.mark, base_url=account.base_url
-        )
+        record = await context.journal.plan(form, first, run=context.run, event=context.event)
         _, cap = await context.lane_load(record)
         most = form.max_requests
         if account.traits.finds_by == "count" and most > 10 * FEWER:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 from collections import Counter
@@ -20,6 +19,7 @@ from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.limits import NOTHING, Amount
 from agac.engine.settle import how_answered, record_call
+from agac.engine.validate import ValidReply
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine
 from agac.providers.provider import BATCH, cost
 from agac.spec.workflow import BatchRules
@@ -101,7 +101,7 @@ _NO_ROW = Row(0, 0, None)
 
 async def ingest(context: BatchContext, record: BatchRecord, form: BatchFormat, files: Sequence[Path]) -> BatchRecord:
     """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
-    counts = Counter({kind: count for kind, count in counts_of(record).items() if kind in OF_TASKS})
+    counts = Counter({kind: count for kind, count in (record.counts or {}).items() if kind in OF_TASKS})
     reader = ResultReader(context, record, form, counts)
     writing: asyncio.Future[None] | None = None
     for lines in _chunks(files):
@@ -163,7 +163,7 @@ class ResultReader:
         record = self.record
         write, self.write = self.write, WriteBatch()
         spent = sum(a.call.cost or 0.0 for a in write.attempts)
-        counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if counted else record.counts
+        counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if counted else None
 
         def further(writer: sqlite3.Connection) -> None:
             writer.execute(sql("batch_chunk"), (spent, counts, record.id))
@@ -209,19 +209,15 @@ class ResultReader:
         if line.ended != "answered":
             self._not_answered(task, line.ended, line.message)
             return
-        form, reply = self.form, self.form.read(line)
-        if isinstance(reply, Fault):
-            error = RowError(reply.type, reply.message)
-            self._keep(task, self._call(task, line, None, error))
-            self._failed(task, error, may_pass=reply.kind in (FaultKind.RETRY, FaultKind.PAUSE))
-            return
-        checked = form.checker.check(reply)
-        if isinstance(checked, RowError):
-            self._keep(task, self._call(task, line, reply, checked))
-            self._failed(task, checked)
-            return
-        call = self._call(task, line, reply, None, mended=checked.mended)
+        form, answer = self.form, self.form.read(line)
+        reply = answer if isinstance(answer, Reply) else None
+        checked = RowError(answer.type, answer.message) if isinstance(answer, Fault) else form.checker.check(answer)
+        call = self._call(task, line, reply, checked)
         self._keep(task, call)
+        if isinstance(checked, RowError):
+            may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
+            self._failed(task, checked, may_pass=may_pass)
+            return
         how = how_answered(call.purpose, task.position, mended=checked.mended)
         now = self.context.clocks.wall()
         self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
@@ -291,9 +287,7 @@ class ResultReader:
         if self.record.run_id == self.context.run:
             self.context.totals.count_call(call, spent, form.stage)
 
-    def _call(
-        self, task: PlacedTask, line: ResultLine, reply: Reply | None, error: RowError | None, *, mended: bool = False
-    ) -> Call:
+    def _call(self, task: PlacedTask, line: ResultLine, reply: Reply | None, checked: ValidReply | RowError) -> Call:
         record, form = self.record, self.form
         usage, price = reply.usage if reply is not None else Usage(), form.price(BATCH)
         began = record.submitted_at or record.planned_at
@@ -304,13 +298,13 @@ class ResultReader:
             started_at=began,
             duration=max((record.ended_at or began) - began, 0.0),
             status=line.status if reply is not None or not 200 <= line.status < 300 else None,
-            error=error,
+            error=checked if isinstance(checked, RowError) else None,
             ambiguous=False,
             usage=usage,
             cost=cost(usage, price) if reply is not None and price else None,
             body=line.body,
             again=task.round > 1,
-            mended=mended,
+            mended=isinstance(checked, ValidReply) and checked.mended,
             service_tier="batch",
         )
 
@@ -341,9 +335,3 @@ def _chunks(files: Sequence[Path]) -> Iterator[list[bytes]]:
 def _append(path: Path, lines: Sequence[bytes]) -> None:
     with path.open("ab") as file:
         file.writelines(line + b"\n" for line in lines)
-
-
-def counts_of(record: BatchRecord) -> dict[str, int]:
-    """What the lines of an ingested batch came to."""
-    found: dict[str, int] = json.loads(record.counts or "{}")
-    return found

@@ -24,7 +24,7 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits, ProviderBatch, ResultLine
-from agac.providers.batch_apis import BATCH_APIS
+from agac.providers.batch_apis import BATCH_APIS, open_batch_api
 from agac.providers.control_plane import BatchApi
 from agac.providers.provider import BATCH, Provider
 from agac.providers.table import DIALECTS
@@ -110,10 +110,8 @@ class Journal:
     def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float]) -> None:
         self._database, self._ledger, self._now = database, ledger, now
 
-    async def plan(
-        self, form: BatchFormat, first: bytes, *, run: int, event: int, account: str, base_url: str
-    ) -> BatchRecord:
-        """A new batch, to be filled."""
+    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> BatchRecord:
+        """A new batch, to be filled. `first` is the fingerprint of its first task."""
         token, model = await project_token(self._database), form.model
 
         def write(writer: sqlite3.Connection) -> int:
@@ -121,7 +119,8 @@ class Journal:
             intent = batch_intent(token, run, number, first)
             values = {
                 "id": number, "run": run, "event": event, "stage": form.stage.index, "position": form.position,
-                "provider": model.provider.name, "base_url": base_url, "model": model.model, "account": account,
+                "provider": model.provider.name, "base_url": form.base_url, "model": model.model,
+                "account": model.provider.account,
                 "intent": intent, "file": f"{intent}.jsonl",
                 "window": form.stage.batch.completion_window or form.traits.windows[0],
                 "priced": form.price(BATCH) is not None, "now": self._now(),
@@ -133,24 +132,19 @@ class Journal:
         assert record is not None
         return record
 
-    async def write(self, record: BatchRecord, statement: str, **values: Any) -> BatchRecord:
-        """Commits the statement `batch_…` of this name, which must change the batch. It is given the batch's id and the
-        time too, and for a step aside or back (`to`) the step before."""
-        return await self._write(record, statement, **values)
-
     async def step(self, record: BatchRecord, to: BatchStep, note: str | None = None) -> BatchRecord:
         """One step further, or aside."""
-        return await self._write(record, "step", to=to, note=note)
+        return await self.write(record, "step", to=to, note=note)
 
     async def remark(self, record: BatchRecord, note: str) -> BatchRecord:
         """Why it stays where it is."""
-        return record if record.note == note else await self._write(record, "remark", note=note)
+        return record if record.note == note else await self.write(record, "remark", note=note)
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
         let_go = {"id": record.id, "then_do": then_do}
         others = (("followers_release", let_go), ("batch_release", let_go))
-        return await self._write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
+        return await self.write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
 
     async def reject(self, record: BatchRecord, errors: Mapping[int, RowError], note: str) -> BatchRecord:
         """It was refused as a whole. Tasks at the refused lines (from 1) have failed; the others go round again, the
@@ -163,32 +157,34 @@ class Journal:
             ended.append(("followers_ended", (*failed, task.round, task.position, task.repairs, task.fingerprint)))
         let_go = {"id": record.id, "then_do": "batch"}
         others = (*ended, ("followers_release", let_go), ("batch_release", let_go))
-        return await self._write(record, "step", others, to=BatchStep.REJECTED, note=note)
+        return await self.write(record, "step", others, to=BatchStep.REJECTED, note=note)
 
     async def submitted(
         self, record: BatchRecord, seen: ProviderBatch, deadline: float | None, note: str | None
     ) -> BatchRecord:
         """It exists."""
         at = self._now()
-        step = ("batch_seen", observation(record, seen, at) | {"moved": True})
-        return await self._write(record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note)
+        step = ("batch_seen", {**seen.stored(), "id": record.id, "now": at})
+        return await self.write(record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note)
 
     async def seen(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
         """What its provider says of it now."""
-        return await self._write(record, "seen", **observation(record, seen, self._now()))
+        return await self.write(record, "seen", **seen.stored())
 
     async def cancel(self, record: BatchRecord, then_do: str) -> BatchRecord:
         """It is to be ended before its time. Once decided this stands, also where it is decided again."""
-        return record if record.cancel_at is not None else await self._write(record, "cancel", then_do=then_do)
+        return record if record.cancel_at is not None else await self.write(record, "cancel", then_do=then_do)
 
     async def cap(self, record: BatchRecord, cap: int) -> None:
         """What the account takes at most in a lane, as it showed."""
         values = (record.provider, record.account, record.model, cap, self._now())
         await self._ledger.change(lambda writer: writer.execute(sql("lane_cap"), values).rowcount)
 
-    async def _write(
+    async def write(
         self, record: BatchRecord, statement: str, others: Sequence[tuple[str, Any]] = (), **values: Any
     ) -> BatchRecord:
+        """Commits the statement `batch_…` of this name, which must change the batch, and `others` with their values. It
+        is given the batch's id and the time too, and for a step aside or back (`to`) the step before."""
         if (to := values.get("to")) is not None:
             assert may_follow(BatchStep(record.state), to), (record.state, to)
         values = {"now": self._now(), "before": record.state, **values, "id": record.id}
@@ -215,35 +211,18 @@ def foreign(record: BatchRecord, provider_id: str | None) -> str:
     return json.dumps(sorted({*record.not_ours, provider_id}))
 
 
-def observation(record: BatchRecord, seen: ProviderBatch, now: float) -> dict[str, Any]:
-    """The values of the statement `batch_seen`."""
-    before = (record.status, record.word, record.done, record.failed)
-    return {
-        "id": record.id,
-        "provider_id": seen.id,
-        "status": seen.state.value,
-        "word": seen.word,
-        "total": seen.total,
-        "done": seen.done,
-        "failed": seen.failed,
-        "now": now,
-        "moved": before != (seen.state.value, seen.word, seen.done, seen.failed),
-        "expires_at": seen.expires_at,
-        "results_until": seen.results_until,
-        "ended_at": seen.ended_at,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account at a provider. `mark` tells it from others and holds nothing secret; `base_url` as it may be
-    shown."""
+    """One account at a provider."""
 
     provider: Provider
     traits: BatchTraits
     api: BatchApi
-    mark: str
-    base_url: str
+
+    @property
+    def mark(self) -> str:
+        """Tells the account from others, and holds nothing secret."""
+        return self.provider.account
 
 
 _log = logging.getLogger("agac.batch")
@@ -302,9 +281,8 @@ class BatchContext:
                 f"provider {name!r} needs {names}, which is not set",
                 remedy=f"set {names} in the environment or in .env, then run the same command again",
             )
-        shown = self.redactor.clean(provider.base_url)
-        api = self.batching.open_api(provider)
-        made = self._accounts[name] = Account(provider, provider.batch, api, provider.account, shown)
+        api = open_batch_api(provider, self.redactor)
+        made = self._accounts[name] = Account(provider, provider.batch, api)
         return made
 
     async def formats(self, run: int) -> BatchFormats:

@@ -18,7 +18,7 @@ from agac.engine.batch.enrol import writing
 from agac.engine.batch.ingest import ingest, keep_late
 from agac.engine.batch.lifecycle import BatchContext, foreign
 from agac.engine.batch.submit import UNSURE, is_cap, is_whole, names_other, over_cap
-from agac.providers.batch import BatchError, BatchState, ProviderBatch, Remote
+from agac.providers.batch import BatchState, ProviderBatch, Remote
 from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
@@ -83,7 +83,7 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
         return await _refused(context, record, seen)
     if seen.state.is_terminal:
-        note = "; ".join(map(_words, seen.errors)) or None
+        note = "; ".join(one.words for one in seen.errors) or None
         return await context.journal.step(record, BatchStep.TERMINAL, note)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
     form = await context.format(record)
@@ -137,19 +137,15 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
     errors: dict[int, RowError] = {}
     for one in seen.errors:
         if one.line is not None:
-            message = f"line {one.line} was refused: {_words(one)}"
+            message = f"line {one.line} was refused: {one.words}"
             errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
-    reasons = "; ".join(map(_words, seen.errors)) or "no reason was given"
+    reasons = "; ".join(one.words for one in seen.errors) or "no reason was given"
     note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
     record = await context.journal.reject(record, errors, note)
     if not errors:
         fault = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}")
         raise context.stopped_by(fault)
     return record
-
-
-def _words(error: BatchError) -> str:
-    return f"{error.message} ({error.code})" if error.code else error.message
 
 
 async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -225,7 +221,7 @@ def _kept(part: Path, path: Path) -> str:
 async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Reads its results into the store; a file that is not what was downloaded is downloaded again."""
     files = []
-    for name, size, digest in json.loads(record.outputs or "[]"):
+    for name, size, digest in record.outputs or []:
         files.append(context.batching.folder / name)
         if not await asyncio.to_thread(is_whole, files[-1], size, digest):
             return await context.journal.step(record, BatchStep.TERMINAL, f"{name} is not what was downloaded")
@@ -264,7 +260,7 @@ async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
         seen = await _seen(context, record) if record.provider_id is not None else None
         results = [one.ref for one in seen.results] if isinstance(seen, ProviderBatch) else []
         for file in [*([record.file_id] if record.file_id else []), *results]:
-            if (fault := await api.delete(file=file)) is not None:
+            if (fault := await api.delete(file)) is not None:
                 note = f"a file of it is left at {record.provider}: {fault.message}"
                 return await context.journal.remark(record, note)
     forget_files(context, record)

@@ -267,7 +267,8 @@ async def _intend(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if account.traits.max_open is not None and load.of_account >= account.traits.max_open:
         why = f"{load.of_account} batches are open, and the account takes no more"
         return await context.journal.remark(record, why)
-    return await context.journal.write(record, "intend", account=account.mark, base_url=account.base_url)
+    base_url = context.redactor.clean(account.provider.base_url)
+    return await context.journal.write(record, "intend", account=account.mark, base_url=base_url)
 
 
 async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
