@@ -293,4 +293,7 @@ def _hint_of(kind: Any, path: str) -> Any:
     getter = declared.fget if isinstance(declared, property) else None
     hints = get_type_hints(getter or kind, include_extras=True)
     hint = hints.get("return" if getter else name)
-    return _hint_of(hint, further) if further else hint
+    if not further:
+        return hint
+    inner = [one for one in get_args(hint) if is_dataclass(one) or hasattr(one, "_fields")]  # `RunRecord | None`
+    return _hint_of(inner[0] if inner else hint, further)
