@@ -18,7 +18,7 @@ from agac.core.types import JSONValue
 from agac.spec.models import CardFile, MessageFile
 from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
 from agac.spec.templates import ReadText, compile_template, fill, literal_text, sound_template
-from agac.spec.validation import FIELDS_LATER, TYPES_LATER, card_hints, described, param_hints, validate
+from agac.spec.validation import CARD_HINTS, FIELDS_LATER, TYPES_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
@@ -83,7 +83,7 @@ def load_card(
         return None, [error.problem]
     document, problems = _expanded(source.document, project.env)
     problems += _type_problems(document)
-    model, found = validate(CardFile, document, hints={"": card_hints(), "request_params": param_hints()})
+    model, found = validate(CardFile, document, hints=CARD_HINTS)
     known = {problem.path for problem in problems}
     problems += [problem for problem in found if problem.path not in known]
     name = ((model.name if model else None) or path.stem).replace(" ", "_")

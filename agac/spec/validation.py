@@ -7,7 +7,7 @@ import copy
 import json
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -58,30 +58,21 @@ CAMEL_CASE = {
 """Other spellings of request parameters."""
 
 
-def card_hints() -> Mapping[str, str]:
-    """Sentences for unknown keys at the top level of a card."""
-    params = (
-        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "stop_sequences", "service_tier",
-    )  # fmt: skip
-    moved = {field: f"unknown key; did you mean `request_params.{field}`?" for field in params}
-    return {**_not_yet(FIELDS_LATER), **moved}
-
-
-def param_hints() -> Mapping[str, str]:
-    """Sentences for unknown keys of `request_params`."""
-    # a camelCase key is only unknown beside its other spelling
-    twice = {
-        camel: f"{camel} and {snake} are two spellings of one key; keep one" for camel, snake in CAMEL_CASE.items()
-    }
-    own = {"model": "unknown key; the card's own `model` says which model runs"}
-    return {**_not_yet(PARAMS_LATER), **twice, **own}
-
-
-def _not_yet(fields: Collection[str]) -> dict[str, str]:
-    """The sentences for known fields that have no meaning here yet."""
-    remedy = "remove it from the card, or use another card for this stage"
-    return {field: f"`{field}` is not supported yet; {remedy}" for field in fields}
+_LATER = "`{}` is not supported yet; remove it from the card, or use another card for this stage"
+_PARAMS = ("temperature", *CAMEL_CASE.values())
+CARD_HINTS = {
+    "": {
+        **{field: _LATER.format(field) for field in FIELDS_LATER},
+        **{field: f"unknown key; did you mean `request_params.{field}`?" for field in _PARAMS},
+    },
+    "request_params": {
+        **{field: _LATER.format(field) for field in PARAMS_LATER},
+        # a camelCase key is only unknown beside its other spelling
+        **{camel: f"{camel} and {key} are two spellings of one key; keep one" for camel, key in CAMEL_CASE.items()},
+        "model": "unknown key; the card's own `model` says which model runs",
+    },
+}
+"""Sentences for unknown keys of a card, by the path of their mapping."""
 
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
@@ -190,13 +181,6 @@ def field_way(name: str) -> str:
     return name
 
 
-def batch_api(value: Any) -> Any:
-    """The name of a batch API is short for a mapping that says no more."""
-    if not isinstance(value, (str, Mapping)):
-        raise refused("expected openai, anthropic, none, or a mapping with api")
-    return {"api": value} if isinstance(value, str) else value
-
-
 def base_url(value: str) -> str:
     """`http://…` or `https://…`, or a variable; without credentials."""
     if value.startswith("${"):
@@ -235,32 +219,34 @@ def _without_variables(value: str) -> str:
     return rest
 
 
-def seconds_or_parts(value: Any) -> Any:
-    """A number is the bound of the whole call."""
-    if isinstance(value, dict) or value is None:
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise refused("expected a number of seconds or a mapping with connect, first_byte, total")
-    return {"total": value}
+def _or_short(kind: type, short: Any, whole: Callable[[Any], Any], expected: str) -> Callable[[Any], Any]:
+    """A check that makes the `whole` of its `short` form; what is neither is refused with what was `expected`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind) or value is None:
+            return value
+        if isinstance(value, bool) or not isinstance(value, short):
+            raise refused(f"expected {expected}")
+        return whole(value)
+
+    return check
 
 
 def _list_of(expected: str) -> Callable[[Any], Any]:
-    """A check that makes one text a list of one; what is neither is refused with what was `expected`."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list) or value is None:
-            return value
-        if not isinstance(value, str):
-            raise refused(f"expected {expected}")
-        return [value]
-
-    return check
+    return _or_short(list, str, lambda one: [one], expected)
 
 
 one_or_many = _list_of("the name of a stage")
 field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
+batch_api = _or_short(dict, str, lambda api: {"api": api}, "openai, anthropic, none, or a mapping with api")
+seconds_or_parts = _or_short(
+    dict,
+    int | float,
+    lambda seconds: {"total": seconds},
+    "a number of seconds or a mapping with connect, first_byte, total",
+)
 
 
 def output_formats(value: Any) -> Any:
@@ -288,28 +274,23 @@ def split_chain(data: Any) -> Any:
     return data | {"model": first, "fallback": others}
 
 
-def _amount(value: Any, kinds: tuple[type, ...], pattern: str, units: Mapping[str, int], words: tuple[str, str]) -> Any:
-    """A number of these kinds, or what a text says with a unit. `words` are what is expected, and for a wrong text."""
-    expected, wrong = words
-    if isinstance(value, bool) or not isinstance(value, (*kinds, str)):
-        raise refused(f"expected {expected}")
-    if not isinstance(value, str):
-        return value
-    if (match := re.fullmatch(pattern, value)) is None:
-        raise refused(f"{value!r} is no {wrong}")
-    return float(match[1]) * units[match[2]]
+def _amount(kind: type[float], form: str, units: Mapping[str, int], expected: str, wrong: str) -> Callable[[Any], Any]:
+    """A check that gives a number of this kind: of a number, or of a text of this form, which ends with a unit."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (str, int, kind)):
+            raise refused(f"expected {expected}")
+        if not isinstance(value, str):
+            return kind(value)
+        if (match := re.fullmatch(form, value)) is None:
+            raise refused(f"{value!r} is no {wrong}")
+        return kind(float(match[1]) * units[match[2]])
+
+    return check
 
 
-def duration(value: Any) -> float:
-    """Seconds, or a number with s, m, h, d or w."""
-    words = ("a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
-    return float(_amount(value, (int, float), _TIME, _SECONDS, words))
-
-
-def size(value: Any) -> int:
-    """Bytes, or a number with kB, MB, GB or their binary kin."""
-    words = ("a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
-    return int(_amount(value, (int,), _SIZE, _BYTES, words))
+duration = _amount(float, _TIME, _SECONDS, "a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
+size = _amount(int, _SIZE, _BYTES, "a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
 
 
 def deadline(value: Any) -> float | DayTime:
@@ -317,7 +298,7 @@ def deadline(value: Any) -> float | DayTime:
     if isinstance(value, str) and (match := _DAY_TIME.match(value)):
         return DayTime(int(match[1]), int(match[2]))
     try:
-        seconds = duration(value)
+        seconds: float = duration(value)
     except PydanticCustomError:
         raise refused(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
     if not seconds > 0:
@@ -349,7 +330,6 @@ def in_small_letters(value: Any) -> Any:
 
 
 Model = TypeVar("Model", bound=BaseModel)
-Loc = tuple[Any, ...]
 
 _ROUNDS = 6
 """A wrong value is taken out, then missed, then its mapping goes: three rounds, and as many again one level up."""
@@ -361,9 +341,7 @@ def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Mo
     What comes of it is never run: it only lets one `validate` find the problems of every file at once.
     """
     rest = copy.deepcopy(data)
-    for _ in range(_ROUNDS):
-        if not isinstance(rest, dict):
-            return None
+    for _ in range(_ROUNDS if isinstance(rest, dict) else 0):
         errors = sorted(error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True)
         for one in errors:
             _take_out(rest, one["loc"], missing=one["type"] == "missing")
@@ -374,32 +352,23 @@ def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Mo
     return None
 
 
-def _take_out(data: dict[str, Any], loc: Loc, *, missing: bool = False) -> None:
+def _take_out(data: dict[str, Any], loc: tuple[Any, ...], *, missing: bool = False) -> None:
     """Takes a wrong value out of `data`, or the mapping in which one is missing. A list item keeps its place, so that
     positions stay right: it gets a name, or becomes an empty mapping."""
-    if not loc:
-        return
-    parent = _at(data, loc[:-1])
-    if loc[-1] == "[key]" and (not isinstance(parent, dict) or "[key]" not in parent):  # a key itself is wrong
-        loc, parent = loc[:-1], _at(data, loc[:-2])
-    if missing and len(loc) > 1 and isinstance(loc[-2], int) and isinstance(parent, dict):
-        parent[loc[-1]] = f"unnamed{loc[-2]}"
-    elif missing:
-        _take_out(data, loc[:-1])
-    elif isinstance(parent, dict):
-        parent.pop(loc[-1], None)
-    elif isinstance(parent, list) and loc[-1] < len(parent):
-        if any(isinstance(item, dict) for item in parent) and not isinstance(parent[loc[-1]], dict):
-            parent[loc[-1]] = {}
-        else:
-            _take_out(data, loc[:-1])
-
-
-def _at(data: Any, loc: Iterable[Any]) -> Any:
+    *way, last = loc or (None,)
+    parent: Any = data
     try:
-        return reduce(operator.getitem, loc, data)
-    except (LookupError, TypeError):
-        return None
+        parent = reduce(operator.getitem, way, parent)
+    except (LookupError, TypeError):  # it was taken out before
+        parent = None
+    if missing and way and isinstance(way[-1], int) and isinstance(parent, dict):
+        parent[last] = f"unnamed{way[-1]}"
+    elif isinstance(parent, dict) and not missing and (last in parent or last != "[key]"):
+        parent.pop(last, None)
+    elif isinstance(parent, list) and dict in map(type, parent) and type(parent[last]) is not dict:
+        parent[last] = {}
+    elif way and (parent is not None or last == "[key]"):
+        _take_out(data, tuple(way))
 
 
 _EXPECTED = {
@@ -432,8 +401,7 @@ def validate(
 
     `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, then by key.
     """
-    data: Any = document.data
-    data = {} if data is None else data
+    data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
     except ValidationError as error:
@@ -502,13 +470,9 @@ def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
     """The keys that the mapping at `loc` of a file may have."""
     found: Any = model
     for part in loc:
-        if _is_model(found):
-            known = found.model_fields.get(str(part))
-            found = known and _stripped(known.annotation)
-        else:
-            args = get_args(found)
-            found = _stripped(args[-1]) if args else None
-    return list(found.model_fields) if _is_model(found) else []
+        is_model = isinstance(found, type) and issubclass(found, BaseModel)
+        found = _stripped(found.model_fields[part].annotation if is_model else get_args(found)[-1])
+    return list(found.model_fields)
 
 
 def _stripped(annotation: Any) -> Any:
@@ -519,7 +483,3 @@ def _stripped(annotation: Any) -> Any:
     if origin in (Union, UnionType):
         return _stripped(next(arg for arg in args if arg is not type(None)))
     return annotation
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
