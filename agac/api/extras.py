@@ -30,10 +30,11 @@ from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import INPUTS, format_of, free_input
 from agac.spec.loader import load_project
-from agac.spec.models import CardFile, DefaultsFile, FileModel, ProjectFile, RunRulesFile, WorkflowFile
+from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 from agac.spec.paths import matching, project_root
 from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
 from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
+from agac.spec.yaml import Document
 from agac.store.db import open_database, open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database, would_clear
 from agac.store.query import QueryAnswer, answered, refuse_at_once
@@ -265,7 +266,7 @@ def _project(project: Path | str | None) -> ProjectSpec:
         return spec
     root = Path.cwd().resolve()
     folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
-    return ProjectSpec(root, "", {}, DefaultsFile(), RunRulesFile(), folders, {}, {})
+    return ProjectSpec(root, ProjectFile(), folders, Document("", None, []), {})
 
 
 @contextmanager
@@ -425,7 +426,7 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         raise failure
     params, means = dict(card.params), None
     if card.model is not None:
-        ref, messages = parse_model(card.model, opened.providers, opened.spec.aliases)
+        ref, messages = parse_model(card.model, opened.providers, opened.spec.file.aliases)
         where = card.where["model"]
         problems += [Problem(where, text) for text in messages]
         if ref is None:

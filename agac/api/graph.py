@@ -134,7 +134,7 @@ async def graph(
             record = await read_run(found, lines[0].id) if found and lines else None
             outcomes, rows, written = await _counts(found, record)
         name, shown, output = loaded.name, loaded.input.shown, opened.spec.shown(loaded.output.dir)
-        models, _ = resolve_models(loaded, opened.providers, opened.spec.aliases)
+        models, _ = resolve_models(loaded, opened.providers, opened.spec.file.aliases)
         bodies, nodes, ends = [stage_body(stage) for stage in loaded.stages], loaded.stages, loaded.output.stages
         for stage, body in zip(loaded.stages, bodies, strict=True):
             if stage.asks:

@@ -34,7 +34,7 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import in_order, load_project, load_workflow, output_folder, workflow_names
-from agac.spec.paths import PROJECT_FILE, project_root
+from agac.spec.paths import project_root
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
 _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "concurrency", "output", "run_mode")
@@ -158,19 +158,16 @@ def open_project(project: Path | str | None) -> Project:
         raise SpecError(problems)
 
     def locate(path: tuple[str, ...]) -> Where:
-        key = ".".join(path)
-        while key and key not in spec.where:
-            key = key.rpartition(".")[0]
-        return spec.where.get(key, Where(PROJECT_FILE))
+        return spec.document.where(path, key=len(path) == 2)
 
-    providers, found = build_providers(spec.providers, env, locate)
+    providers, found = build_providers(spec.file.providers, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
-    for name, text in spec.aliases.items():  # whether or not a workflow uses them
+    for name, text in spec.file.aliases.items():  # whether or not a workflow uses them
         wrong = alias_problem(name, providers)
-        others = {key: value for key, value in spec.aliases.items() if key != name}
+        others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
-        problems += [Problem(spec.where[f"aliases.{name}"], message) for message in messages]
+        problems += [spec.document.problem(("aliases", name), message) for message in messages]
     return Project(spec, providers, problems, env)
 
 
@@ -252,7 +249,7 @@ def check_workflow(
     # providers of agac.yml that have a problem and are therefore not there
     lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
     lost -= project.providers.keys()
-    models, found = resolve_models(workflow, project.providers, project.spec.aliases, broken=broken, lost=lost)
+    models, found = resolve_models(workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost)
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     problems += check_batches(workflow, models)
     source, columns = None, None

@@ -204,10 +204,8 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
         for place in _models_of(stage, model):
             problems += _unfit(*place)
     if stages and len(stages) == len(workflow.asking) and workflow.rules.ttft:
-        key = "telemetry" if "telemetry" in workflow.rules.where else "project.telemetry"
-        where = workflow.rules.where.get(key, Where(workflow.file))
         message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
-        problems.append(Problem(replace(where, path="telemetry.ttft"), message, "warning"))
+        problems.append(Problem(workflow.rules.where, message, "warning"))
     for (where, provider), names in without.items():
         asked = f"stage {names[0]}" if len(names) == 1 else f"stages {', '.join(names[:-1])} and {names[-1]}"
         message = (

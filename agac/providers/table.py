@@ -289,8 +289,8 @@ def build_providers(
         found = list(_troubles(name, spec))
         for keys, message in found:
             path = ("providers", name, *keys)
-            where = locate(path) if locate else Where("agac.yml")
-            problems.append(Problem(replace(where, path=".".join(path)), message))
+            where = locate(path) if locate else Where("agac.yml", path=".".join(path))
+            problems.append(Problem(where, message))
         if not found:
             providers[name] = _overlay(name, spec, env)
     return providers, problems

@@ -6,19 +6,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import STATE_FOLDERS, input_spec
-from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, RunRulesFile, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, StageFile, WorkflowFile
 from agac.spec.paths import PROJECT_FILE, OutsideProject, Refused, files_called, inside, lies_in
-from agac.spec.stages import StageBuilder, places_of, run_rules
+from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
+File = TypeVar("File", ProjectFile, WorkflowFile)
 
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
@@ -27,12 +29,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
     """
     root = root.resolve()
-    document = read_yaml(root / PROJECT_FILE, PROJECT_FILE)
-    problems = _mapping_problems(document, empty_is_fine=True)
-    if document.data is not None and not isinstance(document.data, dict):
-        return None, problems
-    file, found = validate(ProjectFile, document, hints={"": _misplaced(ProjectFile, "`defaults`")})
-    problems += found
+    file, document, problems = _read(ProjectFile, root / PROJECT_FILE, PROJECT_FILE, "`defaults`")
     if file is None:
         return None, in_order(problems)
 
@@ -55,34 +52,25 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
         except OutsideProject as error:
             folders[key] = root / str(PathsFile.model_fields[key].default)
             problems.append(document.problem(("paths", key), str(error)))
-    where = places_of(defaults, document, ("defaults",))
-    where |= {f"aliases.{name}": document.where(("aliases", name)) for name in file.aliases}
-    for key in RunRulesFile.model_fields.keys() & file.model_fields_set:
-        where[f"project.{key}"] = document.where((key,))
-    for name, provider in file.providers.items():
-        where[f"providers.{name}"] = document.where(("providers", name), key=True)
-        for key in provider.model_fields_set:
-            where[f"providers.{name}.{key}"] = document.where(("providers", name, key))
-    if update:
-        defaults = defaults.model_copy(update=update)
-    paths = ProjectPaths(**folders)
-    return ProjectSpec(root, PROJECT_FILE, file.providers, defaults, file, paths, where, env, aliases), in_order(
-        problems
-    )
+    file = file.model_copy(update={"defaults": defaults.model_copy(update=update), "aliases": aliases})
+    return ProjectSpec(root, file, ProjectPaths(**folders), document, env), in_order(problems)
 
 
-def _misplaced(model: type[RunRulesFile], where: str) -> dict[str, str]:
-    """Sentences for the keys that stages share, where they stand at the top of a file."""
-    keys = DefaultsFile.model_fields.keys() - model.model_fields.keys()
-    return {key: f"unknown key here; {key} belongs into {where}" for key in keys}
-
-
-def _mapping_problems(document: Document, *, empty_is_fine: bool = False) -> list[Problem]:
-    if document.empty and not empty_is_fine:
-        return [Problem(Where(document.shown), "is empty; a workflow has at least input and stages")]
-    if document.problems or document.empty or isinstance(document.data, dict):
-        return list(document.problems)
-    return [document.problem((), f"expected a mapping of keys at the top, got {described(document.data)}")]
+def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | None, Document, list[Problem]]:
+    """A file as it can be read, and every problem; `place` is where the keys belong that stages share."""
+    document = read_yaml(path, shown)
+    problems, data = list(document.problems), document.data
+    if document.empty and kind is WorkflowFile:
+        problems.append(document.problem((), "is empty; a workflow has at least input and stages"))
+    elif not (document.empty or problems or isinstance(data, dict)):
+        message = f"expected a mapping of keys at the top, got {described(data)}"
+        problems.append(document.problem((), message))
+    if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
+        return None, document, problems
+    keys = DefaultsFile.model_fields.keys() - kind.model_fields.keys()
+    hints = {key: f"unknown key here; {key} belongs into {place}" for key in keys}
+    file, found = validate(kind, document, hints={"": hints})
+    return file, document, problems + found
 
 
 def workflow_names(project: ProjectSpec) -> list[str]:
@@ -122,16 +110,11 @@ def load_workflow(
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
-    document = read_yaml(path, project.shown(path))
-    problems = _mapping_problems(document)
-    if not isinstance(document.data, dict):
-        return None, in_order(problems)
-    file, found = validate(WorkflowFile, document, hints={"": _misplaced(WorkflowFile, "`defaults` or a stage")})
-    problems += found
+    file, document, problems = _read(WorkflowFile, path, project.shown(path), "`defaults` or a stage")
     if file is None:
         return None, in_order(problems)
     workflow, more = _resolved(file, document, project, path.stem, overrides)
-    return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, found))])
+    return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, problems))])
 
 
 def _resolved(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
@@ -103,11 +103,10 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
 
     What the command line says takes the place of both files'.
     """
-    where = {key: place for key, place in project.where.items() if key.startswith("project.")}
-    where |= {key: document.where((key,)) for key in RunRulesFile.model_fields.keys() & file.model_fields_set}
-    rules, typed = merged(RunRulesFile, project.rules, file), overrides.budget
+    rules, typed = merged(RunRulesFile, project.file, file), overrides.budget
+    own = "ttft" in file.telemetry.model_fields_set
     return RunRules(
-        project=None if typed else value_of(project.rules.budget),
+        project=None if typed else value_of(project.file.budget),
         workflow=typed or value_of(file.budget),
         row=value_of(rules.row_budget),
         confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
@@ -117,7 +116,7 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         keep_replies=rules.keep_replies,
         telemetry_file=rules.telemetry.file,
         ttft=rules.telemetry.ttft,
-        where=where,
+        where=(document if own else project.document).where(("telemetry", "ttft")),
     )
 
 
@@ -125,14 +124,6 @@ def value_of(written: Any) -> Any:
     """A key's value as a Stage has it."""
     kind = _VALUES.get(type(written))
     return written if kind is None else kind(**dict(written))
-
-
-class _KeyLevel(NamedTuple):
-    """What one level says of a stage, and where each of its keys stands; those of a mapping as `batch.deadline`."""
-
-    level: Level
-    keys: FileModel
-    places: Mapping[str, Where]
 
 
 @dataclass(slots=True)
@@ -214,14 +205,14 @@ class StageBuilder:
     def _defaulted(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Any]:
         """The fields of a stage whose keys other levels may set: its card, the workflow's and the project's files."""
         levels = self._levels(written, path, card)
-        keys = merged(DefaultsFile, *(one.keys for one in levels))
-        said = {key: one.level for one in levels for key in set_keys(one.keys)}
+        keys = merged(DefaultsFile, *(own for own, _ in levels.values()))
+        said = {key: level for level, (own, _) in levels.items() for key in set_keys(own)}
         # a stronger level's model stands without the fallbacks of a weaker one's: they were chosen for another model
         chosen = {"fallback", "model"} <= said.keys() and _ORDER.index(said["fallback"]) >= _ORDER.index(said["model"])
         params: dict[Level, Mapping[str, Any]] = {
-            one.level: {key: getattr(one.keys, key) for key in _PARAMS if key in one.keys.model_fields_set}
-            for one in levels
-            if one.level != "override"
+            level: {key: getattr(own, key) for key in _PARAMS if key in own.model_fields_set}
+            for level, (own, _) in levels.items()
+            if level != "override"
         }
         return {
             **_same_fields(written, keys),
@@ -231,7 +222,7 @@ class StageBuilder:
             "timeout": value_of(keys.timeout),
             "concurrency": self.overrides.concurrency or keys.concurrency,
             "levels": said,
-            "where": {key: place for one in levels for key, place in one.places.items()},
+            "where": {key: place for _, places in levels.values() for key, place in places.items()},
         }
 
     def _noted(self, found: tuple[T, list[Problem]]) -> T:
@@ -274,18 +265,20 @@ class StageBuilder:
             self.problems.append(error.problem)
             return None
 
-    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> list[_KeyLevel]:
-        """What each level says, weakest first."""
+    def _levels(
+        self, written: StageFile, path: Path_, card: Card | None
+    ) -> dict[Level, tuple[FileModel, Mapping[str, Where]]]:
+        """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
-        defaults, places = self.file.defaults, self.project.where
-        return [
-            _KeyLevel("project", self.project.defaults, {key: places[key] for key in set_keys(self.project.defaults)}),
-            _KeyLevel("defaults", defaults, places_of(defaults, self.document, ("defaults",))),
-            _KeyLevel("card", DefaultsFile.model_construct(**of_card), card.where if card else {}),
-            _KeyLevel("stage", written, places_of(written, self.document, path)),
-            _KeyLevel("override", DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
-        ]
+        shared, own = self.project.file.defaults, self.file.defaults
+        return {
+            "project": (shared, places_of(shared, self.project.document, ("defaults",))),
+            "defaults": (own, places_of(own, self.document, ("defaults",))),
+            "card": (DefaultsFile.model_construct(**of_card), card.where if card else {}),
+            "stage": (written, places_of(written, self.document, path)),
+            "override": (DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
+        }
 
 
 def _same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operat
 from agac.spec.templates import NO_TEXT, Template, sound_template
 
 if TYPE_CHECKING:
-    from agac.spec.models import DefaultsFile, ProviderSpec, RunRulesFile
+    from agac.spec.models import ProjectFile
+    from agac.spec.yaml import Document
 
 BatchRetry = Literal["batch", "sync", "fail"]
 AtDeadline = Literal["wait", "sync"]
@@ -99,7 +100,7 @@ class RunRules:
     `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
     a row's first call. `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large.
-    `ttft`: calls are streamed, to learn how long the first token takes.
+    `ttft`, which stands at `where`: calls are streamed, to learn how long the first token takes.
     """
 
     project: Budget | None = None
@@ -112,8 +113,7 @@ class RunRules:
     keep_replies: KeepReplies = "all"
     telemetry_file: bool | None = None
     ttft: bool = False
-    where: Mapping[str, Where] = field(default_factory=dict)
-    """Where each key stands that is set, by its name; `project.budget` is agac.yml's."""
+    where: Where = field(default=Where(""), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,20 +453,14 @@ class ProjectPaths:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
-    """What `agac.yml` says. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown.
-
-    `aliases` are the project's short names of models.
-    """
+    """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
+    what `${VAR}` is looked up in: it holds secrets, so it is never shown."""
 
     root: Path
-    file: str
-    providers: Mapping[str, ProviderSpec]
-    defaults: DefaultsFile
-    rules: RunRulesFile
+    file: ProjectFile
     paths: ProjectPaths
-    where: Mapping[str, Where]
+    document: Document
     env: Mapping[str, str] = field(repr=False)
-    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def shown(self, path: Path) -> str:
         """`path` as users see it: relative to the project root where it lies inside."""

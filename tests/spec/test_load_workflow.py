@@ -86,9 +86,9 @@ def test_secrets_stay_as_they_are_written(tree: Any) -> None:
     tree.env = {"KEY": "canary-4711"}
     tree.write("agac.yml", "providers: {local: {api_key: '${KEY}'}}\n")
     project = tree.project()
-    assert project.providers["local"].api_key == "${KEY}"
+    assert project.file.providers["local"].api_key == "${KEY}"
     assert "canary-4711" not in repr(project)
-    assert str(project.where["providers.local.api_key"]) == "agac.yml:1:30"
+    assert str(project.document.where(("providers", "local", "api_key"))) == "agac.yml:1:30"
 
 
 def test_a_default_model_may_come_from_the_environment(tree: Any, good_workflow: str) -> None:
