@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -40,40 +40,39 @@ _ENDLESS = "line without an end"
 _TOO_LARGE = "field larger"
 
 
-class _Watched(io.BufferedIOBase):
-    """Bytes on their way to the text layer; notices whether any of them so far were not UTF-8.
+class _Lines:
+    """The lines of a file, as text. Bytes that are not UTF-8 stay in it as lone surrogates: one bad record costs one
+    record. Looking for them in every record would cost more than reading it, so `dirty` says once there were any.
 
-    The text layer keeps such bytes as lone surrogates, so that one bad record costs one record. Looking for them in
-    every record would cost more than reading it; looking only once this says `dirty` costs nothing.
     Raises csv.Error before a line without an end has filled the memory.
     """
 
-    def __init__(self, file: io.BufferedReader, line_end: bytes) -> None:
+    def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
-        self._line_end = line_end
-        self._unbroken = 0
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
         self.dirty = False
 
-    @property
-    def name(self) -> str:
-        return str(self._file.name)
-
-    def readable(self) -> bool:
-        return True
-
-    def read1(self, size: int = -1, /) -> bytes:
-        chunk = self._file.read(size)
-        if not self.dirty:
+    def __iter__(self) -> Iterator[str]:
+        # Only a file of old, whose first line ends with CR alone, is cut at a CR by itself: elsewhere one in an
+        # unquoted value would quietly make two records of one.
+        head = self._file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
+        feed, carriage = head.find(b"\n"), head.find(b"\r")
+        is_old = carriage >= 0 and (feed < 0 or feed > carriage + 1)
+        for raw in self._old_lines() if is_old else iter(partial(self._file.readline, MAX_RECORD_BYTES + 1), b""):
+            if len(raw) > MAX_RECORD_BYTES:
+                raise csv.Error(_ENDLESS)
             try:
-                self._decode(chunk, not chunk)
+                yield raw.decode()
             except UnicodeDecodeError:
                 self.dirty = True
-        last = chunk.rfind(self._line_end)
-        self._unbroken = len(chunk) - last - 1 if last >= 0 else self._unbroken + len(chunk)
-        if self._unbroken > MAX_RECORD_BYTES:
-            raise csv.Error(_ENDLESS)
-        return chunk
+                yield raw.decode(errors="surrogateescape")
+
+    def _old_lines(self) -> Iterator[bytes]:
+        """Lines that end with CR, LF or both."""
+        rest = b""
+        while (piece := self._file.read(_LOOK_AHEAD)) and len(rest) <= MAX_RECORD_BYTES:
+            *lines, rest = (rest + piece).splitlines(keepends=True)  # the last one may go on, if only with its LF
+            yield from lines
+        yield from [rest] if rest else []
 
 
 class DelimitedSource(FileSource):
@@ -90,7 +89,7 @@ class DelimitedSource(FileSource):
     def records(self, start: int = 0) -> Iterator[Record]:
         columns = self._columns
         width = len(columns)
-        with self._reader() as (reader, watched):
+        with self._reader() as (reader, lines):
             if self._header(reader) != columns:
                 raise AgacError(f"{self._shown}: the header has changed since it was read", remedy="Run again.")
             ordinal, line = 0, reader.line_num + 1
@@ -100,7 +99,7 @@ class DelimitedSource(FileSource):
                         if cells:
                             ordinal += 1
                             if ordinal > start:
-                                if len(cells) == width and not watched.dirty:
+                                if len(cells) == width and not lines.dirty:
                                     yield Record(ordinal, dict(zip(columns, cells, strict=True)), None, line)
                                 else:
                                     yield self._unusual(ordinal, line, cells)
@@ -115,17 +114,10 @@ class DelimitedSource(FileSource):
                     line = reader.line_num + 1
 
     @contextmanager
-    def _reader(self) -> Iterator[tuple[Reader, _Watched]]:
+    def _reader(self) -> Iterator[tuple[Reader, _Lines]]:
         with self._opened() as file:
-            # Only a file of old, whose first line ends with CR alone, is cut at a CR by itself: elsewhere one in an
-            # unquoted value would quietly make two records of one.
-            head = file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
-            feed, carriage = head.find(b"\n"), head.find(b"\r")
-            is_old = carriage >= 0 and (feed < 0 or feed > carriage + 1)
-            watched = _Watched(file, b"\r" if is_old else b"\n")
-            newline = "" if is_old else "\n"
-            text = io.TextIOWrapper(watched, encoding="utf-8", errors="surrogateescape", newline=newline)
-            yield csv.reader(text, delimiter=self._delimiter, strict=True), watched
+            lines = _Lines(file)
+            yield csv.reader(lines, delimiter=self._delimiter, strict=True), lines
 
     def _header(self, reader: Reader) -> tuple[str, ...]:
         try:
@@ -286,7 +278,7 @@ class DelimitedSink(AtomicFile):
 
     def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
         super().__init__(path)
-        self._lines = _Lines()
+        self._lines = _Written()
         self._writer = csv.writer(self._lines, delimiter=delimiter, lineterminator=_END)
         self._text = safe_cell_text if safe else cell_text
         self._writer.writerow([self._text(column.name) for column in layout.columns])
@@ -306,7 +298,7 @@ class DelimitedSink(AtomicFile):
         self._lines.clear()
 
 
-class _Lines(list[str]):
+class _Written(list[str]):
     """Takes the csv module's lines, one a call, and ends them as text files end theirs."""
 
     def write(self, line: str) -> None:
