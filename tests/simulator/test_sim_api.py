@@ -37,57 +37,28 @@ def sdk(base_url: str, key: str = "any") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
 
 
-async def test_sdk_reads_a_completion(served: Any, with_schema: Any) -> None:
+async def test_sdk_reads_a_completion_and_a_stream_with_the_same_text(served: Any, with_schema: Any) -> None:
     async with served() as client, sdk(client.base_url) as api:
-        form = with_schema(STRICT, strict=True)
-        reply = await api.chat.completions.create(
-            model="small", messages=USER, response_format=form, temperature=0, max_completion_tokens=500
-        )
-        assert reply.choices[0].finish_reason == "stop"
-        assert json.loads(reply.choices[0].message.content or "")["mood"] == "negative"
-        assert reply.usage is not None
-        assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-        assert reply.system_fingerprint == "agac-simulator"
-
-
-async def test_sdk_reads_a_stream_with_the_same_text(served: Any) -> None:
-    async with served() as client, sdk(client.base_url) as api:
-        whole = await api.chat.completions.create(model="small", messages=USER)
-        stream = await api.chat.completions.create(
-            model="small", messages=USER, stream=True, stream_options={"include_usage": True}
-        )
+        asked = {
+            "model": "small", "messages": USER, "response_format": with_schema(STRICT, strict=True), "temperature": 0,
+            "max_completion_tokens": 500,
+        }  # fmt: skip
+        whole = await api.chat.completions.create(**asked)
+        assert whole.choices[0].finish_reason == "stop"
+        assert json.loads(whole.choices[0].message.content or "")["mood"] == "negative"
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+        assert whole.system_fingerprint == "agac-simulator"
+        stream = await api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
         assert text == whole.choices[0].message.content
         assert len(chunks) > 3
+        assert {chunk.id for chunk in chunks} == {whole.id}
         assert chunks[0].choices[0].delta.role == "assistant"
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
         assert chunks[-1].usage == whole.usage
-
-
-async def test_stream_without_usage_asked_for_has_none(served: Any) -> None:
-    async with served() as client, sdk(client.base_url) as api:
-        stream = await api.chat.completions.create(model="small", messages=USER, stream=True)
-        chunks = [chunk async for chunk in stream]
+        chunks = [chunk async for chunk in await api.chat.completions.create(**asked, stream=True)]
         assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-
-
-@pytest.mark.parametrize(
-    ("rule", "error", "code"),
-    [
-        ({"kind": "rate_limit"}, openai.RateLimitError, "rate_limit_exceeded"),
-        ({"kind": "quota"}, openai.RateLimitError, "insufficient_quota"),
-        ({"kind": "server_error"}, openai.InternalServerError, None),
-        ({"kind": "unauthorized"}, openai.AuthenticationError, "invalid_api_key"),
-        ({"kind": "not_found"}, openai.NotFoundError, "model_not_found"),
-        ({"kind": "bad_request"}, openai.BadRequestError, None),
-    ],
-)
-async def test_sdk_raises_its_own_errors(served: Any, rule: Any, error: type[openai.APIStatusError], code: Any) -> None:
-    async with served(faults=[rule]) as client, sdk(client.base_url) as api:
-        with pytest.raises(error) as caught:
-            await api.chat.completions.create(model="small", messages=USER)
-        assert caught.value.code == code
 
 
 async def test_invalid_key_and_missing_model_are_refused(client: Any) -> None:
@@ -115,9 +86,11 @@ def ask_body(**more: Any) -> dict[str, Any]:
 
 KEYWORDS = sorted({"type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "$ref", "$defs"}.union(*HINTS.values()))
 
+UNNAMED = {"type": "json_schema", "json_schema": {"schema": {}}}
 MALFORMED = {
     "no JSON": (b"{", "could not parse the JSON body", None),
     "no object": (b"[]", "expected a JSON object", None),
+    "too deep": (b'{"model": ' + b"[" * 200_000, "could not parse the JSON body", None),
     "no text": (b"\xff\xfe", "could not parse the JSON body", None),
     "no model": ({"messages": [{"role": "user", "content": "x"}]}, "model", "model"),
     "no messages": ({"model": "small"}, "messages", "messages"),
@@ -137,11 +110,7 @@ MALFORMED = {
     "options without stream": (ask_body(stream_options={"include_usage": True}), "stream_options", "stream"),
     "five stops": (ask_body(stop=list("abcde")), "stop", "stop"),
     "format": (ask_body(response_format={"type": "xml"}), "response_format", "response_format.type"),
-    "unnamed schema": (
-        ask_body(response_format={"type": "json_schema", "json_schema": {"schema": {}}}),
-        "name",
-        "response_format.json_schema.name",
-    ),
+    "unnamed": (ask_body(response_format=UNNAMED), "name", "response_format.json_schema.name"),
 }
 
 
@@ -182,26 +151,18 @@ def test_no_body_and_no_schema_make_it_stumble(more: Any, schema: Any, whole: bo
     assert status in (200, 400)
 
 
-async def test_deep_body_is_refused(client: Any) -> None:
-    status, _, _ = await client.post(b'{"model": ' + b"[" * 200_000)
-    assert status == 400
-
-
 async def test_parameters_that_change_nothing_are_taken(client: Any) -> None:
     more = {"n": 1, "tools": [], "seed": 3, "user": "u", "stop": None, "reasoning_effort": "low"}
     status, _, data = await client.ask(**more, service_tier="flex", top_p=0.5, stream=False)
     assert (status, data["service_tier"]) == (200, "flex")
-
-
-async def test_schema_beside_another_format_is_ignored(client: Any) -> None:
-    form = {"type": "json_object", "json_schema": {"strict": True}}
+    form = {"type": "json_object", "json_schema": {"strict": True}}  # a schema beside another format
     assert json.loads(await client.content(response_format=form))["answer"]
-
-
-async def test_parts_and_quoted_replies_are_read(client: Any) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     messages = [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]
     assert await client.content(model="echo", messages=messages) == "one two"
+
+
+CLOSED = {"type": "object", "additionalProperties": False, "required": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -209,19 +170,8 @@ async def test_parts_and_quoted_replies_are_read(client: Any) -> None:
     [
         ({"type": "array", "items": {"type": "string"}}, "'type: \"object\"'"),
         ({"type": "object", "properties": {}}, "'additionalProperties' is required to be supplied and to be false"),
-        (
-            {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"], "additionalProperties": False},
-            "Missing 'b'",
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"anyOf": [{"type": "object"}]}},
-                "required": ["a"],
-                "additionalProperties": False,
-            },
-            "'additionalProperties' is required to be supplied and to be false",
-        ),
+        (CLOSED | {"properties": {"a": {}, "b": {}}}, "Missing 'b'"),
+        (CLOSED | {"properties": {"a": {"anyOf": [{"type": "object"}]}}}, "'additionalProperties' is required to be"),
     ],
 )
 async def test_strict_mode_refuses_open_schemas(client: Any, with_schema: Any, schema: Any, words: str) -> None:
@@ -231,38 +181,29 @@ async def test_strict_mode_refuses_open_schemas(client: Any, with_schema: Any, s
     assert (await client.ask(response_format=with_schema(schema)))[0] == 200
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")])
-async def test_what_is_not_simulated_is_said(served: Any, method: str, path: str) -> None:
-    async with served() as client, client.session.request(method, client.root + path) as response:
-        assert response.status == 404
-        assert path in (await response.json())["error"]["message"]
-
-
-async def test_health_is_answered(served: Any) -> None:
-    async with served() as client, client.session.get(f"{client.root}/health") as response:
+async def test_other_addresses_are_said_and_health_is_answered(client: Any) -> None:
+    for method, path in (("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")):
+        async with client.session.request(method, client.root + path) as response:
+            assert response.status == 404
+            assert path in (await response.json())["error"]["message"]
+    async with client.session.get(f"{client.root}/health") as response:
         assert await response.json() == {"ok": True, "simulated": True}
 
 
-async def test_account_counts_what_was_charged_and_what_was_asked_twice(client: Any) -> None:
+async def test_account_counts_what_was_charged_and_what_was_asked_twice_until_it_is_reset(client: Any) -> None:
     assert (await client.account())["first_request_at"] is None
     replies = [(await client.ask(text))[2] for text in ["one", "two", "one", "one"]]
     await client.post(b"{")
-    account = await client.account()
+    async with client.session.get(f"{client.root}/account?contents=1") as response:
+        account = await response.json()
     counts = {"requests": 5, "answered": 5, "charged": 4, "refused": 1, "duplicates": 2, "distinct": 2}
-    assert {name: account[name] for name in counts} == counts
+    assert counts.items() <= account.items()
     assert account["prompt_tokens"] == sum(reply["usage"]["prompt_tokens"] for reply in replies)
     assert account["completion_tokens"] == sum(reply["usage"]["completion_tokens"] for reply in replies)
     assert 0 < account["first_request_at"] <= account["last_request_at"]
-    async with client.session.get(f"{client.root}/account?contents=1") as response:
-        listed = await response.json()
-    assert sorted(listed["contents"].values()) == [1, 3]
-    assert listed["contents_left_out"] == 0
-
-
-async def test_reset_starts_a_new_account(client: Any) -> None:
-    await client.ask()
+    assert (sorted(account["contents"].values()), account["contents_left_out"]) == ([1, 3], 0)
     async with client.session.post(f"{client.root}/account/reset") as response:
-        assert (await response.json())["charged"] == 1
-    await client.ask()
+        assert (await response.json())["charged"] == 4
+    await client.ask("one")
     account = await client.account()
     assert (account["requests"], account["charged"], account["duplicates"]) == (1, 1, 0)
