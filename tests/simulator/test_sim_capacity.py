@@ -55,24 +55,20 @@ async def test_latency_of_a_request_follows_from_seed_and_content(served: Any) -
     assert await finished(texts) == await finished(texts[::-1])
 
 
-async def test_reply_takes_as_long_as_said(served: Any) -> None:
+async def test_reply_takes_as_long_as_said_and_those_beyond_the_slots_wait(served: Any) -> None:
     loop = asyncio.get_running_loop()
-    async with served(latency="0.2") as client:
-        before = loop.time()
-        await asyncio.gather(*(client.ask(f"row {i}") for i in range(5)))
-        assert loop.time() - before >= 0.19
-        assert (await client.account())["max_in_flight"] == 5
-
-
-async def test_requests_beyond_the_slots_wait(served: Any) -> None:
-    loop = asyncio.get_running_loop()
-    async with served(latency="0.1", slots=2) as client:
-        before = loop.time()
-        await asyncio.gather(*(client.ask(f"row {i}") for i in range(6)))
-        assert loop.time() - before >= 0.29
+    for settings, requests, least in (({"latency": "0.2"}, 5, 0.19), ({"latency": "0.1", "slots": 2}, 6, 0.29)):
+        async with served(**settings) as client:
+            before = loop.time()
+            await asyncio.gather(*(client.ask(f"row {i}") for i in range(requests)))
+            assert loop.time() - before >= least
+            assert (await client.account())["max_in_flight"] == requests
 
 
 async def test_requests_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
+    async with served() as client:
+        _, headers, _ = await client.ask()
+        assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
     async with served(rpm=3) as client:
         replies = [await client.ask(f"row {i}") for i in range(4)]
         assert [status for status, _, _ in replies] == [200, 200, 200, 429]
@@ -99,11 +95,6 @@ async def test_tokens_over_the_rate_are_refused(served: Any) -> None:
         assert status == 429
         assert "Request too large" in data["error"]["message"]
         assert "retry-after" not in headers
-
-
-async def test_without_limits_no_header_speaks_of_them(client: Any) -> None:
-    _, headers, _ = await client.ask()
-    assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
 
 
 @given(st.integers(1, 600), st.lists(st.floats(0, 5), min_size=1, max_size=60))
@@ -136,19 +127,9 @@ def test_flags_carry_every_setting(tmp_path: Any) -> None:
     from agac.simulator.__main__ import parse_arguments
 
     settings = Settings(
-        host="localhost",
-        port=1,
-        seed=-2,
-        latency="normal:1,2",
-        slots=3,
-        rpm=4,
-        tpm=5,
-        burst=6,
-        batch_seconds=0.25,
-        state=tmp_path / "s.db",
-        websocket=False,
-        faults=tmp_path / "f.yml",
-    )
+        host="localhost", port=1, seed=-2, latency="normal:1,2", slots=3, rpm=4, tpm=5, burst=6, batch_seconds=0.25,
+        state=tmp_path / "s.db", websocket=False, faults=tmp_path / "f.yml",
+    )  # fmt: skip
     assert parse_arguments(settings.arguments())[0] == settings
     assert parse_arguments([])[0] == Settings()
     assert json.dumps(settings.arguments())
@@ -168,18 +149,13 @@ def test_a_burst_is_what_may_come_at_once_and_waiting_as_long_as_told_is_enough(
     assert limits.headers(6.5)["x-ratelimit-remaining-requests"] == "20"  # an idle second fills it, a minute no further
     assert limits.headers(60.0)["x-ratelimit-remaining-requests"] == "20"
     assert limits.headers(60.0)["x-ratelimit-reset-requests"] == "0ms"
-
-
-def test_headers_say_what_has_come_back_meanwhile() -> None:
     limits = RateLimits(rpm=60, tpm=None)
-    for _ in range(30):
-        assert limits.take(0, 1.0) is None
+    assert [limits.take(0, 1.0) for _ in range(30)] == [None] * 30
     assert limits.headers(1.0)["x-ratelimit-remaining-requests"] == "30"
     assert limits.headers(11.0) == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "40",
+        "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "40",
         "x-ratelimit-reset-requests": "20s",
-    }
+    }  # fmt: skip
 
 
 async def test_limits_are_changed_while_it_runs(served: Any) -> None:

@@ -67,17 +67,12 @@ def wait_until_gone(pid: int, seconds: float = 20) -> bool:
     return is_gone(pid)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_ready_line_names_a_server_that_answers(host: str) -> None:
+@pytest.mark.parametrize(("host", "number"), [("127.0.0.1", signal.SIGTERM), ("localhost", signal.SIGINT)])
+def test_ready_line_names_a_server_that_answers_until_a_signal(host: str, number: signal.Signals) -> None:
     with started("--seed", "3", "--host", host) as (process, ready):
         assert ready["pid"] == process.pid
         assert ready["base_url"].startswith("http://127.0.0.1:")
         assert account(ready["base_url"])["requests"] == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_it_cleanly(number: signal.Signals) -> None:
-    with started() as (process, _):
         process.send_signal(number)
         assert process.wait(20) == 0
 
@@ -159,10 +154,13 @@ def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
     assert "did you mean 'rate'?" in lines[3]
 
 
-async def test_embedded_simulator_is_there_within_the_block_only(tmp_path: Path) -> None:
-    faults = tmp_path / "faults.json"
-    faults.write_text('[{"kind": "quota"}]')
-    async with embedded_simulator(Settings(faults=faults)) as base_url:
+async def test_embedded_simulator_is_there_within_the_block_only_whatever_lies_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aiohttp.py").write_text("raise RuntimeError('the wrong one')")
+    (tmp_path / "faults.json").write_text('[{"kind": "quota"}]')
+    monkeypatch.chdir(tmp_path)
+    async with embedded_simulator(Settings(faults=Path("faults.json"))) as base_url:
         assert (await asyncio.to_thread(account, base_url))["simulated"] is True
     with pytest.raises(urllib.error.URLError):
         account(base_url)
@@ -216,10 +214,3 @@ def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
-
-
-async def test_projects_own_files_do_not_get_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "aiohttp.py").write_text("raise RuntimeError('the wrong one')")
-    monkeypatch.chdir(tmp_path)
-    async with embedded_simulator() as base_url:
-        assert (await asyncio.to_thread(account, base_url))["requests"] == 0
