@@ -127,13 +127,19 @@ async def test_a_batch_whose_input_is_wrong_fails_and_nothing_of_it_runs(
     assert (counted["rejected"], counted["charged"], counted["requests"]) == (1, 0, 0)
 
 
-async def test_files_of_nothing_and_of_too_much_are_refused(api: BatchClient) -> None:
-    batch = await api.run(as_jsonl(rows(50_001)))
-    assert [error["code"] for error in batch["errors"]["data"]] == ["too_many_tasks"]
+async def test_files_of_nothing_and_of_too_much_are_refused(api: BatchClient, monkeypatch: pytest.MonkeyPatch) -> None:
     status, data = await api.try_upload(b"", purpose="batch")
     assert (status, data["error"]["message"]) == (400, "The file is empty.")
-    batch = await api.run(b"\n".join([b"x"] * 500))
-    assert len(batch["errors"]["data"]) == 100
+    monkeypatch.setattr(batch_inputs, "MAX_INPUT_BYTES", 100)
+    for lines, code in ((as_jsonl(rows(2)), "file_too_large"), (b"\n \n", "empty_file")):
+        assert [error["code"] for error in (await api.run(lines))["errors"]["data"]] == [code]
+    monkeypatch.undo()
+    batch = await api.run(as_jsonl(rows(50_001)))
+    assert [error["code"] for error in batch["errors"]["data"]] == ["too_many_tasks"]
+    assert len((await api.run(b"\n".join([b"x"] * 500)))["errors"]["data"]) == 100
+
+
+KEPT = {"purpose": "batch", "expires_after[seconds]": "60"}
 
 
 @pytest.mark.parametrize(
@@ -143,12 +149,8 @@ async def test_files_of_nothing_and_of_too_much_are_refused(api: BatchClient) ->
         ("a.jsonl", {"purpose": "fun"}, "purpose"),
         ("a.jsonl", {}, "purpose"),
         ("a.jsonl", {"purpose": "batch", "expires_after[anchor]": "created_at"}, "expires_after.seconds"),
-        (
-            "a.jsonl",
-            {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "60"},
-            "expires_after.seconds",
-        ),
-        ("a.jsonl", {"purpose": "batch", "expires_after[seconds]": "3600"}, "expires_after.anchor"),
+        ("a.jsonl", {**KEPT, "expires_after[anchor]": "created_at"}, "expires_after.seconds"),
+        ("a.jsonl", {**KEPT, "expires_after[seconds]": "3600"}, "expires_after.anchor"),
     ],
 )
 async def test_uploads_that_openai_refuses_are_refused(api: BatchClient, name: str, fields: Any, param: str) -> None:
@@ -156,13 +158,8 @@ async def test_uploads_that_openai_refuses_are_refused(api: BatchClient, name: s
     assert (status, data["error"]["param"]) == (400, param)
     status, data = await api.call("POST", "/files", {"purpose": "batch"})
     assert status == 400
-    assert await api.ok("GET", "/files") == {
-        "object": "list",
-        "data": [],
-        "first_id": None,
-        "last_id": None,
-        "has_more": False,
-    }
+    empty = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert await api.ok("GET", "/files") == empty
 
 
 @pytest.mark.parametrize(
@@ -223,31 +220,24 @@ async def test_progress_follows_the_clock_while_nobody_looks(batches: Any) -> No
         assert (counted["charged"], counted["duplicates"], counted["open"]) == (10, 0, 0)
 
 
-async def test_what_is_not_done_in_a_day_has_expired(batches: Any) -> None:
+async def test_a_batch_that_ends_early_keeps_what_was_done(batches: Any) -> None:
     async with batches(batch_seconds=2 * 86_400) as api:
-        batch = await api.create(10)
-        await api.advance(3 * 86_400)
-        ended = await api.look(batch)
-        assert (ended["status"], ended["expired_at"]) == ("expired", ended["expires_at"])
-        found = statuses(await api.results(ended))
-        assert (list(found.values()).count(200), list(found.values()).count("batch_expired")) == (5, 5)
-        assert (await api.counted())["charged"] == 5
-
-
-async def test_a_cancelled_batch_keeps_what_was_done(batches: Any) -> None:
-    async with batches(batch_seconds=100) as api:
-        batch = await api.create(10)
-        await api.advance(45)
+        late, batch = await api.create(10), await api.create(10)
+        await api.advance(0.7 * 86_400)
         cancelling = await api.ok("POST", f"/batches/{batch['id']}/cancel")
         assert cancelling["status"] == "cancelling"
         assert cancelling["cancelling_at"]
         ended = await api.look(batch)
-        assert (ended["status"], ended["request_counts"]["completed"]) == ("cancelled", 4)
-        found = statuses(await api.results(ended))
-        assert list(found.values()).count("batch_cancelled") == 6
-        await api.advance(1000)
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("cancelled", 3)
+        found = list(statuses(await api.results(ended)).values())
+        assert (found.count(200), found.count("batch_cancelled")) == (3, 7)
+        await api.advance(3 * 86_400)
+        expired = await api.look(late)
+        assert (expired["status"], expired["expired_at"]) == ("expired", expired["expires_at"])
+        found = list(statuses(await api.results(expired)).values())
+        assert (found.count(200), found.count("batch_expired")) == (5, 5)
         counted = await api.counted()
-        assert (counted["charged"], counted["cancelled"]) == (4, 1)
+        assert (counted["charged"], counted["cancelled"]) == (8, 1)
         status, data = await api.call("POST", f"/batches/{batch['id']}/cancel")
         assert status == 400
         assert "'cancelled'" in data["error"]["message"]
@@ -296,18 +286,14 @@ async def test_an_input_that_is_deleted_while_it_is_worked_at_is_done_all_the_sa
         assert statuses(await api.results(await api.look(batch))) == dict.fromkeys(("r-1", "r-2", "r-3", "r-4"), 200)
 
 
-async def test_a_wrong_key_is_refused(api: BatchClient) -> None:
+async def test_a_wrong_key_is_refused_and_the_clock_goes_forward_only(api: BatchClient) -> None:
     for headers in ({"authorization": "Bearer sk-invalid"}, {"api-key": "sk-invalid"}):
         status, data = await api.call("GET", "/batches", headers=headers)
         assert (status, data["error"]["code"]) == (401, "invalid_api_key")
-
-
-@pytest.mark.parametrize("asked", [{"advance": -1}, {"advance": "1"}, {"back": 1}, [], {"advance": True}])
-async def test_the_clock_goes_forward_only(client: Any, asked: Any) -> None:
-    url = f"{client.root}/account/clock"
-    async with client.session.post(url, json=asked) as response:
-        assert response.status == 400
-        assert "advance" in (await response.json())["error"]["message"]
+    for asked in ({"advance": -1}, {"advance": "1"}, {"back": 1}, [], {"advance": True}):
+        async with api.session.post(f"{api.root}/account/clock", json=asked) as response:
+            assert response.status == 400
+            assert "advance" in (await response.json())["error"]["message"]
 
 
 async def test_a_reset_empties_the_account_and_leaves_the_batches(api: BatchClient) -> None:
@@ -343,16 +329,6 @@ async def test_rules_about_answers_are_about_those_of_batches_too(batches: Any) 
         assert (counted["charged"], counted["faults"]) == (3, {"malformed_json": 1, "server_error": 1})
         again = await api.results(await api.run(lines[:1]))
         json.loads(again["broken"]["response"]["body"]["choices"][0]["message"]["content"])
-
-
-async def test_a_file_of_empty_lines_and_one_that_is_too_large_fail(
-    api: BatchClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = await api.run(b"\n \n")
-    assert [error["code"] for error in batch["errors"]["data"]] == ["empty_file"]
-    monkeypatch.setattr(batch_inputs, "MAX_INPUT_BYTES", 100)
-    batch = await api.run(2)
-    assert [error["code"] for error in batch["errors"]["data"]] == ["file_too_large"]
 
 
 async def test_bytes_go_with_their_files(batches: Any, tmp_path: Path) -> None:
