@@ -14,7 +14,7 @@ SAY = [{"name": "say", "prompt": "${text}"}]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def finished(project: ProjectFolder, rows: int = 5) -> Path:
@@ -34,26 +34,17 @@ def stopped(project: ProjectFolder, faulty: Faulty) -> Server:
     return server
 
 
-@pytest.mark.parametrize("rows", [5, 1300])
-def test_deleted_outputs_are_made_again_to_the_byte(project: ProjectFolder, server: Server, rows: int) -> None:
-    folder = finished(project, rows)
-    before = contents(folder)
-    shutil.rmtree(folder)
-    summary, files = agac.export("reviews", project=project.root)
-    assert contents(folder) == before
-    assert summary["rows"]["done"] == rows
-    assert [path.name for path in files] == [
-        "results.jsonl", "results.json", "errors.jsonl", "summary.json", "telemetry.jsonl",
-    ]  # fmt: skip
-    assert server.account()["requests"] == rows
-
-
-def test_whatever_makes_the_outputs_again_makes_the_same(project: ProjectFolder) -> None:
+def test_whatever_makes_the_outputs_again_makes_the_same(project: ProjectFolder, faulty: Faulty) -> None:
     """A run that has nothing to do, the command, and an export that finds neither the workflow nor the input."""
-    folder = finished(project)
+    server = project.asks(faulty([{"kind": "refusal", "match": "number 77"}]))
+    folder = project.root / "output/reviews"
+    project.numbered(1300)
+    project.workflow(defaults=ECHO, stages=SAY)
+    project.run()
     before = contents(folder)
+    assert b'"input":{"id":"r-77"' in before["errors.jsonl"]
     (folder / "results.json").unlink()
-    assert project.run().invocation["calls"] == 0
+    assert project.run(retry_failed=False).invocation["calls"] == 0
     assert contents(folder) == before
     shutil.rmtree(folder)
     assert "results.jsonl" in project.agac("export", "-a", "reviews", code=0).out
@@ -61,29 +52,26 @@ def test_whatever_makes_the_outputs_again_makes_the_same(project: ProjectFolder)
     shutil.rmtree(folder)
     (project.root / "workflows/reviews.yml").unlink()
     (project.root / "data/rows.csv").unlink()
-    agac.export("reviews", project=project.root)
+    summary, files = agac.export("reviews", project=project.root)
     assert contents(folder) == before
+    assert (summary["rows"]["done"], summary["rows"]["failed"]) == (1289, 11)
+    assert [path.name for path in files] == [
+        "results.jsonl", "results.json", "errors.jsonl", "summary.json", "telemetry.jsonl",
+    ]  # fmt: skip
+    assert server.account()["requests"] == 1300
 
 
-def test_failed_rows_are_exported_again_with_their_input(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "number 3"}]).base_url)
-    project.numbered(5)
-    project.workflow(defaults=ECHO, stages=SAY)
-    project.run()
-    folder = project.root / "output/reviews"
-    before = contents(folder)
-    assert b'"input":{"id":"r-3"' in before["errors.jsonl"]
-    shutil.rmtree(folder)
-    agac.export("reviews", project=project.root)
-    assert contents(folder) == before
-
-
-def test_an_older_run_can_be_exported_and_the_newer_one_comes_back(project: ProjectFolder, server: Server) -> None:
+def test_an_older_run_and_a_preview_can_be_exported_again(project: ProjectFolder, server: Server) -> None:
     folder = finished(project)
     old = contents(folder)
     project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "Again: ${text}"}])
     project.run()
     new = contents(folder)
+    project.run(limit=2)
+    preview = contents(folder / "preview")
+    shutil.rmtree(folder / "preview")
+    agac.export("reviews", project=project.root)
+    assert contents(folder / "preview") == preview
     assert old["results.json"] != new["results.json"]
     agac.export("reviews", run=1, project=project.root)
     assert contents(folder) == old
@@ -118,17 +106,6 @@ def test_a_finished_run_that_goes_on_is_unfinished_until_it_ends(project: Projec
     assert project.run().summary["complete"]
     agac.export("reviews", project=project.root)
     assert len(project.envelopes()) == 20
-
-
-def test_a_preview_is_exported_into_its_own_folder(project: ProjectFolder) -> None:
-    project.numbered(5)
-    project.workflow(defaults=ECHO, stages=SAY)
-    project.run(limit=2)
-    folder = project.root / "output/reviews/preview"
-    before = contents(folder)
-    shutil.rmtree(folder)
-    agac.export("reviews", project=project.root)
-    assert contents(folder) == before
 
 
 def test_there_is_nothing_to_export_before_the_first_run(project: ProjectFolder) -> None:

@@ -72,27 +72,22 @@ def not_written(project: ProjectFolder, words: str, **keys: Any) -> agac.AgacErr
     return error
 
 
-def test_the_table_is_made_with_the_id_as_its_key(project: ProjectFolder) -> None:
+def test_the_table_is_made_and_its_rows_are_brought_up_to_date_by_id(project: ProjectFolder, faulty: Faulty) -> None:
     run(project)
     assert sql(project, "SELECT * FROM results") == [("a", "one", "one", None), ("b", "two", "two", None)]
     assert sql(project, "SELECT name, type, pk FROM pragma_table_info('results')") == [
         ("id", "TEXT", 1), ("text", "TEXT", 0), ("result", "TEXT", 0), ("error", "TEXT", 0),
     ]  # fmt: skip
-
-
-def test_rows_are_brought_up_to_date_by_id(project: ProjectFolder) -> None:
-    run(project)
     run(project, [{"id": "b", "text": "TWO"}, {"id": "c", "text": "three"}])
-    assert sql(project, "SELECT id, result FROM results ORDER BY id") == [("a", "one"), ("b", "TWO"), ("c", "three")]
-
-
-def test_a_row_that_fails_later_loses_its_result_and_has_the_error(project: ProjectFolder, faulty: Faulty) -> None:
-    run(project)
-    project.configure(faulty([{"kind": "refusal", "match": "TWO", "message": "no"}]).base_url)
-    assert run(project, [{"id": "b", "text": "TWO"}]).exit_code == 3
-    assert sql(project, "SELECT id, result, error FROM results ORDER BY id") == [
-        ("a", "one", None), ("b", None, "Refused: the model refused: no"),
-    ]  # fmt: skip
+    found = "SELECT id, result, error FROM results ORDER BY id"
+    assert sql(project, found) == [("a", "one", None), ("b", "TWO", None), ("c", "three", None)]
+    project.configure(faulty([{"kind": "refusal", "match": "2", "message": "no"}]).base_url)
+    assert run(project, [{"id": "b", "text": "2"}]).exit_code == 3  # a row that fails later loses its result
+    assert sql(project, found) == [
+        ("a", "one", None),
+        ("b", None, "Refused: the model refused: no"),
+        ("c", "three", None),
+    ]
 
 
 def test_what_others_have_in_the_database_stays(project: ProjectFolder) -> None:
@@ -206,23 +201,31 @@ def test_a_stop_at_a_limit_writes_into_the_database_that_was_being_read(project:
     assert sql(project, "SELECT count(*) FROM results WHERE result = 'good'") == [(4,)]
 
 
-REFUSED = [
-    ("CREATE TABLE results (x)", r"table 'results' has no column 'id', by which its rows would be found"),
-    ("CREATE TABLE results (id TEXT, result)", r"the ids in 'id' are not unique"),
-    ("CREATE TABLE results (id TEXT, k INTEGER, PRIMARY KEY (id, k))", r"the ids in 'id' are not unique"),
-    ("CREATE VIEW results AS SELECT 1 AS id", r"table 'results' is a view"),
-]
+SAY_TEAM = [{"name": "say", "prompt": "${text}", "output_schema": {"team": "string"}}]
+REFUSED: list[tuple[list[str], str, dict[str, Any]]] = [
+    (["CREATE TABLE results (x)"], r"table 'results' has no column 'id', by which its rows would be found", {}),
+    (["CREATE TABLE results (id TEXT, result)"], r"the ids in 'id' are not unique", {}),
+    (["CREATE TABLE results (id TEXT, k INTEGER, PRIMARY KEY (id, k))"], r"the ids in 'id' are not unique", {}),
+    (["CREATE VIEW results AS SELECT 1 AS id"], r"table 'results' is a view", {}),
+    (["PRAGMA journal_mode = WAL", "CREATE TABLE results (x)"], "has no column 'id'", {}),
+    (
+        ["CREATE TABLE results (id TEXT PRIMARY KEY, team INTEGER)"],
+        "the column 'team' is INTEGER, but text", {"stages": SAY_TEAM, "output": {"merge": "replace"}},
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("statement", "words"), REFUSED)
+@pytest.mark.parametrize(("statements", "words", "keys"), REFUSED, ids=[words for _, words, _ in REFUSED])
 def test_a_table_that_cannot_take_rows_by_id_is_refused_before_anything_is_asked(
-    project: ProjectFolder, server: Server, statement: str, words: str
+    project: ProjectFolder, server: Server, statements: list[str], words: str, keys: dict[str, Any]
 ) -> None:
-    sql(project, statement)
-    error = refused(project, words)
+    sql(project, *statements)
+    error = refused(project, words, **keys)
     assert error.startswith("data/out.db: table 'results'")
     assert "Name another table in output.to" in error
     assert server.account()["requests"] == 0
+    assert [path.name for path in (project.root / "data").glob("out.db*")] == ["out.db"]  # also with a log
+    assert project.run(limit=1).exit_code == 0  # a preview has a table of its own
 
 
 def test_the_remedy_for_ids_that_are_not_unique_works(project: ProjectFolder) -> None:
@@ -260,28 +263,16 @@ def test_a_computed_column_and_a_constraint_are_told_and_nothing_is_written(
     assert sql(project, "SELECT count(*) FROM pragma_table_xinfo('results')") == [(2,)]
 
 
-def test_a_database_that_is_locked_is_told(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(project)
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
-    holder = sqlite3.connect(project.root / "data/out.db", isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    try:
-        with pytest.raises(agac.AgacError, match="database is locked; nothing of it was written") as caught:
-            agac.export("reviews", project=project.root)
-    finally:
-        holder.close()
-    assert caught.value.remedy == (
-        "Another program holds the database: let it end. The results are stored, and all other files are written. "
-        "Write the table with: agac export --run 1"
+def test_more_columns_than_sqlite_has_are_told_by_each_run(project: ProjectFolder) -> None:
+    error = not_written(
+        project, "too many columns", rows=[{"id": "a", "text": "x", **{f"c{i}": i for i in range(2100)}}]
     )
-
-
-def test_more_columns_than_sqlite_has_are_told(project: ProjectFolder) -> None:
-    row = {"id": "a", "text": "x", **{f"c{i}": i for i in range(2100)}}
-    error = not_written(project, "too many columns", rows=[row])
     assert error.remedy is not None
     assert "2000 columns" in error.remedy
     assert not (project.root / "data/out.db").exists()
+    report = project.run()
+    assert (report.exit_code, report.invocation["calls"]) == (1, 0)
+    assert report.not_written is not None
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere")
@@ -397,31 +388,11 @@ def test_texts_of_a_csv_file_are_refused_in_a_column_of_numbers_before_anything_
     assert server.account()["requests"] == 0
 
 
-def test_a_field_of_the_schema_that_a_column_cannot_take_is_refused_before_anything_is_asked(
-    project: ProjectFolder, server: Server
-) -> None:
-    sql(project, "CREATE TABLE results (id TEXT PRIMARY KEY, team INTEGER)")
-    stage = {"name": "say", "prompt": "${text}", "output_schema": {"team": "string"}}
-    refused(project, "the column 'team' is INTEGER, but text", stages=[stage], output={"merge": "replace"})
-    assert server.account()["requests"] == 0
-
-
-def test_a_preview_does_not_mind_the_table(project: ProjectFolder) -> None:
-    sql(project, "CREATE VIEW results AS SELECT 1 AS id")
-    refused(project, "is a view")
-    assert project.run(limit=1).exit_code == 0
-
-
-def test_a_database_with_a_write_ahead_log_is_looked_at_without_a_trace(project: ProjectFolder) -> None:
-    sql(project, "PRAGMA journal_mode = WAL", "CREATE TABLE results (x)")
-    refused(project, "has no column 'id'")
-    assert [path.name for path in (project.root / "data").glob("out.db*")] == ["out.db"]
-
-
 def test_a_table_that_is_locked_at_the_end_keeps_no_other_file_from_being_replaced(
-    project: ProjectFolder, server: Server
+    project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(project, output={"format": "csv"})
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     project.rows([{"id": "c", "text": "three"}], "data/rows.jsonl")
     code = "import sys, agac.data.sqlite as d; d.BUSY_SECONDS = 0.05; from agac.cli.main import main; main()"
     again = [sys.executable, "-c", code, "run", "-a", "reviews"]
@@ -442,17 +413,12 @@ def test_a_table_that_is_locked_at_the_end_keeps_no_other_file_from_being_replac
         assert "Not written: data/out.db. Write it with: agac export --run 1\n" in status.out
         assert "Results of run 1: output/reviews/results.jsonl" in status.out
         assert project.agac("status", "--json").json["runs"][0]["not_written"] == ["data/out.db"]
+        with pytest.raises(agac.AgacError, match="database is locked; nothing of it was written"):
+            agac.export("reviews", project=project.root)
     assert project.run().exit_code == 0
     assert sql(project, "SELECT id FROM results ORDER BY id") == [("a",), ("b",), ("c",)]
     assert project.agac("status", "--json").json["runs"][0]["not_written"] == []
     assert server.account()["requests"] == 3
-
-
-def test_a_first_table_that_fails_is_tried_again_by_the_next_run(project: ProjectFolder) -> None:
-    not_written(project, "too many columns", rows=[{"id": "a", "text": "x", **{f"c{i}": i for i in range(2100)}}])
-    report = project.run()
-    assert (report.exit_code, report.invocation["calls"]) == (1, 0)
-    assert report.not_written is not None
 
 
 @pytest.mark.parametrize("order", [("Name", "name", "NAME"), ("name", "NAME", "Name")])

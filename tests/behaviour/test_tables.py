@@ -195,6 +195,9 @@ def test_export_makes_everything_again_to_the_byte(project: ProjectFolder) -> No
     rows = stored(project)
     for path in [*folder.iterdir(), project.root / "data/out.db"]:
         path.unlink()
+    shown = project.agac("export", "-a", "reviews", code=0)
+    names = ["results.csv", "results.tsv", "results.txt", "out.db"]
+    assert [Path(line).name for line in shown.out.splitlines()][-4:] == names
     _, files = agac.export("reviews", project=project.root)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert stored(project) == rows
@@ -226,23 +229,19 @@ def test_partial_tables_hold_the_rows_that_are_settled(project: ProjectFolder, f
     assert len(stored(project)) == 2
 
 
-def test_a_dropped_row_is_in_no_table(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "one"}, {"id": "a", "text": "two"}])
+def test_a_dropped_row_is_in_no_table_and_one_that_cannot_be_read_has_its_error(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n{"id": \n')
     output = {"format": ["csv", "txt"], "to": "sqlite://data/out.db?table=results"}
-    project.run(project.workflow(defaults=ECHO, stages=SAY, input={"on_duplicate_id": "last"}, output=output))
-    assert table(project)[1:] == [["a", "two", "two", ""]]
-    assert raw(project, "results.txt") == "two\n"
-    assert stored(project) == [("a", "two", "two", None)]
-
-
-def test_a_row_that_cannot_be_read_has_its_error_and_nothing_else(project: ProjectFolder) -> None:
-    project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": \n')
-    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output={"format": "csv"})
+    project.workflow(
+        path="data/rows.jsonl", defaults=ECHO, stages=SAY, input={"on_duplicate_id": "last"}, output=output
+    )
     assert project.run().exit_code == 3
     header, first, second = table(project)
-    assert (header, first) == (["id", "text", "result", "error"], ["a", "one", "one", ""])
+    assert (header, first) == (["id", "text", "result", "error"], ["a", "two", "two", ""])
     assert second[:3] == ["", "", ""]
-    assert second[3].startswith("InvalidJSON: data/rows.jsonl:2: ")
+    assert second[3].startswith("InvalidJSON: data/rows.jsonl:3: ")
+    assert raw(project, "results.txt") == "two\n\n"
+    assert stored(project) == [("a", "two", "two", None)]
 
 
 def test_rows_that_left_the_input_leave_the_files_and_stay_in_the_table(project: ProjectFolder) -> None:
@@ -284,9 +283,3 @@ def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(
     assert problem.path == "output.dir"
     assert server.account()["requests"] == 0
     assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_the_command_names_every_file(project: ProjectFolder) -> None:
-    simple(project, format=["csv", "txt"], to="sqlite://data/out.db?table=results")
-    shown = project.agac("export", "-a", "reviews", code=0)
-    assert [Path(line).name for line in shown.out.splitlines()][-3:] == ["results.csv", "results.txt", "out.db"]
