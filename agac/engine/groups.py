@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from sys import maxsize
 from typing import Literal, NamedTuple
 
@@ -37,6 +35,7 @@ from agac.store.rows import (
     GroupSize,
     State,
     StoredRow,
+    dedupe_firsts,
     dedupe_page,
     failed_part,
     group_sizes,
@@ -473,9 +472,6 @@ class Groups:
 PAGE = 512
 _LAST_KEY = 1 << 62
 
-Order = tuple[int, ...]
-"""Where a row stands: the position in the input of the row that it descends from, then the places of those between."""
-
 
 class Deduplicator:
     """Decides for one stage which rows go on, once all of them are there. What was decided before and still holds is
@@ -489,52 +485,16 @@ class Deduplicator:
         self._fields = stage.operation.body()["dedupe"]
 
     async def decide(self) -> None:
-        """All rows that came to the stage, some hundred at a time; more than that which are alike are read twice."""
-        after = (b"", 0)
-        while self._context.stop_signal.stop is None and (page := await self._page(after)):
-            last = page[-1].hash
-            whole = page if len(page) < PAGE else [row for row in page if row.hash != last]
-            if whole:
-                alike = {digest: list(rows) for digest, rows in groupby(whole, attrgetter("hash"))}
-                orders = await self._orders([row.key for rows in alike.values() if len(rows) > 1 for row in rows])
-                firsts = {digest: _first(rows, orders) for digest, rows in alike.items()}
-                await self._write(whole, firsts)
-                after = (whole[-1].hash, _LAST_KEY)
-            else:
-                await self._decide_many(last)
-                after = (last, _LAST_KEY)
-
-    async def _page(self, after: tuple[bytes, int]) -> list[DedupeRow]:
-        return await dedupe_page(self._db, self._run, self._stage.index, *after, PAGE)
-
-    async def _decide_many(self, digest: bytes) -> None:
-        """So many are alike that they are not held at once."""
-
-        async def alike() -> AsyncIterator[list[DedupeRow]]:
-            key = 0
-            while rows := [row for row in await self._page((digest, key)) if row.hash == digest]:
-                yield rows
-                key = rows[-1].key
-
-        first: tuple[Order, DedupeRow] | None = None
-        async for rows in alike():
-            orders = await self._orders([row.key for row in rows])
-            own = _first(rows, orders)
-            if first is None or orders[own.key] < first[0]:
-                first = orders[own.key], own
-        assert first is not None
-        async for rows in alike():
-            await self._write(rows, {digest: first[1]})
-
-    async def _orders(self, keys: Sequence[int]) -> dict[int, Order]:
-        if not keys:
-            return {}
-        rows = await rows_of_keys(self._db, keys)
-        above = await self._orders(sorted({row.parent_key for row in rows.values() if row.parent_key is not None}))
-        return {
-            key: (row.ordinal or 0,) if row.parent_key is None else (*above[row.parent_key], row.place or 0)
-            for key, row in rows.items()
-        }
+        """All rows that came to the stage: those with some hundred values at a time, of these some hundred rows."""
+        after = b""
+        while self._context.stop_signal.stop is None:
+            firsts = await dedupe_firsts(self._db, self._run, self._stage.index, after, PAGE)
+            if not firsts:
+                return
+            at, after = (after, _LAST_KEY), max(firsts)
+            while rows := await dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
+                await self._write(rows, firsts)
+                at = (rows[-1].hash, rows[-1].key)
 
     async def _write(self, rows: Sequence[DedupeRow], firsts: dict[bytes, DedupeRow]) -> None:
         changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
@@ -561,7 +521,3 @@ class Deduplicator:
         if row.key != first.key:
             return row.state != State.FILTERED or self._is_new(first, first)
         return row.state == State.FILTERED or row.child_state in (None, State.GONE) or row.child_hash != row.content
-
-
-def _first(rows: Sequence[DedupeRow], orders: dict[int, Order]) -> DedupeRow:
-    return rows[0] if len(rows) == 1 else min(rows, key=lambda row: orders[row.key])

@@ -670,13 +670,29 @@ INSERT INTO alike (run_id, origin, hash, row_key, content, state) VALUES (?, ?, 
 -- A row comes to no such stage any longer.
 DELETE FROM alike WHERE row_key = ?;
 
+-- name: alike_firsts
+-- Of rows with equal values at such a stage the first: by the input's row behind it, and the places on the way from that.
+SELECT a.hash, a.row_key AS key, a.content, a.state AS came_as, r.state, r.id, r.origin, r.result_id, c.hash AS child_hash,
+    c.state AS child_state, min((
+        WITH RECURSIVE above (parent_key, path) AS (
+            SELECT r.parent_key, printf('%019d/%019d', coalesce(r.ordinal, r.place, 0), r.key)
+            UNION ALL
+            SELECT p.parent_key, printf('%019d', coalesce(p.ordinal, p.place, 0)) || above.path
+            FROM above JOIN row p ON p.key = above.parent_key
+        )
+        SELECT path FROM above WHERE parent_key IS NULL
+    ))
+FROM alike a JOIN row r ON r.key = a.row_key
+LEFT JOIN row c ON c.parent_key = a.row_key AND c.origin = a.origin AND c.place = 0
+WHERE a.run_id = ? AND a.origin = ? AND a.hash > ? GROUP BY a.hash ORDER BY a.hash LIMIT ?;
+
 -- name: alike_page
 -- Some rows of a stage that keeps the first of equal ones: equal ones side by side.
 SELECT a.hash, a.row_key AS key, a.content, a.state AS came_as, r.state, r.id, r.origin, r.result_id, c.hash AS child_hash,
     c.state AS child_state
 FROM alike a JOIN row r ON r.key = a.row_key
 LEFT JOIN row c ON c.parent_key = a.row_key AND c.origin = a.origin AND c.place = 0
-WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) ORDER BY a.hash, a.row_key LIMIT ?;
+WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) AND a.hash <= ? ORDER BY a.hash, a.row_key LIMIT ?;
 
 -- name: made_rows
 -- Rows that a stage made and that need work: open ones, failed ones, or all (done_too). A parent's state comes along.
@@ -771,13 +787,27 @@ FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) ORDER BY r.parent_key, r.place LIMIT ?;
 
 -- name: made_failed
--- Failed rows that a stage made by their ids, a range at a time.
-SELECT NULL AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row
+-- Failed rows that a stage made by their ids, a range at a time, each with the position of the input's row behind it.
+SELECT (
+        WITH RECURSIVE above (ordinal, parent_key) AS (
+            SELECT r.ordinal, r.parent_key
+            UNION ALL
+            SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
+        )
+        SELECT max(ordinal) FROM above
+    ) AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row r
 WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
 
 -- name: made_examples
 -- The first failed row of each kind of error among those that stages made.
-SELECT error_type, id, error_message, error_stage, count(*), min(key) FROM row
+SELECT error_type, id AS row_id, (
+        WITH RECURSIVE above (ordinal, parent_key) AS (
+            SELECT r.ordinal, r.parent_key
+            UNION ALL
+            SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
+        )
+        SELECT max(ordinal) FROM above
+    ) AS ordinal, error_message AS message, error_stage AS stage, count(*) AS rows, min(key) FROM row r
 WHERE run_id = ? AND state = 2 AND origin IS NOT NULL AND place >= 0 GROUP BY error_type, error_stage;
 
 -- name: project_token

@@ -326,15 +326,11 @@ group_sizes: Reads[[Sequence[int]], dict[int, GroupSize]] = reads(  # row keys
 )
 part_values: Reads[[int, int, Sequence[str]], dict[str, str]] = reads("part_values", tuple[str, str], dict)
 any_open_part: Reads[[int, int, Sequence[str]], bool] = reads("parts_waiting", int, bool)  # run, stage, ids
-dedupe_page: Reads[[int, int, bytes, int, int], list[DedupeRow]] = reads("alike_page", DedupeRow)  # run, stage, after
+dedupe_firsts: Reads[[int, int, bytes, int], dict[bytes, DedupeRow]] = reads("alike_firsts", DedupeRow, by("hash"))
+"""By a run, a stage, the hash after which to begin, and how many at most: the first row of each hash."""
 
-
-async def root_ordinals(database: Database, keys: Sequence[int]) -> dict[int, int | None]:
-    """The position in the input of the row that each of these descends from; None: of one in no row, or of a group."""
-    rows = await rows_of_keys(database, keys) if keys else {}
-    above = sorted({row.parent_key for row in rows.values() if row.parent_key is not None})
-    roots = await root_ordinals(database, above) if above else {}
-    return {key: row.ordinal if row.parent_key is None else roots[row.parent_key] for key, row in rows.items()}
+dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads("alike_page", DedupeRow)
+"""By a run, a stage, the hash and key after which to begin, the last hash, and how many at most."""
 
 
 FIRST = -(1 << 63)
@@ -391,13 +387,7 @@ class ErrorExample(NamedTuple):
 
 
 error_examples: Reads[[int], list[ErrorExample]] = reads("row_examples", ErrorExample)
-
-
-async def made_examples(database: Database, run: int) -> list[ErrorExample]:
-    """The first failed row of each kind of error among those that stages made."""
-    found = await select(database, "made_examples", tuple[str, RowId, str, str | None, int, int], run)
-    roots = await root_ordinals(database, [row[-1] for row in found])
-    return [ErrorExample(error, row, roots[key], text, stage, rows) for error, row, text, stage, rows, key in found]
+made_examples: Reads[[int], list[ErrorExample]] = reads("made_examples", ErrorExample)  # of rows that stages made
 
 
 def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
@@ -431,10 +421,8 @@ async def children_export(
 async def failed_rows(database: Database, run: int, origin: int | None) -> AsyncIterator[list[ExportRow]]:
     """The failed rows of the input in order, or those among the rows that a stage made by their ids, some hundred at a
     time."""
-    if origin is None:
-        async for some in export_rows(database, run):
-            yield [row for row in some if row.state == State.FAILED]
-        return
-    async for found in group_rows(database, run, origin, "made_failed"):
-        roots = await root_ordinals(database, [row.key for row in found])
-        yield [row._replace(ordinal=roots[row.key]) for row in found]
+    all_rows = export_rows(database, run)
+    if origin is not None:
+        all_rows = group_rows(database, run, origin, "made_failed")
+    async for some in all_rows:
+        yield [row for row in some if row.state == State.FAILED]
