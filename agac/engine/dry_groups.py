@@ -16,7 +16,7 @@ from agac.engine.effects import descended
 from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, Guess, dummy_answer
 from agac.engine.executor import LevelStages
 from agac.engine.forecast import ForecastRow, StoredAnswers, source_of
-from agac.engine.groups import GroupCut, NodeId, TreeNode, call_size, part_id, tree, unusable
+from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why
 from agac.plan.render import Prepared, RowView
@@ -331,15 +331,14 @@ class GroupForecaster:
         run before. Gives how many parts have their results."""
         tops: list[TreeNode] = []
         for number, group in enumerate(groups):
-
-            def put(node: TreeNode, number: int = number) -> None:
-                children = tuple(tuple(child) for child in node.children)
-                self._scratch.put_part(ScratchPart(number, *node.id, node.rows, children))
-
-            cut = GroupCut(stage, put)
-            for one in self._scratch.members(stage.index, group.id):
-                cut.add(one.sort, one.tokens)
-            tops.append(cut.close())
+            members = self._scratch.members(stage.index, group.id)
+            nodes = tree(((one.sort, one.tokens) for one in members), call_size(stage))
+            top = next(nodes)
+            for node in nodes:
+                children = tuple(tuple(child) for child in top.children)
+                self._scratch.put_part(ScratchPart(number, *top.id, top.rows, children))
+                top = node
+            tops.append(top)
         result = len(snapshot(dummy_answer(stage)))  # characters of one that is not there yet
         for height in range(1, max(top.id.height for top in tops)):
             for parts in self._scratch.parts(height, _SOME):

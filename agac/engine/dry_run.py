@@ -21,7 +21,7 @@ from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.estimate import PlanReport, StageForecast, estimate, history, planned_batches
 from agac.engine.executor import LevelStages, Task
 from agac.engine.forecast import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
-from agac.engine.input_rows import CHUNK_ROWS, read_chunk
+from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.plan import diff as why
 from agac.plan.stage import AnyStage, PlannedStage
@@ -111,7 +111,7 @@ class DryWalk:
         async for rows in rows_of_retry(self._db, run, retry or Retry()):
             yield [
                 self._row(
-                    NewRow(one.row, one.occurrence, one.hash, one.data, State.PENDING),
+                    NewRow.of(one),
                     one, chosen=retry is None or bool(one.chosen),
                 )
                 for one in rows
@@ -279,9 +279,7 @@ async def judged_chunks(
     """Each chunk, and how many further rows would be dropped. Reads the input twice where an id's last row counts."""
     policy = source.on_duplicate_id if source.id_field else None
     if policy == "last":
-        counted = rows()
-        while ids := await asyncio.to_thread(lambda: [row.id for row in islice(counted, CHUNK_ROWS)]):
-            await asyncio.to_thread(scratch.times, ids)
+        await count_ids(rows(), scratch)
     reader = rows()
     while chunk := await asyncio.to_thread(read_chunk, reader):
         if policy is None:

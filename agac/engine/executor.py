@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -395,13 +395,10 @@ class RowSource(NamedTuple):
     walk: Walk
 
 
-ReadyRows = asyncio.Queue[tuple[Walk, ActiveRow] | None]
-
-
 async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, workers: int) -> None:
     """Walks every row of all sources, with at most `workers` tasks, which begin when there is a row for them; sources
     with rows to give take turns, row by row. Returns when all have ended, or all that was begun has after a stop."""
-    ready: ReadyRows = asyncio.Queue(workers + READ_AHEAD)
+    ready: asyncio.Queue[tuple[Walk, ActiveRow]] = asyncio.Queue(workers + READ_AHEAD)
     working: list[asyncio.Task[None]] = []
     idle = 0
 
@@ -409,18 +406,14 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
         nonlocal idle
         while True:
             idle += 1
-            found = await ready.get()
+            walk, row = await ready.get()
             idle -= 1
-            if found is None or stop_signal.stop is not None:
-                return
-            walk, row = found
-            try:
-                await walk(row)
-            except RunStopped:
-                return
+            with suppress(RunStopped):
+                if stop_signal.stop is None:
+                    await walk(row)
+            ready.task_done()
 
-    async def feed(source: RowSource) -> bool:
-        """Whether the source was read to its end."""
+    async def feed(source: RowSource) -> None:
         try:
             async with aclosing(source.rows) as chunks:
                 async for rows in chunks:
@@ -430,31 +423,16 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
                             working.append(group.create_task(work()))
         except AgacError as error:  # calls that were sent are paid for: they are not cut off for it
             stop_signal.lose_input(error)
-            return False
-        return True
 
-    async def feed_all() -> None:
-        """From all sources at the same time: those that wait for room in the queue get it in turn."""
-        async with asyncio.TaskGroup() as feeding:
-            feeds = [feeding.create_task(feed(source)) for source in sources]
-        if all(one.result() for one in feeds):
-            for _ in working:
-                await ready.put(None)
-
-    async def end_feeding(feeder: asyncio.Task[None]) -> None:
-        """After a stop nothing that waits is begun: workers find the queue empty but for what ends them."""
+    async def stop_feeding() -> None:
         await stop_signal.stopped.wait()
-        feeder.cancel()
-        await asyncio.wait([feeder])
-        while not ready.empty():
-            ready.get_nowait()
-        for _ in working:
-            ready.put_nowait(None)
+        for feeder in feeders:
+            feeder.cancel()
 
     async with asyncio.TaskGroup() as group:
-        feeder = group.create_task(feed_all())
-        stopper = group.create_task(end_feeding(feeder))
-        await asyncio.wait([feeder])
-        if working:
-            await asyncio.wait(working)
-        stopper.cancel()
+        feeders = [group.create_task(feed(source)) for source in sources]  # who waits for room gets it in turn
+        stopper = group.create_task(stop_feeding())
+        await asyncio.wait(feeders)
+        await ready.join()
+        for task in (stopper, *working):
+            task.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from sys import maxsize
@@ -85,10 +85,6 @@ class CallSize:
     max_rows: int | None = None
     max_tokens: int | None = None
     result_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_rows is not None and self.max_rows < 2:
-            raise ValueError(f"a call must hold two rows at least, not {self.max_rows}")
 
     @property
     def fan_in(self) -> int:
@@ -278,30 +274,6 @@ def unusable(group: Group, rows: int, failed: int) -> UnusableGroup | None:
     return "large" if rows > MAX_ROWS and not group.reduces else None
 
 
-class GroupCut:
-    """Cuts one group as its members come, in the order of their hashes; `store` is given each part, children first."""
-
-    def __init__(self, stage: PlannedStage, store: Callable[[TreeNode], None]) -> None:
-        self._tree, self._store = Tree(call_size(stage)), store
-        self._last: TreeNode | None = None
-
-    def add(self, sort: int, tokens: int) -> None:
-        """One more member; `sort` is 64 bits, unsigned."""
-        self._take(self._tree.add(sort, tokens))
-
-    def close(self) -> TreeNode:
-        """All members came: the node that is the group itself, which is no part."""
-        self._take(self._tree.close())
-        assert self._last is not None
-        return self._last
-
-    def _take(self, nodes: Iterable[TreeNode]) -> None:
-        for node in nodes:
-            if self._last is not None:
-                self._store(self._last)
-            self._last = node
-
-
 ReadyGroup = tuple[StoredRow, GroupSize, TreeNode | None]
 """A group that can be asked, with its node where it was cut."""
 
@@ -354,8 +326,8 @@ class Groups:
             case "large":
                 message = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
         if message is not None:
-            prior, _ = await self._context.tasks_of([row.key])
-            self._fail(self._pass.active_row(row, prior.get(row.key, {}), view), self._unfit(message))
+            tasks = await self._context.tasks_of([row.key])
+            self._fail(self._pass.active_row(row, tasks, view), self._unfit(message))
             return None
         fits = self._group.fits(size.rows, size.tokens)
         if fits and self._group.reduces:  # it may have been larger
@@ -373,10 +345,9 @@ class Groups:
 
     async def _active_rows(self, ready: Sequence[ReadyGroup]) -> AsyncGenerator[list[ActiveRow], None]:
         """The groups at work, with all that their members show."""
-        prior, brought = await self._context.tasks_of([made.key for made, _, _ in ready])
+        tasks = await self._context.tasks_of([made.key for made, _, _ in ready])
         for made, size, top in ready:
-            row = self._pass.active_row(made, prior.get(made.key, {}), self._view(made, size))
-            row.ready = brought.get(made.key, {})
+            row = self._pass.active_row(made, tasks, self._view(made, size))
             texts: list[str] | None = []  # of a group that is too large and not asked
             if top is not None:
                 parts = [part_id(made.id, child) for child in top.children]
@@ -406,12 +377,15 @@ class Groups:
             part = Part(group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data)
             ledger.batch.parts.append(part)
 
-        cut = GroupCut(self._stage, store)
+        growing = Tree(call_size(self._stage))
         async for page in self._contents.pages(group.key):
             for one in page:
-                cut.add(one.sort + _SIGNED, one.size)
+                for node in growing.add(one.sort + _SIGNED, one.size):
+                    store(node)
             await ledger.durable()
-        top = cut.close()
+        *lower, top = growing.close()
+        for node in lower:
+            store(node)
         ledger.batch.cut.append(group.key)
         await ledger.durable()
         return top
@@ -420,14 +394,9 @@ class Groups:
         """All open parts of a height, at work. They are asked anew as the groups are that a retry opened."""
         context = self._context
         (database, run, _), after = context.places, 0
-        retry, opened = context.work.retry, context.opened
-        again, since = (opened.again_from, opened.since) if opened is not None else (None, 0.0)
-        if retry is not None:
-            again, since = context.again_from, retry.since
         while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
-            keys = [part.key for part in parts]
-            prior, ready = await context.tasks_of(keys)
+            tasks = await context.tasks_of([part.key for part in parts])
             groups = await rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
                 view = context.views.begun(groups[part.group].data, None, None)
@@ -435,12 +404,10 @@ class Groups:
                 if texts is not None:
                     view.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
                 new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
-                yield [
-                    ActiveRow(
-                        new, view, prior=prior.get(part.key, {}), part=True, forced=retry is not None,
-                        again_from=again, since=since, ready=ready.get(part.key, {}),
-                    )
-                ]  # fmt: skip
+                row = context.taken_up(new, view, tasks)
+                context.go_on_as_retry(row, None)
+                row.part, row.forced = True, context.work.retry is not None
+                yield [row]
 
     async def _ask_part(self, row: ActiveRow) -> None:
         """Asks one part."""

@@ -16,15 +16,17 @@ from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.limits import BudgetLimiter, StopRules, StopSignal
 from agac.engine.replay import RowViews
+from agac.engine.retry_policy import is_left
 from agac.engine.settle import Settler, Totals
 from agac.plan.plan import Plan
-from agac.plan.render import Preparer
+from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage
 from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
-from agac.store.rows import PriorTask, RowChoice, prior_tasks
+from agac.store.records import NewRow
+from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
 
 ENROLLING_WORKERS = 256
@@ -151,6 +153,10 @@ class Work:
     batching: Batching
 
 
+TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
+"""What became of rows' tasks earlier in this run, and what batches brought for them since, by the rows' keys."""
+
+
 @dataclass(frozen=True)
 class InvocationContext:
     """What the parts of one invocation share.
@@ -204,9 +210,8 @@ class InvocationContext:
         batched = any(stage.run_mode == "batch" for stage in self.plan.asking)
         return max(self.plan.concurrency, ENROLLING_WORKERS) if batched else self.plan.concurrency
 
-    async def tasks_of(self, keys: Sequence[int]) -> tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]:
-        """What became of these rows' tasks earlier in this run, and what batches brought for them since they were last
-        walked, by the rows' keys."""
+    async def tasks_of(self, keys: Sequence[int]) -> TasksOfRows:
+        """The tasks of these rows."""
         database = self.places.database
         return await prior_tasks(database, keys), await ready_tasks(database, keys) if self.batched and keys else {}
 
@@ -219,7 +224,23 @@ class InvocationContext:
         waiting = await waiting_rows(self.places.database, keys)
         return {key: stage for key, stage in waiting.items() if key not in ready}
 
-    def go_on_as_retry(self, row: ActiveRow, seen: int) -> None:
-        """An open row that a retry opened, in the invocation `seen` or before, is finished as that would have done."""
-        if self.opened is not None and seen >= self.opened.first:
-            row.forced, row.again_from, row.since = not row.resumed, self.opened.again_from, self.opened.since
+    def taken_up(self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False) -> ActiveRow:
+        """A stored row at work, with its `tasks`."""
+        prior, ready = tasks
+        return ActiveRow(
+            new, view, prior=prior.get(new.key, {}), ready=ready.get(new.key, {}), known=True, resumed=resumed
+        )
+
+    def go_on_as_retry(self, row: ActiveRow, seen: int | None) -> None:
+        """A row that this retry chose (`seen` None) is tried again. An open one that a retry opened, in the invocation
+        `seen` or before, is finished as that would have done."""
+        if self.opened is not None and (seen is None or seen >= self.opened.first):
+            row.forced = seen is None or not row.resumed
+            row.again_from, row.since = self.opened.again_from, self.opened.since
+
+    def leaves_failed(self, row: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
+        """Whether a failed row is not tried again, which is counted: it may not be, or was refused often enough."""
+        tried = row.error_stage is None or self.work.scope.tries_again(row.error_stage)
+        left = not tried or any(is_left(task) for task in tasks.values())
+        self.totals.left_failed += left
+        return left

@@ -19,7 +19,7 @@ from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
-from agac.engine.input_rows import InputRows, scan_ids
+from agac.engine.input_rows import InputRows
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
 from agac.engine.rate_limiter import CallLimit
@@ -121,10 +121,8 @@ class RowWalk:
         if work.retry is not None:
             await self._from(retried_rows(context, work.retry))
         else:
-            if context.plan.input.on_duplicate_id == "last" and context.plan.input.id_field:
-                await scan_ids(places.database, work.rows())
             await runs.note_reading(places.database, places.run, None)
-            await self._from(input_rows.active_rows(work.rows()))
+            await self._from(input_rows.active_rows())
             if not stop_signal.stopped.is_set():
                 await input_rows.finish()
                 await runs.note_reading(places.database, places.run, work.clocks.wall())

@@ -344,12 +344,11 @@ class Settler:
             batch.forgotten += [(row.new.key, index) for index in left]
             self.count_tasks(left, -1)
         stage, error = failed or (None, None)
-        end = RowEnd(row.new, state, result, stage.name if stage else None, error)
-        batch.ends.append(end)
+        batch.ends.append(RowEnd(row.new, state, result, stage.name if stage else None, error))
         if row.made and not row.part:  # the store counts those
             totals.made[OUTCOME_OF[state]] += 1
         elif not row.part:
-            self._count_end(end)
+            self.count_row(state, 1, error.type if error else None)
             totals.rows_done += state is State.DONE
             totals.rows_failed += state is State.FAILED
             totals.rows_skipped += state is State.SKIPPED
@@ -357,9 +356,11 @@ class Settler:
         if error is not None:
             totals.last_error = (error, row.new.row.id)
 
-    def _count_end(self, end: RowEnd) -> None:
-        error = end.error.type.value if end.error else ""
-        self._ledger.batch.tally(("", OUTCOME_OF[end.state].value, error, "")).count += 1
+    def count_row(self, state: int, by: int, error_type: str | None = None) -> None:
+        """Counts a row of the input in a state (1), or no longer (-1); open ones are not counted."""
+        outcome = OUTCOME_OF.get(State(state))
+        if outcome is not None:
+            self._ledger.batch.tally(("", outcome.value, error_type or "", "")).count += by
 
     def row_moved(self, row: ActiveRow, old: int, state: State, result_id: int | None) -> None:
         """A row that had come to its end is in another state, since other rows came or went; it keeps its result."""
@@ -367,11 +368,11 @@ class Settler:
             return
         self._ledger.batch.ends.append(RowEnd(row.new, state, Result(b"", "", id=result_id or 0), None, None))
         if not row.made:
-            for one, change in ((State(old), -1), (state, 1)):
-                self._ledger.batch.tally(("", OUTCOME_OF[one].value, "", "")).count += change
-                self._totals.rows_filtered += change * (one is State.FILTERED)
-                self._totals.rows_done += change * (one is State.DONE)
-                self._totals.rows_skipped += change * (one is State.SKIPPED)
+            for one, change in ((old, -1), (state, 1)):
+                self.count_row(one, change)
+                self._totals.rows_filtered += change * (one == State.FILTERED)
+                self._totals.rows_done += change * (one == State.DONE)
+                self._totals.rows_skipped += change * (one == State.SKIPPED)
 
     def mark_batch_answers_used(self, row: ActiveRow) -> None:
         """The row was walked with what came of its tasks in batches; but for those that wait for their user, and those
@@ -399,7 +400,7 @@ class Settler:
         """The run stopped: rows that were taken up, and of which nothing new is known, stand as they stood before."""
         for end in self._earlier_ends.values():
             self._ledger.batch.ends.append(end)
-            self._count_end(end)
+            self.count_row(end.state, 1, end.error.type if end.error else None)
         self._earlier_ends.clear()
 
     def _uncount(self, row: ActiveRow, stage: AnyStage, prior: PriorTask | None) -> None:

@@ -9,18 +9,15 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
-from agac.core.types import Row
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import RowSource, Walk, run_workers
-from agac.engine.invocation import InvocationContext, Retry
-from agac.engine.retry_policy import is_left
+from agac.engine.invocation import InvocationContext, Retry, TasksOfRows
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.graph import Level
 from agac.store.batches import rows_idle, rows_in_batches, rows_to_walk
-from agac.store.records import DerivedRows, NewRow, RowChange
+from agac.store.records import DerivedRows, NewRow
 from agac.store.rows import (
-    OUTCOME_OF,
     WALKED,
     PriorTask,
     State,
@@ -39,12 +36,6 @@ CHUNK_ROWS = 512
 ActiveRows = AsyncGenerator[list[ActiveRow], None]
 
 
-def _taken_up(context: InvocationContext, row: StoredRow) -> ActiveRow:
-    """A row of the input as it is stored, to be worked on."""
-    new = NewRow(row.row, row.occurrence, row.hash, row.data, State.PENDING, row.key)
-    return ActiveRow(new, context.preparer.view(new.row.data), known=True)
-
-
 async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
     """The rows that a retry chose, in the order of the input, some hundred at a time, each open in the store before it
     is given out. Their tasks stay until they are settled anew."""
@@ -55,14 +46,12 @@ async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
         prior = await prior_tasks(database, [row.key for row in rows])
         found = []
         for old in rows:
-            batch, outcome = ledger.batch, OUTCOME_OF.get(State(old.state))
-            if outcome is not None:
-                batch.tally(("", outcome.value, old.error_type or "", "")).count -= 1
-            batch.changes.append(RowChange(old.key, old.ordinal, old.hash, old.data, State.PENDING, None))
-            row = _taken_up(context, old)
-            row.forced, row.again_from, row.since = True, context.again_from, retry.since
-            row.prior = prior.get(old.key, {})
+            new = NewRow.of(old)
+            row = context.taken_up(new, context.preparer.view(new.row.data), (prior, {}))
+            context.go_on_as_retry(row, None)
+            context.settler.count_row(old.state, -1, old.error_type)
             context.settler.reopen_row(row, old)
+            ledger.batch.changes.append(new)
             found.append(row)
         context.totals.seen += len(rows)
         await ledger.durable()
@@ -88,16 +77,15 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
             if not rows:
                 break
             after = rows[-1].key if read is rows_to_walk else rows[-1].ordinal or 0
-            keys = [row.key for row in rows]
-            prior, ready = await context.tasks_of(keys)
+            tasks = await context.tasks_of([row.key for row in rows])
             if again:
                 totals.rows_parked -= len(rows)
             else:
                 totals.seen += len(rows)
             found = []
             for one in rows:
-                row = _taken_up(context, one)
-                row.resumed, row.prior, row.ready = True, prior.get(one.key, {}), ready.get(one.key, {})
+                new = NewRow.of(one)
+                row = context.taken_up(new, context.preparer.view(new.row.data), tasks, resumed=True)
                 context.go_on_as_retry(row, one.seen)
                 found.append(row)
             yield found
@@ -164,13 +152,11 @@ class LevelPass:
         """The rows at work, with what each sees before its own stages."""
         context, views = self._context, self._context.views
         parents = await views.ended(sorted({row.parent_key for row in made if row.parent_key is not None}))
-        prior, ready = await context.tasks_of([row.key for row in made])
+        tasks = await context.tasks_of([row.key for row in made])
         found = []
         for one in made:
             parent = parents[one.parent_key] if one.parent_key is not None else None
-            view = views.begun(one.data, self._level.origin, parent)
-            row = self.active_row(one, prior.get(one.key, {}), view)
-            row.ready = ready.get(one.key, {})
+            row = self.active_row(one, tasks, views.begun(one.data, self._level.origin, parent))
             row.resumed = context.batched and one.state == State.PENDING
             found.append(row)
         return found
@@ -202,7 +188,7 @@ class LevelPass:
 
     def _is_open(self, row: StoredRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
         """Whether the row needs work in this invocation; it waits where what it was made of is open itself."""
-        totals, retry, scope = self._context.totals, self._context.work.retry, self._context.work.scope
+        totals, retry = self._context.totals, self._context.work.retry
         if row.parent_state == State.PENDING:
             totals.made_parked += row.state == State.PENDING
             return False
@@ -215,20 +201,13 @@ class LevelPass:
             return retry.chooses_made(row.id, row.error_stage, row.error_type, failed=failed, again=self._done_too)
         if not failed:
             return row.key in aged
-        tried = row.error_stage is None or scope.tries_again(row.error_stage)
-        left = not tried or any(is_left(task) for task in prior.values())
-        totals.left_failed += left
-        return not left
+        return not self._context.leaves_failed(row, prior)
 
-    def active_row(self, made: StoredRow, prior: dict[int, PriorTask], view: RowView) -> ActiveRow:
+    def active_row(self, made: StoredRow, tasks: TasksOfRows, view: RowView) -> ActiveRow:
         """The row at work."""
-        retry = self._context.work.retry
-        new = NewRow(
-            Row(made.id, 0, {}), 0, made.hash, made.data, State.PENDING, made.key, self._level.origin
-        )  # fmt: skip
-        row = ActiveRow(new, view, prior=prior)
-        if retry is not None:
-            row.forced, row.again_from, row.since = True, self._context.again_from, retry.since
+        row = self._context.taken_up(NewRow.of(made, self._level.origin), view, tasks)
+        if self._context.work.retry is not None:
+            self._context.go_on_as_retry(row, None)
         elif made.state == State.PENDING:
             self._context.go_on_as_retry(row, made.seen)
         return row

@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -120,6 +121,19 @@ class Parked(Enum):
 TaskReply = Answer | RowError | Parked
 
 
+@dataclass(slots=True)
+class TaskRequest:
+    """A task of a row, or (`replica`, from 1) one of several of which its answer will be made. `is_new`: it had to be
+    asked in this invocation."""
+
+    row: ActiveRow
+    stage: AnyStage
+    task: Prepared | LocalCall
+    fingerprint: bytes
+    replica: int = 0
+    is_new: bool = False
+
+
 class AnswerSource(Protocol):
     """Brings the answers of tasks that have none yet: by calls, or by batches."""
 
@@ -169,28 +183,19 @@ class Tasks:
         """A task's answer: an earlier one, that of an equal task, or the one that is asked for."""
         if isinstance(task, Prepared) and task.replicas:
             return self._replicated(active, stage, task)
-        return self._one(active, stage, task, task.fingerprint)
+        return self._one(TaskRequest(active, stage, task, task.fingerprint))
 
-    async def _one(
-        self,
-        active: ActiveRow,
-        stage: AnyStage,
-        task: Prepared | LocalCall,
-        fingerprint: bytes,
-        replica: int = 0,
-        asked: set[int] | None = None,
-    ) -> TaskReply:
-        """The answer of a task, or (`replica`, from 1) one of several of which the task's answer will be made; the
-        numbers of those that had to be asked are added to `asked`."""
-        answer: TaskReply | None = self._left(active, stage, fingerprint)
-        while answer is None and (leader := self._asking.get(fingerprint)) is not None:
-            answer = await self._follow(active, stage, leader, fingerprint, replica)
+    async def _one(self, asked: TaskRequest) -> TaskReply:
+        """The answer of a task, or one of several of which the task's answer will be made."""
+        answer: TaskReply | None = self._left(asked.row, asked.stage, asked.fingerprint)
+        while answer is None and (leader := self._asking.get(asked.fingerprint)) is not None:
+            answer = await self._follow(asked, leader)
         if answer is None:
-            answer = self._failed.get(fingerprint)
+            answer = self._failed.get(asked.fingerprint)
         if answer is None:
-            answer = await self._lead(active, stage, task, fingerprint, replica, asked)
-        if replica and isinstance(answer, RowError):
-            self._settler.failed(active, stage, fingerprint, answer, replica=replica)
+            answer = await self._lead(asked)
+        if asked.replica and isinstance(answer, RowError):
+            self._settler.failed(asked.row, asked.stage, asked.fingerprint, answer, replica=asked.replica)
         return answer
 
     def _left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
@@ -205,78 +210,55 @@ class Tasks:
             return prior.error
         return None
 
-    async def _follow(
-        self,
-        active: ActiveRow,
-        stage: AnyStage,
-        leader: asyncio.Future[TaskReply | None],
-        fingerprint: bytes,
-        replica: int,
-    ) -> TaskReply | None:
+    async def _follow(self, asked: TaskRequest, leader: asyncio.Future[TaskReply | None]) -> TaskReply | None:
         """What became of the same task of another row; None: that row had no time or money left, this one may."""
         try:
-            answer = await active.deadline.wait(asyncio.shield(leader))
+            answer = await asked.row.deadline.wait(asyncio.shield(leader))
         except RowDeadlineExceeded:
-            return RowError(ErrorType.TIMEOUT, str(active.deadline))
+            return RowError(ErrorType.TIMEOUT, str(asked.row.deadline))
         if answer is None:
             raise RunStopped
         if isinstance(answer, Answer):
-            self._collapsed(active, stage, answer.result.id, replica)
-            self._settler.task_done(active, stage, answer.result, Outcome.REUSED, replica)
+            self._collapsed(asked, answer.result.id)
+            self._done(asked, answer.result, Outcome.REUSED)
         elif answer is Parked.ENROLLED:
-            self._ledger.batch.waiting.append(WaitingTask(active.new, stage.index, replica, fingerprint))
+            waiting = WaitingTask(asked.row.new, asked.stage.index, asked.replica, asked.fingerprint)
+            self._ledger.batch.waiting.append(waiting)
         elif isinstance(answer, RowError) and self._is_of_its_row(answer):
             return None
         return answer
 
-    def _collapsed(self, active: ActiveRow, stage: AnyStage, result: int, replica: int) -> None:
+    def _collapsed(self, asked: TaskRequest, result: int) -> None:
         """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
-        prior = active.prior.get(stage.index)
+        prior = asked.row.prior.get(asked.stage.index)
         had = prior is not None and bool(result) and prior.result_id == result
-        self._totals.collapsed += replica <= 1 and not had
+        self._totals.collapsed += asked.replica <= 1 and not had
 
-    async def _lead(
-        self,
-        active: ActiveRow,
-        stage: AnyStage,
-        task: Prepared | LocalCall,
-        fingerprint: bytes,
-        replica: int,
-        asked: set[int] | None,
-    ) -> TaskReply:
+    def _done(self, asked: TaskRequest, result: Result, outcome: Outcome) -> None:
+        self._settler.task_done(asked.row, asked.stage, result, outcome, asked.replica)
+
+    async def _lead(self, asked: TaskRequest) -> TaskReply:
         """The first of equal tasks: its answer is looked up, or asked for; the others wait for it."""
+        row, stage, fingerprint = asked.row, asked.stage, asked.fingerprint
         mine: asyncio.Future[TaskReply | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
         answer: TaskReply | None = None
         try:
-            earlier = await self.look_ups.get((self._takes_since(active, stage), fingerprint))
+            earlier = await self.look_ups.get((self._takes_since(row, stage), fingerprint))
             if earlier is not None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
-                own = active.asked_in_batch(stage.index, replica, fingerprint)
+                own = row.asked_in_batch(stage.index, asked.replica, fingerprint)
                 if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
-                    self._collapsed(active, stage, earlier.id, replica)
-                outcome = Outcome.DONE if own else Outcome.REUSED
-                self._settler.task_done(active, stage, answer.result, outcome, replica)
+                    self._collapsed(asked, earlier.id)
+                self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
             elif not self._scope.may_ask(stage.name):
                 answer = Parked.PARKED
             else:
-                if asked is not None:
-                    asked.add(replica)
-                own_totals = self._totals.stages[stage.name]
-                own_totals.in_flight += not replica
-                try:
-                    if isinstance(task, LocalCall):
-                        assert isinstance(stage, LocalStage)
-                        answer = await self._call_function(stage, fingerprint, task.given)
-                    else:
-                        assert isinstance(stage, PlannedStage)
-                        answer = await self._source.ask(active, stage, fingerprint, task.request, replica)
-                finally:
-                    own_totals.in_flight -= not replica
+                answer = await self._ask(asked)
                 durable = isinstance(answer, Answer) or answer is Parked.ENROLLED
                 if isinstance(answer, Answer):
-                    self._settler.task_done(active, stage, answer.result, Outcome.DONE, replica)
+                    self._done(asked, answer.result, Outcome.DONE)
                 elif isinstance(answer, RowError) and not self._is_of_its_row(answer):
                     self._failed[fingerprint] = answer
                     if len(self._failed) > REMEMBERED_FAILURES:
@@ -288,6 +270,19 @@ class Tasks:
             else:
                 del self._asking[fingerprint]
         return answer
+
+    async def _ask(self, asked: TaskRequest) -> TaskReply:
+        asked.is_new = True
+        own, task = self._totals.stages[asked.stage.name], asked.task
+        own.in_flight += not asked.replica
+        try:
+            if isinstance(task, LocalCall):
+                assert isinstance(asked.stage, LocalStage)
+                return await self._call_function(asked.stage, asked.fingerprint, task.given)
+            assert isinstance(asked.stage, PlannedStage)
+            return await self._source.ask(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
+        finally:
+            own.in_flight -= not asked.replica
 
     def _takes_since(self, active: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
@@ -315,12 +310,10 @@ class Tasks:
         assert isinstance(stage, PlannedStage)
         if (left := self._left(active, stage, task.fingerprint)) is not None:
             return left
-        own, asked = self._totals.stages[stage.name], set[int]()
+        own = self._totals.stages[stage.name]
         own.in_flight += 1
-        works = [
-            asyncio.ensure_future(self._one(active, stage, task, fingerprint, number, asked))
-            for number, fingerprint in enumerate(task.replicas, 1)
-        ]
+        asked = [TaskRequest(active, stage, task, one, number) for number, one in enumerate(task.replicas, 1)]
+        works = [asyncio.ensure_future(self._one(one)) for one in asked]
         try:
             await asyncio.wait(works)
         finally:
@@ -333,8 +326,8 @@ class Tasks:
         replied = [work.result() for work in works]
         answers = [one for one in replied if isinstance(one, Answer)]
         if len(answers) == len(replied):
-            brought = any(active.asked_in_batch(stage.index, k, one) for k, one in enumerate(task.replicas, 1))
-            return await self._vote(active, stage, task.fingerprint, answers, anew=bool(asked) or brought)
+            anew = any(one.is_new or active.asked_in_batch(stage.index, one.replica, one.fingerprint) for one in asked)
+            return await self._vote(active, stage, task.fingerprint, answers, anew=anew)
         parked = next((one for one in replied if isinstance(one, Parked)), None)
         if parked is not None:
             return parked

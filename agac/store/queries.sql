@@ -317,18 +317,6 @@ WHERE row_key IN (:many) AND replica = 0 AND json_extract(note, '$.agreement') I
 -- Every endpoint.
 SELECT id, provider, model, simulated FROM endpoint;
 
--- name: ids_scan_make
--- A scratch table for `on_duplicate_id: last`, which has to know the whole input first.
-CREATE TEMP TABLE last_position (id PRIMARY KEY, ordinal INTEGER NOT NULL) WITHOUT ROWID;
-
--- name: ids_scan_put
--- The last position of an id so far.
-INSERT INTO last_position (id, ordinal) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET ordinal = excluded.ordinal;
-
--- name: ids_scan_read
--- The last positions of these ids.
-SELECT id, ordinal FROM last_position WHERE id IN (:many);
-
 -- name: run_lines
 -- The runs of one workflow, or of all, with what tells them apart; the one last worked on first.
 SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, e.at, r.created_at) AS last_at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.types import Outcome, Row, RowId, Usage
-from agac.store.rows import State
+from agac.store.rows import State, StoredRow
 
 
 class Endpoint(NamedTuple):
@@ -34,16 +35,11 @@ class NewRow:
     origin: int | None = None
     """The position of the stage that made it; None: it is the input's."""
 
-
-class RowChange(NamedTuple):
-    """A stored row that came back with other content, or that is tried again."""
-
-    key: int
-    ordinal: int | None
-    hash: bytes
-    data: str
-    state: State
-    error: RowError | None
+    @staticmethod
+    def of(old: StoredRow, origin: int | None = None) -> NewRow:
+        """A stored row that is worked on again."""
+        row = Row(old.id, old.ordinal or 0, json.loads(old.data) if origin is None else {})
+        return NewRow(row, old.occurrence, old.hash, old.data, State.PENDING, old.key, origin)
 
 
 @dataclass(slots=True)
@@ -300,7 +296,8 @@ class WriteBatch:
     """Everything that waits for the next commit."""
 
     inserts: list[NewRow] = field(default_factory=list)
-    changes: list[RowChange] = field(default_factory=list)
+    changes: list[NewRow] = field(default_factory=list)
+    """Stored rows that came back with other content, or that are tried again."""
     places: list[tuple[int, int]] = field(default_factory=list)  # (ordinal, key)
     leaving: list[int] = field(default_factory=list)  # keys
     results: list[Result] = field(default_factory=list)

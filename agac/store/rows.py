@@ -10,8 +10,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
-from agac.core.types import JSONValue, Outcome, Row, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select, sql, translated
+from agac.core.types import JSONValue, Outcome, RowId
+from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select
 
 T = TypeVar("T")
 
@@ -79,11 +79,6 @@ class StoredRow(NamedTuple):
     parent_key: int | None = None
     place: int = 0
     parent_state: int | None = None
-
-    @property
-    def row(self) -> Row:
-        """The row as the input gave it."""
-        return Row(self.id, self.ordinal or 0, json.loads(self.data))
 
 
 class RowRecord(NamedTuple):
@@ -178,27 +173,11 @@ earlier_results: Reads[[Sequence[bytes], float], dict[bytes, EarlierResult]] = r
 """The newest result of each fingerprint that has one made at or after a time (seconds since 1970)."""
 
 
-# Passes over an input: which rows left it, how often an id came, where it came last.
-
 leaving_rows: Reads[[int, int, int, int, int], list[tuple[int, int, str | None]]] = reads(
     "rows_leaving", tuple[int, int, str | None]
 )
 """By a run, the last position of the input, the position from which rows moved, the invocation that met the others, and
 how many at most: (key, state, error type)."""
-
-
-async def scan_positions(database: Database, chunks: AsyncIterator[list[tuple[RowId, int]]]) -> None:
-    """Notes the last position of each id in a scratch table of the reader's connection, on disk when it grows."""
-    with translated(database.path):
-        await database.reader.execute(sql("ids_scan_make"))
-        async for chunk in chunks:
-            await database.reader.execute("BEGIN")
-            await database.reader.executemany(sql("ids_scan_put"), chunk)
-            await database.reader.execute("COMMIT")
-
-
-last_positions: Reads[[Sequence[RowId]], dict[RowId, int]] = reads("ids_scan_read", tuple[RowId, int], dict)
-"""The last position of each of these ids, after `scan_positions`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,7 @@ def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[A
         for n in batch.inserts
     ]
     yield "row_insert", inserts
-    changes = [(c.ordinal, c.hash, c.data, c.state, *_error(c.error), event, c.key) for c in batch.changes]
+    changes = [(c.row.ordinal, c.hash, c.data, c.state, *_error(c.row.error), event, c.key) for c in batch.changes]
     yield "row_change", changes
     yield "row_place", [(ordinal, event, key) for ordinal, key in batch.places]
     yield "row_leave", [(key,) for key in batch.leaving]

@@ -43,23 +43,61 @@ def test_a_list_makes_a_row_for_each_item(project: ProjectFolder) -> None:
 def test_items_of_every_kind_are_seen_by_their_names(project: ProjectFolder) -> None:
     items = ["text", 7, 1.5, True, None, {"x": {"y": "deep"}, "z": [1]}, ["in", "ner"], "ä\n\"'"]
     lists(project, {"a": items})
-    explode(project, {**SAY, "prompt": "${row_json}"})
+    explode(project, {**SAY, "prompt": "${row_json}"}, input={"id_field": None})
     settled(project)
     found = {id_: json.loads(text) for id_, text in values(project, "say").items()}
-    assert found == {f"a/{n}": {"id": "a", "item": item, "index": n} for n, item in enumerate(items)}
+    assert found == {f"1/{n}": {"id": "a", "item": item, "index": n} for n, item in enumerate(items)}
     explode(project, {**SAY, "when": "index == 5", "prompt": "${item.x.y} ${item.z.0}"})
     settled(project)
     assert values(project, "say") == {"a/5": "deep 1"}
 
 
-def test_the_list_itself_is_not_in_its_children(project: ProjectFolder) -> None:
-    """A long list would be in each of them."""
-    lists(project, {"a": ["x"]})
-    explode(project, {**SAY, "prompt": "${items}"})
-    assert settled(project).exit_code == 3
-    kind, message = errors(project, "say")["a/0"]
-    assert kind == "MissingTemplateField"
-    assert message.partition("visible are: ")[2].split(", ")[:3] == ["id", "item", "index"]
+LONE = {"name": "say", "needs": [], "explode": "items", "prompt": "s${item}"}
+OTHER = {"name": "other", "needs": [], "explode": "others", "prompt": "o${item}"}
+CHILDREN: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]] = {
+    "two stages explode one row": (
+        {"a": ["x"], "b": []}, [LONE, OTHER], {"a/0": "ou", "a/1": "ov", "b/0": "ou", "b/1": "ov"},
+    ),
+    "ids that look like those of children": (
+        {"a": ["x"], "a/0": ["y"], "a/0/0": []},
+        [{**SAY, "name": "other"}], {"a/0": "a:0:x", "a/0/0": "a/0:0:y"},
+    ),
+    "branches of unequal depth": (
+        {"a": ["x", "y"], "b": ["z"]},
+        [{"name": "top", "needs": [], "prompt": "top ${id}"}, LONE,
+         {"name": "deep", "needs": "say", "prompt": "d${say}"},
+         {"name": "other", "needs": ["top", "deep"], "prompt": "${top}+${deep}+${index}"}],
+        {"a/0": "top a+dsx+0", "a/1": "top a+dsy+1", "b/0": "top b+dsz+0"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHILDREN)
+def test_children_see_their_item_and_what_their_row_came_to(case: str, project: ProjectFolder) -> None:
+    rows, stages, expected = CHILDREN[case]
+    lists(project, rows, others=["u", "v"])
+    explode(project, *stages, output={"stages": "other"})
+    settled(project)
+    assert values(project, "other") == expected
+    assert [line["id"] for line in project.envelopes()] == list(expected)
+
+
+def test_a_guard_is_judged_for_each_child_which_does_not_see_the_list(project: ProjectFolder) -> None:
+    """A long list would be in each of them. A guard that cannot be decided fails its child alone."""
+    lists(project, {"a": ["keep", "skip", "drop", 1]}, number=1)
+    explode(
+        project,
+        {**SAY, "when": 'item != "drop"', "otherwise": "drop"},
+        {"name": "more", "prompt": "more ${say} ${items}", "when": 'item > "k" && item < "l"'},
+    )
+    report = settled(project)
+    assert report.exit_code == 3
+    assert made(project, "say") == {"a/0": "failed", "a/1": "skipped", "a/2": "dropped", "a/3": "failed"}
+    found = errors(project, "say")
+    assert (found["a/0"][0], found["a/3"][0]) == ("MissingTemplateField", "GuardError")
+    assert found["a/0"][1].partition("visible are: ")[2].split(", ")[:3] == ["id", "number", "item"]
+    (left,) = project.envelopes(file="filtered.jsonl")
+    assert (left["id"], left["stage"], left["values"]) == ("a/2", "say", {"item": "drop"})
 
 
 def test_what_is_no_list_fails_its_row_alone(project: ProjectFolder) -> None:
@@ -108,29 +146,6 @@ def test_a_result_is_exploded_and_the_children_see_it_and_the_row(project: Proje
     assert outcomes(project, "ask") == {"a/0": "done", "a/1": "done"}
 
 
-def test_a_guard_is_judged_for_each_child(project: ProjectFolder) -> None:
-    lists(project, {"a": ["keep", "skip", "drop"]})
-    explode(
-        project,
-        {**SAY, "when": 'item != "drop"', "otherwise": "drop"},
-        {"name": "more", "prompt": "more ${say}", "when": 'item == "keep" && index == 0'},
-    )
-    settled(project)
-    assert made(project, "say") == {"a/0": "done", "a/1": "skipped", "a/2": "dropped"}
-    assert values(project, "more") == {"a/0": "more a:0:keep"}
-    (left,) = project.envelopes(file="filtered.jsonl")
-    assert (left["id"], left["stage"], left["values"]) == ("a/2", "say", {"item": "drop"})
-
-
-def test_a_guard_that_cannot_be_told_fails_its_child_alone(project: ProjectFolder) -> None:
-    lists(project, {"a": [1, "x"]})
-    explode(project, {**SAY, "when": "item > 0"})
-    report = settled(project)
-    assert report.exit_code == 3
-    assert made(project, "say") == {"a/0": "done", "a/1": "failed"}
-    assert errors(project, "say")["a/1"][0] == "GuardError"
-
-
 def test_failing_children_leave_their_parent_and_the_others_alone(project: ProjectFolder, faulty: Faulty) -> None:
     """Two further runs try them, and later ones leave them."""
     project.configure(faulty([{"kind": "refusal", "match": "bad"}]).base_url)
@@ -144,45 +159,6 @@ def test_failing_children_leave_their_parent_and_the_others_alone(project: Proje
     assert (error["id"], error["error"]["type"]) == ("a/0", "Refused")
     assert error["input"] == {"id": "a", "item": "bad", "index": 0}
     assert tried(project, 4) == [(1, 0), (1, 1), (0, 1), (0, 1)]
-
-
-def test_nested_lists_are_exploded_in_turn(project: ProjectFolder) -> None:
-    lists(project, {"a": [{"k": "p", "sub": [1, 2]}, {"k": "q", "sub": []}], "b": [{"k": "r", "sub": [3]}]})
-    explode(
-        project,
-        {"name": "outer", "explode": "items", "prompt": "${item.k}"},
-        {"name": "inner", "explode": "item.sub", "prompt": "${outer}-${item}-${index}-${id}"},
-    )
-    settled(project)
-    assert values(project, "inner") == {"a/0/0": "p-1-0-a", "a/0/1": "p-2-1-a", "b/0/0": "r-3-0-b"}
-    assert made(project, "outer") == {"a/0": "done", "a/1": "done", "b/0": "done"}
-    lists(project, {"a": [{"k": "p", "sub": [1]}, {"k": "q", "sub": [4]}], "b": [{"k": "r", "sub": [3]}]})
-    assert asked(project) == 1
-    assert values(project, "inner") == {"a/0/0": "p-1-0-a", "a/1/0": "q-4-0-a", "b/0/0": "r-3-0-b"}
-
-
-def test_two_stages_may_explode_one_row(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x", "y"]}, other=["u", "v", "w"])
-    explode(
-        project, SAY, {"name": "too", "needs": [], "explode": "other", "prompt": "o${item}"}, output={"stages": "say"}
-    )
-    settled(project)
-    assert values(project, "say") == {"a/0": "a:0:x", "a/1": "a:1:y"}
-    assert values(project, "too") == {"a/0": "ou", "a/1": "ov", "a/2": "ow"}
-    assert [line["id"] for line in project.envelopes()] == ["a/0", "a/1"]
-
-
-def test_a_local_stage_may_explode(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x", "y"], "b": ["z"]})
-    project.write("tools/clean.py", "def shout(row):\n    return {**row, 'loud': row['item'].upper()}\n")
-    explode(
-        project,
-        {"name": "shout", "explode": "items", "python": "tools/clean.py:shout"},
-        {"name": "some", "filter": 'item != "y"'},
-        {"name": "say", "prompt": "${loud}${id}${index}"},
-    )
-    assert asked(project) == 2
-    assert values(project, "say") == {"a/0": "Xa0", "b/0": "Zb0"}
 
 
 EDITS = [
@@ -234,84 +210,18 @@ def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> 
         assert made(project, "ask") == {"b/0": "done", "a/0": "done", "a/1": "done"}
 
 
-def test_children_of_a_parent_that_is_edited_to_fail_leave_and_come_back(project: ProjectFolder) -> None:
-    questions: dict[str, Any] = {"a": ["p", "q"], "bad": [], "b": ["r"]}
-    with answering(planned(questions, ["plan bad"]), project):
-        plan = {**PLAN, "prompt": "plan ${word}"}
-        ask = {"name": "ask", "explode": "plan.questions", "prompt": "ask ${item}"}
-        project.workflow(stages=[plan, ask, {"name": "more", "prompt": "more ${ask} ${index}"}], stop_loss=False)
-        project.rows([{"id": "1", "word": "a"}, {"id": "2", "word": "b"}])
-        assert asked(project) == 8
-        project.rows([{"id": "1", "word": "bad"}, {"id": "2", "word": "b"}])
-        report = settled(project)
-        assert (report.exit_code, report.invocation["calls"]) == (3, 1)
-        assert made(project, "ask") == {"2/0": "done"}
-        project.rows([{"id": "1", "word": "a"}, {"id": "2", "word": "b"}])
-        assert asked(project) == 0
-        assert made(project, "ask") == {"1/0": "done", "1/1": "done", "2/0": "done"}
-        assert values(project, "more") == {"1/0": "more ask p 0", "1/1": "more ask q 1", "2/0": "more ask r 0"}
-
-
-def test_a_cell_that_no_child_shows_costs_nothing_and_reaches_the_outputs(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x"], "b": ["z"]}, note="old")
-    explode(project, output={"include_input": True})
-    assert asked(project) == 3
-    lists(project, {"a": ["w", "x"], "b": ["z"]}, note="new")
-    assert asked(project) == 0
-    assert [line["input"]["note"] for line in project.envelopes()] == ["new"] * 3
-
-
-def test_a_reordered_input_costs_nothing_and_gives_results_in_the_new_order(project: ProjectFolder) -> None:
-    """Children stand in the order of their parents and of their places, of which the tenth comes after the second."""
+def test_an_edit_that_no_child_sees_costs_nothing_and_reaches_the_outputs(project: ProjectFolder) -> None:
+    """Children stand in the order of their parents and of their places, of which the tenth comes after the second. A
+    limit counts rows of the input."""
     rows = {f"r{n}": [f"{n} {place}" for place in range(n)] for n in (11, 2, 12, 0, 1)}
-    explode(project)
-    for order, calls in ((rows, 26), (dict(reversed(rows.items())), 0)):
-        lists(project, order)
+    explode(project, output={"include_input": True})
+    lists(project, rows, note="old")
+    assert asked(project, limit=2) == 13
+    for order, note, calls in ((rows, "old", 13), (dict(reversed(rows.items())), "new", 0)):
+        lists(project, order, note=note)
         assert asked(project) == calls
-        expected = [f"{id_}/{place}" for id_, items in order.items() for place in range(len(items))]
-        assert [line["id"] for line in project.envelopes()] == expected
-
-
-def test_equal_prompts_of_children_are_asked_once(project: ProjectFolder) -> None:
-    lists(project, {"a": ["same"] * 5, "b": ["same"]})
-    explode(project, {**SAY, "prompt": "${item}"})
-    assert asked(project) == 1
-    assert set(values(project, "say").values()) == {"same"}
-
-
-def test_an_edited_prompt_makes_a_run_that_asks_that_stage_alone(project: ProjectFolder) -> None:
-    lists(project, {"a": ["w", "x"], "b": ["z"]})
-    for word, calls in (("m", 6), ("M", 3), ("m", 0)):
-        explode(project, SAY, {"name": "more", "prompt": f"{word} ${{say}}"})
-        assert asked(project) == calls
-
-
-def test_ids_that_look_like_children_are_rows_of_their_own(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x"], "a/0": ["y"], "a/0/0": []})
-    explode(project)
-    settled(project)
-    assert values(project, "say") == {"a/0": "a:0:x", "a/0/0": "a/0:0:y"}
-
-
-def test_numbers_as_ids(project: ProjectFolder) -> None:
-    lists(project, {"z": ["x"], "y": ["w"]})
-    explode(project, {**SAY, "prompt": "${index}${item}"}, input={"id_field": None})
-    settled(project)
-    assert values(project, "say") == {"1/0": "0x", "2/0": "0w"}
-
-
-def test_joins_of_branches_of_unequal_depth(project: ProjectFolder) -> None:
-    """What is above a row is seen by it: results of a short branch of its parent, and of its own long one."""
-    lists(project, {"a": ["x", "y"], "b": ["z"]})
-    explode(
-        project,
-        {"name": "top", "needs": [], "prompt": "top ${id}"},
-        {"name": "deep1", "needs": [], "explode": "items", "prompt": "d${item}"},
-        {"name": "deep2", "needs": "deep1", "prompt": "e${deep1}"},
-        {"name": "join", "needs": ["top", "deep2"], "prompt": "${top}+${deep2}+${index}"},
-    )
-    settled(project)
-    assert values(project, "join") == {"a/0": "top a+edx+0", "a/1": "top a+edy+1", "b/0": "top b+edz+0"}
+        expected = [(f"{id_}/{place}", note) for id_, items in order.items() for place in range(len(items))]
+        assert [(line["id"], line["input"]["note"]) for line in project.envelopes()] == expected
 
 
 def test_a_stage_above_that_failed_keeps_children_from_being_made(project: ProjectFolder, faulty: Faulty) -> None:
@@ -440,14 +350,6 @@ def test_a_child_that_fails_while_the_input_is_read_is_tried_once_in_a_run(proje
         assert (report.exit_code, report.invocation["calls"]) == (3, 4)
         bad.clear()
         assert asked(project) == 1
-
-
-def test_a_limit_counts_rows_of_the_input_and_takes_all_their_children(project: ProjectFolder) -> None:
-    lists(project, {f"r{n}": list(range(n)) for n in range(1, 8)})
-    explode(project, SAY, {"name": "more", "prompt": "more ${say}"})
-    assert asked(project, limit=3) == 2 * (1 + 2 + 3)
-    assert set(values(project, "more")) == {f"r{n}/{place}" for n in range(1, 4) for place in range(n)}
-    assert asked(project) == 2 * (4 + 5 + 6 + 7)
 
 
 def test_a_budget_that_ends_amid_children_is_kept_and_gone_on_with(project: ProjectFolder) -> None:

@@ -74,26 +74,14 @@ def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: Pro
         assert labels[envelope["result"]["label"]] == max(labels.values())
         assert envelope["result"] in answers
     sound(project, 1)
-
-
-@pytest.mark.parametrize(
-    ("labels", "taken", "agreement"),
-    [
-        ({"s1": "bad", "s2": "good", "s3": "good"}, 2, "2/3"),
-        ({"s1": "bad", "s2": "good", "s3": "bad"}, 1, "2/3"),
-        ({"s1": "ugly", "s2": "good", "s3": "bad"}, 1, "1/3"),
-        ({"s1": "good", "s2": "good", "s3": "good"}, 1, "3/3"),
-    ],
-)
-def test_the_first_answer_of_the_majority_is_the_result(
-    labels: dict[str, str], taken: int, agreement: str, project: ProjectFolder
-) -> None:
-    with project.asking(deciding(by_seed(**labels))) as provider:
-        voted(project, 1)
-        assert project.run().exit_code == ExitCode.DONE
-    assert sorted(asked["seed"] for asked in provider.asked) == [1, 2, 3]
-    assert project.output() == [{"label": labels[f"s{taken}"], "why": f"seed {taken}"}]
-    assert counted_agreement(project, 1) == {agreement: 1}
+    stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
+    before = project.query(stored)
+    assert [
+        (one.forecast.run, one.forecast.reuse) for one in agac.plan_run("reviews", project=project.root).stages
+    ] == [(0, 5)]
+    again = project.run()
+    assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 5)
+    assert project.query(stored) == before
 
 
 def test_without_a_vote_the_result_is_the_list_and_later_stages_see_it(project: ProjectFolder) -> None:
@@ -182,19 +170,6 @@ def test_another_vote_asks_nothing_and_gc_drops_what_nobody_needs(project: Proje
     project.assert_sound()
 
 
-def test_an_unchanged_run_asks_nothing_and_writes_nothing(project: ProjectFolder) -> None:
-    things(project, 4)
-    project.workflow(stages=[classify(3, vote="label"), {"name": "reply", "prompt": "${text} is ${classify.label}"}])
-    assert project.run().summary["run"] == 1
-    stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
-    before = project.query(stored)
-    plan = agac.plan_run("reviews", project=project.root)
-    assert [(stage.run, stage.reuse) for stage in plan.stages] == [(0, 4), (0, 4)]
-    again = project.run()
-    assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 4)
-    assert project.query(stored) == before
-
-
 def test_a_replica_that_fails_fails_the_task_and_it_alone_is_asked_again(project: ProjectFolder) -> None:
     refusing = True
 
@@ -233,24 +208,19 @@ def test_a_refused_answer_is_left_alone_as_that_of_any_task(project: ProjectFold
     assert "replica 3" in project.envelopes(file="errors.jsonl")[0]["error"]["message"]
 
 
-def test_equal_rows_share_their_replicas(project: ProjectFolder, server: Server) -> None:
+def test_equal_rows_share_their_replicas_unless_reuse_keeps_them_apart(project: ProjectFolder) -> None:
     project.rows({"id": f"r-{n}", "text": "the same"} for n in range(6))
-    report = project.run(project.workflow(stages=[classify(3, vote="label")]))
-    assert server.account()["requests"] == 3
+    report = project.run(project.workflow(stages=[classify(2, vote="label")]))
     (stage,) = report.summary["stages"]
-    assert stage["done"] + stage["reused"] == 6
+    assert (report.invocation["calls"], stage["done"] + stage["reused"]) == (2, 6)
     assert report.invocation["tasks_collapsed"] == 5
-    assert project.query("SELECT count(*) FROM result") == [(4,)]
-    sound(project, 1)
-
-
-def test_fresh_asks_every_replica_anew_and_reuse_row_keeps_rows_apart(project: ProjectFolder, server: Server) -> None:
-    project.rows({"id": f"r-{n}", "text": "the same"} for n in range(2))
+    assert project.query("SELECT count(*) FROM result") == [(3,)]
     project.workflow(stages=[classify(2, vote="label", reuse="row")])
-    assert project.run().invocation["calls"] == 4
-    fresh = project.run(fresh=True)
-    assert (fresh.summary["run"], fresh.invocation["calls"]) == (2, 4)
-    sound(project, 2)
+    for run in (2, 3):
+        fresh = project.run(fresh=True)
+        assert (fresh.summary["run"], fresh.invocation["calls"]) == (run, 12)
+    for run in (1, 2, 3):
+        sound(project, run)
 
 
 def test_a_retry_from_the_stage_asks_all_replicas_again(project: ProjectFolder, server: Server) -> None:
@@ -301,14 +271,10 @@ def test_budgets_bound_replicas_too(project: ProjectFolder, server: Server) -> N
     assert server.account()["requests"] == 12
     assert tasks(project, 1) == {(replica, "done"): 4 for replica in range(4)}
     sound(project, 1)
-
-
-def test_a_row_budget_counts_all_replicas_of_the_row(project: ProjectFolder, server: Server) -> None:
-    things(project, 2)
-    report = project.run(project.workflow(stages=[classify(3, vote="label")], row_budget={"calls": 2}))
-    assert (report.exit_code, server.account()["requests"]) == (ExitCode.ROWS_FAILED, 4)
+    report = project.run(project.workflow(stages=[classify(3, vote="label")], row_budget={"calls": 2}), fresh=True)
+    assert (report.exit_code, server.account()["requests"]) == (ExitCode.ROWS_FAILED, 12 + 8)
     assert all(one["error"]["type"] == "BudgetExceeded" for one in project.envelopes(file="errors.jsonl"))
-    sound(project, 1)
+    sound(project, 2)
 
 
 def test_a_fallback_is_asked_with_the_replica_s_seed(project: ProjectFolder) -> None:
@@ -331,9 +297,11 @@ def test_agreement_in_summary_status_and_telemetry(project: ProjectFolder) -> No
 
     with project.asking(deciding(answer)):
         voted(project, 2)
-        report = project.run()
-    told = project.agac("status", "1", "--json").json
-    for summary in (report.summary, project.output(file="summary.json"), told["runs"][0]):
+        logged = ("--log-level", "debug", "--log-format", "json", "--log-file", "log")
+        project.agac(*logged, "run", "-a", "reviews", code=0)
+    log = [json.loads(line) for line in (project.root / "log").read_text("utf-8").splitlines()]
+    assert sorted(one["replica"] for one in log if "request" in one) == [1, 1, 2, 2, 3, 3]
+    for summary in (project.output(file="summary.json"), project.agac("status", "1", "--json").json["runs"][0]):
         assert summary["stages"][0]["agreement"] == {"rows": 2, "mean": 0.8333, "unanimous": 0.5}
     line = "Agreement at classify: 0.83 on average, 50% of 2 rows unanimous"
     for words in (("status", "1"), ("run", "-a", "reviews")):
@@ -344,9 +312,13 @@ def test_agreement_in_summary_status_and_telemetry(project: ProjectFolder) -> No
 
 
 def test_inspect_shows_each_replica_and_the_vote(project: ProjectFolder) -> None:
-    with project.asking(deciding(by_seed(s1="bad", s2="good", s3="good"))):
+    """The first answer of the majority is the result."""
+    with project.asking(deciding(by_seed(s1="bad", s2="good", s3="good"))) as provider:
         voted(project, 1)
         project.run()
+    assert sorted(asked["seed"] for asked in provider.asked) == [1, 2, 3]
+    assert project.output() == [{"label": "good", "why": "seed 2"}]
+    assert counted_agreement(project, 1) == {"2/3": 1}
     (stage,) = project.agac("inspect", "last", "r-1", "--json").json["rows"][0]["stages"]
     assert (stage["outcome"], stage["stale"], stage["result"]["why"]) == ("done", False, "seed 2")
     replicas = [(one["replica"], one["outcome"], one["stale"], one["result"]["label"]) for one in stage["replicas"]]
@@ -444,13 +416,6 @@ def test_rows_that_stages_make_and_groups_have_replicas_too(project: ProjectFold
     asked = {stage["name"]: stage["agreement"]["rows"] for stage in again.summary["stages"]}
     made = project.query("SELECT count(*) FROM row WHERE origin = 1 AND place >= 0 AND state <> 6")[0][0]
     assert asked == {"parts": 6, "judge": made, "total": 2}
-
-
-def test_the_log_says_which_replica_a_call_was_for(project: ProjectFolder) -> None:
-    voted(project, 1, 2)
-    project.agac("--log-level", "debug", "--log-format", "json", "--log-file", "log", "run", "-a", "reviews", code=0)
-    lines = [json.loads(line) for line in (project.root / "log").read_text("utf-8").splitlines()]
-    assert sorted(one["replica"] for one in lines if "request" in one) == [1, 2]
 
 
 def test_what_a_kill_may_have_cost_knows_of_replicas(project: ProjectFolder, faulty: Faulty) -> None:

@@ -171,26 +171,11 @@ def test_a_tree_is_as_deep_as_the_bits_and_the_equal_hashes_make_it(members: Mem
     assert heights <= 1 + math.ceil(WIDTH / int(math.log2(rows))) + math.ceil(math.log(ties, rows))
 
 
-@pytest.mark.parametrize("rows", [2, 3, 50])
-def test_equal_hashes_are_cut_by_order(rows: int) -> None:
-    nodes = list(tree([(7, 1)] * 1000, CallSize(max_rows=rows)))
-    full = [node for node in nodes if node.id.height == 1]
-    assert [node.id.after for node in full] == list(range(0, 1000, rows))
-    assert sum(node.rows for node in full) == 1000
-    assert nodes[-1].id.height == math.ceil(math.log(1000, rows))
-
-
 def test_two_results_go_into_a_call_whatever_they_come_to() -> None:
     members = sorted((keys.member_hash(n), 10) for n in range(100))
     nodes = list(tree(members, CallSize(max_tokens=5, result_tokens=100)))
     assert [node.rows for node in nodes if node.id.height == 1] == [1] * 100
     assert {node.rows for node in nodes if node.id.height > 1} == {2}
-
-
-@pytest.mark.parametrize("rows", [-1, 0, 1])
-def test_a_call_of_less_than_two_rows_is_refused(rows: int) -> None:
-    with pytest.raises(ValueError, match="two rows at least"):
-        CallSize(max_rows=rows)
 
 
 def test_members_out_of_order_are_refused() -> None:

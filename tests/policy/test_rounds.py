@@ -57,16 +57,11 @@ def test_a_line_that_holds_an_error(kind: FaultKind, retry: str, round_: int, mo
     assert found.error.message.startswith("slow down")
 
 
+ANSWER_ERRORS = (ErrorType.SCHEMA_MISMATCH, ErrorType.REFUSED, ErrorType.TRUNCATED, ErrorType.FILTERED)
+
+
 @pytest.mark.parametrize(
-    ("type_", "retry", "models", "repairs"),
-    list(
-        product(
-            (ErrorType.SCHEMA_MISMATCH, ErrorType.REFUSED, ErrorType.TRUNCATED, ErrorType.FILTERED),
-            RETRIES,
-            (0, 1),
-            (0, 1, 2),
-        )
-    ),
+    ("type_", "retry", "models", "repairs"), list(product(ANSWER_ERRORS, RETRIES, (0, 1), (0, 1, 2)))
 )
 def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, repairs: int) -> None:
     error = RowError(type_, "not so")
@@ -84,34 +79,39 @@ def test_one_round_is_said_in_the_singular() -> None:
 
 
 ENDS = {BatchStep.CLEANED, BatchStep.NOT_CREATED, BatchStep.REJECTED}
-ROAD = (
+LIFE = (
     BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT,
     BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED, BatchStep.CLEANED,
 )  # fmt: skip
 
 
-def test_the_road_is_gone_step_by_step() -> None:
-    assert all(may_follow(before, after) for before, after in pairwise(ROAD))
+def test_a_batch_takes_one_step_after_the_other() -> None:
+    assert all(may_follow(before, after) for before, after in pairwise(LIFE))
     assert may_follow(BatchStep.BUILT, BatchStep.CREATE_INTENT)  # where requests go inline
     jumps = {
         (before, after)
-        for at, before in enumerate(ROAD)
-        for after in ROAD[at + 2 :]
+        for at, before in enumerate(LIFE)
+        for after in LIFE[at + 2 :]
         if may_follow(before, after) and (before, after) != (BatchStep.BUILT, BatchStep.CREATE_INTENT)
     }
     assert jumps == set()
 
 
-def test_what_may_exist_is_never_declared_absent() -> None:
-    """From where a batch may exist and cost there is no way to `NOT_CREATED` but by proof or by a human."""
+def test_what_may_exist_is_never_declared_absent_and_what_ran_is_ingested() -> None:
+    """From where a batch may exist and cost there is no way to `NOT_CREATED` but by proof or by a human. From where
+    results are known to exist there is no way to an end past INGESTED, but back to where it was asked for under another
+    name, or to a human."""
     may_exist = {BatchStep.CREATE_INTENT, *AT_PROVIDER, BatchStep.INGESTED}
     assert not any(may_follow(step, BatchStep.NOT_CREATED) for step in may_exist)
     assert may_follow(BatchStep.NEEDS_HUMAN, BatchStep.NOT_CREATED)
     assert may_follow(BatchStep.NEEDS_HUMAN, BatchStep.SUBMITTED)
-
-
-def test_what_was_taken_in_is_never_asked_for_again() -> None:
+    for step in (BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED):
+        assert not any(may_follow(step, end) for end in ENDS - {BatchStep.CLEANED})
+    assert [step for step in BatchStep if may_follow(step, BatchStep.CLEANED)] == [BatchStep.INGESTED]
     assert [step for step in BatchStep if may_follow(BatchStep.INGESTED, step)] == [BatchStep.CLEANED]
+    assert not WAITING & AT_PROVIDER
+    elsewhere = {*ENDS, BatchStep.PLANNED, BatchStep.INGESTED, BatchStep.NEEDS_HUMAN}
+    assert WAITING | AT_PROVIDER | elsewhere == set(BatchStep)
 
 
 def reached(begin: BatchStep) -> set[BatchStep]:
@@ -127,18 +127,3 @@ def test_every_step_is_reached_from_the_first_and_leads_to_an_end() -> None:
     for step in BatchStep:
         assert reached(step) & ENDS, step
         assert (step in ENDS) == (reached(step) == {step})
-
-
-def test_what_ran_is_ingested_before_it_ends() -> None:
-    """From where results are known to exist there is no way to an end past INGESTED, but back to where it was asked
-    for under another name, or to a human."""
-    for step in (BatchStep.TERMINAL, BatchStep.DOWNLOADED, BatchStep.INGESTED):
-        assert not any(may_follow(step, end) for end in ENDS - {BatchStep.CLEANED})
-    assert [step for step in BatchStep if may_follow(step, BatchStep.CLEANED)] == [BatchStep.INGESTED]
-
-
-def test_where_a_batch_is() -> None:
-    assert not WAITING & AT_PROVIDER
-    assert WAITING | AT_PROVIDER | ENDS | {BatchStep.PLANNED, BatchStep.INGESTED, BatchStep.NEEDS_HUMAN} == set(
-        BatchStep
-    )
