@@ -36,7 +36,7 @@ from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
-from agac.store.rows import RowRecord, State, group_sizes
+from agac.store.rows import State, StoredRow, group_sizes
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
 
@@ -189,7 +189,7 @@ class ShownPrompt(NamedTuple):
 
 
 async def _row_report(
-    database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord, only: str | None
+    database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow, only: str | None
 ) -> dict[str, Any]:
     """The row with its stages, or with the one called `only`."""
     known = await RowHistory.read(database, run, stages, row)
@@ -204,7 +204,7 @@ async def _row_report(
         prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
         if only in (None, stage.name):
             found.append(_stage_report(known, stage, prompt, attempts[stage.index], origins))
-        known.replay.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
+        known.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
     return {
         "id": row.id,
         "occurrence": max(row.occurrence, 0),
@@ -218,12 +218,12 @@ async def _row_report(
     }
 
 
-async def _relatives(database: Database, stages: Sequence[RecordedStage], row: RowRecord) -> dict[str, Any]:
+async def _relatives(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
     """How the row came to be: `relation` is input, child, kept, group or part, `made_by` the stage; `parents` are the
     nearest first. `children` and `groups` are what was made of it. `members` is None unless it is a group: of how many
     rows that is made, and how many it lacks, since they failed before they came to it."""
 
-    def made(one: RowRecord) -> dict[str, Any]:
+    def made(one: StoredRow) -> dict[str, Any]:
         if one.origin is None:
             return {"relation": "input", "made_by": None}
         maker, is_part = stages[one.origin], one.place is not None and one.place < 0
@@ -266,20 +266,19 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: R
 
 
 def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
-    seen, row = known.replay, known.row
-    if not seen.is_readable:
+    if not known.is_readable:
         return ShownPrompt(None, None, "this record of the input could not be read")
-    lacking = seen.lacking(stage)
-    if lacking is not None:
-        left = any(one.name == lacking and known.outcome(one) == Outcome.DROPPED for one in known.stages)
+    lacking = known.unknown(stage.ancestors)
+    if lacking:
+        left = any(one.name == lacking[0] and known.outcome(one) == Outcome.DROPPED for one in known.stages)
         why = "made the row leave" if left else "has no answer"
-        return ShownPrompt(None, None, f"stage {lacking!r}, upstream of this one, {why}")
+        return ShownPrompt(None, None, f"stage {lacking[0]!r}, upstream of this one, {why}")
     try:
-        messages = seen.messages(stage) if stage.operation is None else ()
+        messages = stage.messages(known.view.prompt_values(stage)) if stage.operation is None else ()
     except MissingField as missing:
         return ShownPrompt(None, None, str(missing))
-    _, replicas = stage.task_prints(messages, row.id, known.run)
-    return ShownPrompt(messages, seen.fingerprint(stage, messages, row.id, known.run), None, replicas)
+    _, replicas = stage.task_prints(messages, known.row.id, known.run)
+    return ShownPrompt(messages, known.fingerprint(stage, messages), None, replicas)
 
 
 def _replicated(
@@ -416,9 +415,9 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
     }
 
 
-def error_of(record: TaskRecord | AttemptRecord | RowRecord) -> dict[str, Any] | None:
+def error_of(record: TaskRecord | AttemptRecord | StoredRow) -> dict[str, Any] | None:
     """The error of a task, a call or a row; None: it has none."""
     if record.error_type is None:
         return None
-    stage = record.error_stage if isinstance(record, RowRecord) else None
+    stage = record.error_stage if isinstance(record, StoredRow) else None
     return {"type": record.error_type, "message": record.error_message, **({"stage": stage} if stage else {})}

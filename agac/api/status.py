@@ -19,7 +19,7 @@ from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, open_database, open_for_reading
-from agac.store.rows import RowRecord
+from agac.store.rows import StoredRow
 from agac.store.runs import holder_of
 
 P = ParamSpec("P")
@@ -89,7 +89,7 @@ async def find_run(
     return record
 
 
-async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[RowRecord]:
+async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[StoredRow]:
     """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
 
     Raises UsageError for names that no row has.

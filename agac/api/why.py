@@ -21,7 +21,7 @@ from agac.store import history as stored
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.history import PastAttempts, TaskRecord
-from agac.store.rows import RowRecord
+from agac.store.rows import StoredRow
 
 TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
@@ -170,7 +170,7 @@ async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Ta
 
 
 async def _asked(
-    database: Database, run: int, rows: Sequence[RowRecord], definition: Mapping[str, Any], position: int
+    database: Database, run: int, rows: Sequence[StoredRow], definition: Mapping[str, Any], position: int
 ) -> TaskInputs | None:
     """The task at a stage of the one of these rows that came to it; None where there is no row."""
     stages = recorded_stages(definition)
@@ -196,19 +196,18 @@ async def _asked(
 
 def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, str | None]:
     """The messages of a task, or why there are none."""
-    stages, seen = history.stages, history.replay
-    stage = stages[position]
+    stage = history.stages[position]
     if reason := _not_asked(history, stage):
         return None, reason
-    for one in stages[:position]:
-        seen.learn(one, history.tasks.get(one.index))
-    if stage.rows_of is not None and seen.unknown([stage.rows_of]):
+    for one in history.stages[:position]:
+        history.learn(one, history.tasks.get(one.index))
+    if stage.rows_of is not None and history.unknown([stage.rows_of]):
         return None, f"stage {stage.rows_of} gave no row yet, so this one was not asked"
     try:
-        return seen.messages(stage), None
+        return stage.messages(history.view.prompt_values(stage)), None
     except MissingField as missing:
         head = missing.name.partition(".")[0]
-        if head in seen.unknown(stage.ancestors):
+        if head in history.unknown(stage.ancestors):
             return None, f"stage {head} has no answer yet, so this one was not asked"
         return None, str(missing)
 
@@ -224,7 +223,7 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
     if stage.index not in history.tasks:
         if makers := [name for name in history.lists if name in stage.ancestors]:
             return f"stage {makers[0]} gave a list of rows in the place of this one: name one of those"
-        if stage.index not in history.own:
+        if stage.name not in history.own:
             return (
                 "this stage is asked of rows that another stage makes: `agac inspect` shows those that were made of "
                 "this one"

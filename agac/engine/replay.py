@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint, snapshot
-from agac.core.types import JSONValue, Message, Outcome, RowId
+from agac.core.types import JSONValue, Message, Outcome
 from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.plan.render import RowView, followed
@@ -27,9 +27,9 @@ from agac.store.rows import (
     LAST,
     ExportRow,
     GroupSize,
-    RowRecord,
     StageResult,
     State,
+    StoredRow,
     any_open_part,
     child_counts,
     children_export,
@@ -74,7 +74,7 @@ class RowViews:
             parent = parents[row.parent_key] if row.parent_key is not None else None
             view = self.begun(row.data, row.origin, parent)
             for stage, result in sorted(stages.get(key, ())):
-                self.replay(view, self._stages[stage], result)
+                replay(view, self._stages[stage], result, self._followed)
             found[key] = view
         return found
 
@@ -85,10 +85,6 @@ class RowViews:
         if parent is None or origin is None:
             return RowView(fields, self._vars)
         return descended(parent, self._stages[origin], fields)
-
-    def replay(self, view: RowView, stage: Stage, result: StageResult) -> None:
-        """Does to a row view what the stage did when the row came through it."""
-        replay(view, stage, result, self._followed)
 
 
 class GroupContents:
@@ -144,21 +140,24 @@ def array(texts: Sequence[str]) -> str:
     return f"[{','.join(texts)}]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowHistory:
     """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and number, and those that
-    are in batches. `replay` has the row as its first stage saw it."""
+    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next is
+    asked about.
+    """
 
     run: int
     stages: Sequence[RecordedStage]
-    row: RowRecord
+    row: StoredRow
     tasks: Mapping[int, TaskRecord]
     replicas: Mapping[tuple[int, int], TaskRecord]
     in_batches: Sequence[RowTask]
-    replay: RowReplay
+    view: RowView
+    passed: set[str] = field(default_factory=set)
 
     @staticmethod
-    async def read(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowHistory:
+    async def read(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> RowHistory:
         """The history of a row."""
         found = await tasks_of_row(database, row.key)
         tasks = {task.stage: task for task in found if not task.replica}
@@ -167,9 +166,14 @@ class RowHistory:
         return RowHistory(run, stages, row, tasks, replicas, in_batches, await _first_view(database, run, stages, row))
 
     @property
-    def own(self) -> frozenset[int]:
-        """The positions of the stages that the row goes through."""
-        return frozenset(stage.index for stage in levels_of(self.stages).by_origin[self.row.origin].stages)
+    def is_readable(self) -> bool:
+        """Whether the input gave a row that stages can see."""
+        return self.row.origin is not None or json.loads(self.row.data) is not None
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The names of the stages that the row goes through: of others upstream it was made."""
+        return frozenset(stage.name for stage in levels_of(self.stages).by_origin[self.row.origin].stages)
 
     @property
     def lists(self) -> list[str]:
@@ -191,21 +195,39 @@ class RowHistory:
         return [
             stage
             for stage in self.stages
-            if stage.index in self.tasks or (stage.index in own and not lists.intersection(stage.ancestors))
+            if stage.index in self.tasks or (stage.name in own and not lists.intersection(stage.ancestors))
         ]
 
+    def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
+        """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
+        if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
+            self.passed.add(stage.name)
+            result = StageResult(task.value, task.outcome == Outcome.SKIPPED)
+            replay(self.view, stage, result, followed(self.stages))
 
-async def _first_view(database: Database, run: int, stages: Sequence[RecordedStage], row: RowRecord) -> RowReplay:
-    """The row as its first stage saw it."""
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Which of these stages did not let the row through, as far as it is known."""
+        own = self.own
+        return [name for name in names if name in own and name not in self.passed]
+
+    def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...]) -> bytes | None:
+        """The fingerprint of a stage that was asked with these messages; None of one that has none."""
+        if stage.operation is None:
+            return stage.task_prints(messages, self.row.id, self.run)[0]
+        if not stage.is_kept:
+            return None
+        return local_fingerprint(definition_hash(stage.operation.body()), self.view.function_input(stage))
+
+
+async def _first_view(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> RowView:
     views = RowViews(stages, stages[0].variables, database)
-    own = frozenset(stage.name for stage in levels_of(stages).by_origin[row.origin].stages)
     if row.origin is None:
-        return RowReplay(views, views.begun(row.data, None, None), own, is_readable=json.loads(row.data) is not None)
+        return views.begun(row.data, None, None)
     maker = stages[row.origin]
     if maker.group is None:
         assert row.parent_key is not None
         parents = await views.ended([row.parent_key])
-        return RowReplay(views, views.begun(row.data, row.origin, parents[row.parent_key]), own)
+        return views.begun(row.data, row.origin, parents[row.parent_key])
     contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
     group, size = row, GroupSize(0, 0, 0)
     if row.parent_key is not None:
@@ -225,43 +247,7 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
     view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
     if texts is not None:
         view.own[ROWS_JSON] = array(texts)
-    return RowReplay(views, view, own)
-
-
-class RowReplay:
-    """One row, stage after stage: `learn` what became of each before the next is asked about. `view` is what its first
-    stage saw, `own` are the names of the stages that it goes through: of others upstream it was made."""
-
-    def __init__(self, views: RowViews, view: RowView, own: frozenset[str], *, is_readable: bool = True) -> None:
-        self.is_readable = is_readable
-        self._views, self._view, self._own = views, view, own
-        self._passed: set[str] = set()
-
-    def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
-        """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
-        if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
-            self._passed.add(stage.name)
-            self._views.replay(self._view, stage, StageResult(task.value, task.outcome == Outcome.SKIPPED))
-
-    def unknown(self, names: Iterable[str]) -> list[str]:
-        """Which of these stages did not let the row through, as far as it is known."""
-        return [name for name in names if name in self._own and name not in self._passed]
-
-    def lacking(self, stage: RecordedStage) -> str | None:
-        """The first stage upstream of which nothing is known."""
-        return next(iter(self.unknown(stage.ancestors)), None)
-
-    def messages(self, stage: RecordedStage) -> tuple[Message, ...]:
-        """What the stage asks of the row. Raises MissingField."""
-        return stage.messages(self._view.prompt_values(stage))
-
-    def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...], row_id: RowId, run: int) -> bytes | None:
-        """The fingerprint of a stage that was asked with these messages; None of one that has none."""
-        if stage.operation is None:
-            return stage.task_prints(messages, row_id, run)[0]
-        if not stage.is_kept:
-            return None
-        return local_fingerprint(definition_hash(stage.operation.body()), self._view.function_input(stage))
+    return view
 
 
 class FinalRows:

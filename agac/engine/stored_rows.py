@@ -205,7 +205,7 @@ class LevelPass:
 
     def active_row(self, made: StoredRow, tasks: TasksOfRows, view: RowView) -> ActiveRow:
         """The row at work."""
-        row = self._context.taken_up(NewRow.of(made, self._level.origin), view, tasks)
+        row = self._context.taken_up(NewRow.of(made), view, tasks)
         if self._context.work.retry is not None:
             self._context.go_on_as_retry(row, None)
         elif made.state == State.PENDING:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
 from agac.store.db import Database, Reads, by, keyed, nested, only, reads, select
-from agac.store.rows import EXPORT_RANGE, RowRecord, made_counts
+from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts
 from agac.store.runs import InvocationRecord
 
 Seconds = Annotated[float, partial(round, ndigits=4)]
@@ -116,7 +116,7 @@ definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
     "definitions_read", tuple[bytes, dict[str, Any]], dict
 )
 invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)  # run, how many
-parts_of: Reads[[int], list[RowRecord]] = reads("parts_look", RowRecord)
+parts_of: Reads[[int], list[StoredRow]] = reads("parts_look", StoredRow)
 ids_from: Reads[[int, int, int], list[RowId]] = reads("ids_from", Any)  # run, first, how many
 member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)  # row key, failed, how many
 groups_of_row: Reads[[int], list[tuple[int, RowId]]] = reads(
@@ -131,10 +131,10 @@ past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", P
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 
 
-async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[RowRecord]:
+async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[StoredRow]:
     """Every row of a run that has one of these ids, repetitions too, in the order of the input, and then those that
     stages made."""
-    found = await select(database, "rows_look", RowRecord, run, ids)
+    found = await select(database, "rows_look", StoredRow, run, ids)
     return sorted(found, key=lambda row: (row.ordinal is None, row.ordinal, row.key))
 
 
@@ -148,10 +148,10 @@ class Below(NamedTuple):
     ids: list[RowId]
 
 
-async def rows_above(database: Database, key: int) -> list[RowRecord]:
+async def rows_above(database: Database, key: int) -> list[StoredRow]:
     """The row of which a row was made, and of which that was made, up to one of the input or a group."""
-    found: list[RowRecord] = []
-    while above := await select(database, "row_above", RowRecord, found[-1].key if found else key):
+    found: list[StoredRow] = []
+    while above := await select(database, "row_above", StoredRow, found[-1].key if found else key):
         found += above
     return found
 

@@ -338,17 +338,19 @@ SELECT id, at, ended_at, exit_code, body FROM event WHERE run_id = ? AND kind = 
 
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
-SELECT key, id, occurrence, ordinal, data, state, error_stage, error_type, error_message, origin, parent_key, place FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
+    origin, parent_key, place FROM row
 WHERE run_id = ? AND id IN (:many) AND state <> 6;
 
 -- name: row_above
 -- The row of which a row was made.
-SELECT p.key, p.id, p.occurrence, p.ordinal, p.data, p.state, p.error_stage, p.error_type, p.error_message, p.origin,
-    p.parent_key, p.place FROM row r JOIN row p ON p.key = r.parent_key WHERE r.key = ?;
+SELECT p.key, p.id, p.occurrence, p.ordinal, p.hash, p.state, p.error_type, p.error_message, p.error_stage, p.seen,
+    p.result_id, p.data, 1 AS chosen, p.origin, p.parent_key, p.place FROM row r JOIN row p ON p.key = r.parent_key WHERE r.key = ?;
 
 -- name: parts_look
 -- The parts into which a large group is cut.
-SELECT key, id, occurrence, ordinal, data, state, error_stage, error_type, error_message, origin, parent_key, place FROM row
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
+    origin, parent_key, place FROM row
 WHERE parent_key = ? AND place < 0 AND state <> 6;
 
 -- name: rows_below
@@ -685,14 +687,15 @@ WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) AND a.hash 
 -- name: made_rows
 -- Rows that a stage made and that need work: open ones, failed ones, or all (done_too). A parent's state comes along.
 SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
-    r.result_id, r.data, 1 AS chosen, r.parent_key, r.place, p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
+    r.result_id, r.data, 1 AS chosen, r.origin, r.parent_key, r.place,
+    p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
 WHERE r.run_id = ?1 AND r.origin = ?2 AND r.key > ?3 AND r.place >= 0 AND r.state <> 6
     AND (?4 OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT ?5;
 
 -- name: children_of_parents
 -- Open rows that a stage made of some rows in one invocation: of each parent, [key, place], those from that place on.
 SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
-    r.result_id, r.data, 1 AS chosen, r.parent_key, r.place
+    r.result_id, r.data, 1 AS chosen, r.origin, r.parent_key, r.place
 FROM json_each(:parents) AS parent CROSS JOIN row r ON r.parent_key = json_extract(parent.value, '$[0]')
     AND r.place >= json_extract(parent.value, '$[1]') AND r.place < json_extract(parent.value, '$[1]') + :limit
 WHERE r.run_id = :run AND r.origin = :origin AND r.seen = :event AND r.state = 0;
@@ -712,7 +715,9 @@ SELECT count(DISTINCT parent_key) FROM row WHERE run_id = ? AND origin = ? AND p
 
 -- name: rows_of_keys
 -- Some rows, for what was made of them.
-SELECT key, id, occurrence, ordinal, data, state, error_stage, error_type, error_message, origin, parent_key, place FROM row WHERE key IN (:many);
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
+    origin, parent_key, place
+FROM row WHERE key IN (:many);
 
 -- name: group_sizes
 -- How many members these groups have, what those come to in tokens, and how many failed.

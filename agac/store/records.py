@@ -36,10 +36,10 @@ class NewRow:
     """The position of the stage that made it; None: it is the input's."""
 
     @staticmethod
-    def of(old: StoredRow, origin: int | None = None) -> NewRow:
+    def of(old: StoredRow) -> NewRow:
         """A stored row that is worked on again."""
-        row = Row(old.id, old.ordinal or 0, json.loads(old.data) if origin is None else {})
-        return NewRow(row, old.occurrence, old.hash, old.data, State.PENDING, old.key, origin)
+        row = Row(old.id, old.ordinal or 0, json.loads(old.data) if old.origin is None else {})
+        return NewRow(row, old.occurrence, old.hash, old.data, State.PENDING, old.key, old.origin)
 
 
 @dataclass(slots=True)

@@ -59,8 +59,9 @@ class StoredRow(NamedTuple):
     """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal` once it left the input
     and of rows that stages made, `seen` is the invocation that last placed, made or opened it.
 
-    From `data`, its snapshot, on: only as far as the statement reads it. `chosen`: by a retry; `parent_key`, `place`
-    and `parent_state`: of one that a stage made.
+    From `data`, its snapshot, JSON, on: only as far as the statement reads it. `chosen`: by a retry. Of one that a
+    stage made `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group),
+    and `place` is from 0 among the children of that; below 0 of a part of a group.
     """
 
     key: int
@@ -76,28 +77,10 @@ class StoredRow(NamedTuple):
     result_id: int | None
     data: str = ""
     chosen: int = 1
-    parent_key: int | None = None
-    place: int = 0
-    parent_state: int | None = None
-
-
-class RowRecord(NamedTuple):
-    """A stored row; `data` is its snapshot, JSON; `ordinal` is None once it left the input. Of one that a stage made
-    `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place`
-    is from 0 among the children of that; below 0 of a part of a group."""
-
-    key: int
-    id: RowId
-    occurrence: int
-    ordinal: int | None
-    data: str
-    state: int
-    error_stage: str | None
-    error_type: str | None
-    error_message: str | None
     origin: int | None = None
     parent_key: int | None = None
     place: int | None = None
+    parent_state: int | None = None
 
 
 class PriorTask(NamedTuple):
@@ -129,7 +112,7 @@ class EarlierResult(NamedTuple):
 
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
-rows_of_keys: Reads[[Sequence[int]], dict[int, RowRecord]] = reads("rows_of_keys", RowRecord, by("key"))
+rows_of_keys: Reads[[Sequence[int]], dict[int, StoredRow]] = reads("rows_of_keys", StoredRow, by("key"))
 last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
 newest_result: Reads[[], int] = reads("result_id_max", int, only)
 

@@ -206,13 +206,11 @@ class Ledger:
         self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._begun = False  # whether the events say already that there is work
 
     @property
     def batch(self) -> WriteBatch:
         """What the next commit writes. Whoever asks for it is about to add something: it will be committed."""
-        if not self._begun:
-            self._begun = True
+        if not self._work.is_set():
             self._work.set()
             self._idle.clear()
         return self._batch
@@ -250,7 +248,6 @@ class Ledger:
                 async with asyncio.timeout(CEILING_SECONDS):
                     await self._hurry.wait()
             self._work.clear()
-            self._begun = False
             self._hurry.clear()
             batch, self._batch = self._batch, WriteBatch()
             await self.change(partial(self._write, batch, self._run, self._event))
