@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
-from support.project import SENTIMENT, ProjectFolder
+from support.project import ProjectFolder
 from support.server import Faulty
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
@@ -17,6 +17,9 @@ def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
 
 def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang"}]))
+    project.write(
+        "agac.yml", (project.root / "agac.yml").read_text("utf-8") + "row_timeout: 500\n"
+    )  # which is replaced
     project.workflow(rows=1, stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
     report = project.run()
     assert report.exit_code == 3
@@ -76,19 +79,3 @@ def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFol
     again = project.run()
     assert (again.exit_code, again.invocation["calls"]) == (0, 0)  # the answer is there by now
     assert report.summary["rows"]["failed"] == 1
-
-
-def test_without_it_a_row_takes_as_long_as_it_takes(project: ProjectFolder) -> None:
-    slow = [Step(status=429, headers={"retry-after": "0.4"}, body="{}")] * 3
-    with project.asking(scripted(*slow, GOOD)) as server:
-        project.workflow(rows=1, stages=[{**SAY, "output_schema": SENTIMENT}])
-        assert project.run().exit_code == 0
-        assert len(server.asked) == 4
-
-
-def test_it_can_stand_in_agac_yml_and_the_workflows_wins(project: ProjectFolder, faulty: Faulty) -> None:
-    project.asks(faulty([{"kind": "hang", "first": 1}]))
-    text = (project.root / "agac.yml").read_text("utf-8")
-    project.write("agac.yml", text + "row_timeout: 500\n")
-    project.run(project.workflow(rows=1, stages=[SAY], row_timeout=0.3))
-    assert "0.3 s" in project.envelopes()[0]["error"]["message"]

@@ -15,7 +15,6 @@ from support.processes import (
     go_on_command,
     interrupt,
     listening,
-    little_room,
     quiet_account,
     row_count,
     wait_until,
@@ -65,15 +64,22 @@ def slow(first: int, count: int = WIDE) -> dict[str, Any]:
 def test_the_first_signal_finishes_what_is_in_flight_begins_nothing_and_leaves_it_to_be_exported(
     number: signal.Signals, project: ProjectFolder, faulty: Faulty
 ) -> None:
+    """No output is replaced meanwhile."""
     server = faulty([slow(WIDE + 1)])
-    asks(project, server)
+    asks(project, server, rows=WIDE)
+    assert project.run().exit_code == 0
+    before = outputs(project)
+    assert before
+    project.numbered(40)
     process = runs(project)
-    wait_until(in_flight(server, 2 * WIDE), "two waves", process)
+    wait_until(in_flight(server, 2 * WIDE), "a wave", process)
     interrupt(process, number)
     ran = ended(process)
     assert ran.code == 130
     assert "Interrupted" in ran.err
     assert "Traceback" not in ran.err
+    assert "Results:" not in ran.out
+    assert outputs(project) == before
     account = quiet_account(server)
     assert account["requests"] == account["charged"] == 2 * WIDE
     assert row_count(project) == 2 * WIDE
@@ -83,24 +89,6 @@ def test_the_first_signal_finishes_what_is_in_flight_begins_nothing_and_leaves_i
     assert len(project.envelopes()) == 2 * WIDE
     summary = project.output(file="summary.json")
     assert (summary["complete"], summary["rows"]["done"]) == (False, 2 * WIDE)
-    finishes(project, go_on_command(ran))
-    assert server.account()["duplicates"] == 0
-
-
-def test_an_interrupted_run_replaces_no_output(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([slow(6)])
-    asks(project, server, rows=5)
-    assert project.run().exit_code == 0
-    before = outputs(project)
-    assert before
-    project.numbered(40)
-    process = runs(project)
-    wait_until(in_flight(server, 5 + WIDE), "a wave", process)
-    interrupt(process)
-    ran = ended(process)
-    assert ran.code == 130
-    assert "Results:" not in ran.out
-    assert outputs(project) == before
     finishes(project, go_on_command(ran))
     assert server.account()["duplicates"] == 0
 
@@ -145,21 +133,6 @@ def test_the_second_signal_ends_the_run_at_once(second: signal.Signals, project:
 
 def attempts(project: ProjectFolder) -> int:
     return int(project.query("SELECT count(*) FROM attempt")[0][0])
-
-
-def test_the_second_signal_amid_the_work_leaves_everything_consistent(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.2")
-    asks(project, server)
-    process = runs(project)
-    wait_until(in_flight(server, WIDE + 1), "some calls", process)
-    interrupt(process)
-    interrupt(process)
-    ran = ended(process)
-    assert ran.code == 130
-    project.assert_sound()
-    assert quiet_account(server)["charged"] - row_count(project) <= WIDE
-    finishes(project, go_on_command(ran))
-    assert server.account()["duplicates"] <= WIDE
 
 
 @pytest.mark.unmeasured
@@ -272,17 +245,6 @@ def test_how_it_ended_is_said_beside_json_too(project: ProjectFolder, faulty: Fa
     assert ran.json["stopped"]
     assert ran.json["exit_code"] == 1
     assert go_on_command(ran) == ["run", "-a", "reviews", "--json"]
-
-
-def test_calls_lost_to_a_full_disk_are_said_by_the_next_run(project: ProjectFolder, server: Server) -> None:
-    """A run that could not note its own end is like one that was killed."""
-    asks(project, server, rows=600)
-    ran = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), env=little_room(60), code=1)
-    assert "no space left" in ran.err
-    lost = quiet_account(server)["charged"] - attempts(project)
-    again = project.agac("run", "-a", "reviews", "--concurrency", str(WIDE), "--json", code=0)
-    assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 2 * WIDE
-    assert server.account()["duplicates"] <= lost
 
 
 def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_after_a_ctrl_c(

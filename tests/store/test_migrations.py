@@ -1,20 +1,20 @@
 """The schema: its baseline is what the migrations before it made; a database that cannot be used is refused."""
 
 import asyncio
+import gzip
 import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import kill_at
 from support.project import ProjectFolder
 
 from agac.core.errors import LeaseHeld, StoreOutdated
 from agac.store import db
 
-OLD_CHAIN = Path(__file__).with_name("schema_11.sql")
-"""What the eleven migrations before the baseline made, as SQLite had it."""
+STORES = sorted((Path(__file__).parents[1] / "golden/stores").glob("*.db.gz"))
+"""Stores of an earlier program, which the migrations before the baseline made."""
 
 COMMANDS = [
     ("run", "-a", "reviews"),
@@ -67,15 +67,15 @@ def with_version(path: Path, version: int) -> bytes:
     return path.read_bytes()
 
 
-def test_the_baseline_makes_what_the_migrations_before_it_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", STORES, ids=[path.name for path in STORES])
+def test_the_baseline_makes_what_the_migrations_before_it_made(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.db").write_bytes(gzip.decompress(stored.read_bytes()))
     asyncio.run(opened(tmp_path / "fresh.db"))
-    with closing(sqlite3.connect(":memory:")) as old, closing(sqlite3.connect(tmp_path / "fresh.db")) as fresh:
-        for statement in db.split_script(OLD_CHAIN.read_text("utf-8")):
-            old.execute(statement)
+    with closing(sqlite3.connect(tmp_path / "old.db")) as old, closing(sqlite3.connect(tmp_path / "fresh.db")) as fresh:
         assert shape(fresh) == shape(old)
-        assert fresh.execute("PRAGMA user_version").fetchone() == (11,)
-        assert fresh.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-        assert fresh.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        for pragma, value in {"user_version": 11, "auto_vacuum": 2, "journal_mode": "wal"}.items():
+            assert fresh.execute(f"PRAGMA {pragma}").fetchone() == (value,)
+        assert fresh.execute("PRAGMA application_id").fetchone() == (db.APPLICATION_ID,)
         assert fresh.execute("SELECT length(token) FROM project").fetchall() == [(32,)]
 
 
@@ -139,13 +139,3 @@ def test_nothing_is_migrated_under_a_process_at_work(tmp_path: Path, request: py
         assert connection.execute("PRAGMA user_version").fetchone() == (11,)
         connection.execute("UPDATE lease SET holder = ''")
     asyncio.run(opened(path))
-
-
-@pytest.mark.parametrize("statement", range(3, 48, 4))
-def test_a_database_whose_making_is_killed_is_made_by_the_next_command(statement: int, reviews: ProjectFolder) -> None:
-    killed = reviews.agac("run", "-a", "reviews", env=kill_at(f"statement:{statement}"))
-    assert killed.code == -9
-    assert reviews.query("PRAGMA integrity_check") == [("ok",)]
-    report = reviews.run()
-    assert (report.exit_code, report.invocation["calls"]) == (0, 5)
-    assert reviews.query("PRAGMA user_version") == [(11,)]

@@ -128,14 +128,10 @@ def test_only_the_search_for_the_origin_of_an_answer_reads_all_tasks(connection:
     assert plan_of(connection, "results_asked") == ["SCAN t", "SEARCH r USING INTEGER PRIMARY KEY (rowid=?)"]
 
 
-def test_values_are_padded_to_a_few_sizes() -> None:
+def test_values_are_padded_to_a_few_sizes_by_what_matches_nothing(connection: sqlite3.Connection) -> None:
     assert [len(db.padded(list(range(n)))) for n in (0, 1, 8, 9, 500, 512)] == [8, 8, 8, 16, 512, 512]
     assert db.padded([1, 2])[2:] == [None] * 6
-
-
-def test_padding_matches_nothing(connection: sqlite3.Connection) -> None:
-    found = connection.execute(db.sql_many("rows_by_id", 8), (1, *db.padded([]))).fetchall()
-    assert found == []
+    assert connection.execute(db.sql_many("rows_by_id", 8), (1, *db.padded([]))).fetchall() == []
 
 
 def test_names_are_not_given_twice() -> None:
@@ -159,33 +155,14 @@ def test_a_database_migrated_step_by_step_equals_a_fresh_one(tmp_path: Path) -> 
             step.execute(statement)
     assert schema_of(made) == schema_of(step)
     assert made.execute("PRAGMA user_version").fetchone() == (db.migrations()[-1][0],)
+    db.migrate(made)
+    assert schema_of(made) == schema_of(step), "migrating twice changes nothing"
     made.close()
     step.close()
 
 
-def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "agac.db"
-    with closing(fresh(path)) as made:
-        first = schema_of(made)
-        db.migrate(made)
-        assert schema_of(made) == first
-
-
 def test_migrations_are_numbered_from_the_baseline_without_gaps() -> None:
     assert [number for number, _ in db.migrations()] == list(range(11, len(db.migrations()) + 11))
-
-
-def test_the_tables_of_the_design_are_there(connection: sqlite3.Connection) -> None:
-    tables = {name for kind, name, _ in schema_of(connection) if kind == "table"}
-    assert {"definition", "run", "row", "task", "result", "attempt", "event", "counter", "lease"} <= tables
-
-
-def test_a_database_is_marked_as_ours_and_gives_space_back(tmp_path: Path) -> None:
-    made = fresh(tmp_path / "agac.db")
-    assert made.execute("PRAGMA application_id").fetchone() == (db.APPLICATION_ID,)
-    assert made.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-    assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    made.close()
 
 
 def test_a_semicolon_within_a_line_ends_no_statement() -> None:
