@@ -76,9 +76,7 @@ def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: Pro
     sound(project, 1)
     stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
     before = project.query(stored)
-    assert [
-        (one.forecast.run, one.forecast.reuse) for one in agac.plan_run("reviews", project=project.root).stages
-    ] == [(0, 5)]
+    assert [(one.run, one.reuse) for one in agac.plan_run("reviews", project=project.root).stages] == [(0, 5)]
     again = project.run()
     assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 5)
     assert project.query(stored) == before
