@@ -134,7 +134,7 @@ def test_what_it_has_no_word_for_is_refused_before_anything_is_sent(project: Pro
         ("?seed=1", "seed: Anthropic's API has no such parameter"),
         ("?presence_penalty=1", "presence_penalty: Anthropic's API has no such parameter"),
         ("?reasoning=minimal", "reasoning=minimal: local/small has no such effort; its efforts are low, medium, high"),
-        ("?reasoning=2048&max_tokens=2000", "reasoning=2048: it is a part of max_tokens, 2000; raise max_tokens above"),
+        ("?reasoning=2048&max_tokens=2048", "reasoning=2048: it is a part of max_tokens, 2048; raise max_tokens above"),
         ("?transport=ws", "transport=ws: local is asked over HTTP alone"),
     ):
         serve(project, server, query)

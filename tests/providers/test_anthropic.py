@@ -9,7 +9,7 @@ from agac.core.types import Message, Params, RateState, Request, Schema
 from agac.providers.anthropic import MESSAGES
 from agac.providers.provider import Provider
 from agac.providers.structured import INSTRUCTION
-from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers, of_budget
+from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
 from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
 from agac.simulator.replies import canonical
 from agac.spec.models import ProviderSpec
@@ -43,23 +43,14 @@ def sent(schema: dict[str, Any]) -> Any:
     return form["schema"]
 
 
-def test_the_key_and_the_version_go_with_every_call() -> None:
+def test_every_part_of_a_request_has_its_place() -> None:
     keyed = replace(ANTHROPIC, api_key="sk-ant-1")
     assert MESSAGES.headers(keyed) == {"x-api-key": "sk-ant-1", "anthropic-version": "2023-06-01"}
-
-
-def test_the_system_message_stands_apart() -> None:
-    assert wire() == {
-        "model": "claude-haiku-4-5",
-        "max_tokens": 16_384,
-        "system": "Classify.",
-        "messages": [{"role": "user", "content": "Great!"}],
-    }
-
-
-def test_every_parameter_has_its_place() -> None:
+    body = {"model": "claude-haiku-4-5", "system": "Classify.", "messages": [{"role": "user", "content": "Great!"}]}
+    assert wire() == {**body, "max_tokens": 16_384}
     built = wire(temperature=0.5, top_p=0.9, top_k=5, stop=("END",), service_tier="standard_only", max_tokens=400)
-    assert {name: built[name] for name in built if name not in ("model", "system", "messages")} == {
+    assert built == {
+        **body,
         "max_tokens": 400,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -114,13 +105,6 @@ def test_an_effort_and_a_schema_share_a_key() -> None:
     assert built["output_config"]["format"]["schema"] == closed(a=STRING)
 
 
-def test_tokens_to_think_with_are_fewer_than_those_of_the_reply() -> None:
-    assert list(of_budget("2048", 2048)) == [
-        "reasoning=2048: it is a part of max_tokens, 2048; raise max_tokens above it"
-    ]
-    assert list(of_budget("2048", 2049)) == list(of_budget("2048", None)) == list(of_budget("high", 1)) == []
-
-
 SAME = {
     "simple": closed(sentiment={"type": "string", "enum": ["good", "bad"], "description": "How."}, score=STRING),
     "nested": closed(tags={"type": "array", "items": closed(name=STRING), "minItems": 1}),
@@ -130,11 +114,6 @@ SAME = {
     "definitions": {**closed(who={"$ref": "#/$defs/person"}), "$defs": {"person": closed(name=STRING)}},
     "a constant": closed(kind={"const": "review"}),
 }
-
-
-@pytest.mark.parametrize("schema", SAME.values(), ids=SAME.keys())
-def test_a_schema_within_the_language_is_sent_as_it_is(schema: dict[str, Any]) -> None:
-    assert sent(schema) == schema
 
 
 CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -166,9 +145,14 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("schema", "expected"), CHANGED.values(), ids=CHANGED.keys())
-def test_a_schema_is_put_into_the_language(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [*SAME, *CHANGED])
+def test_a_schema_is_put_into_the_language_and_the_simulator_reads_the_bounds_that_are_told(name: str) -> None:
+    schema, expected = CHANGED.get(name) or (SAME[name], SAME[name])
     assert sent(schema) == expected
+    read = schema_with_described_bounds(canonical(expected))
+    for key, part in schema["properties"].items():
+        bounds = {k: v for k, v in part.items() if k in ("minimum", "maximum", "minItems", "pattern")}
+        assert {k: read["properties"][key][k] for k in bounds} == bounds
 
 
 LEAF = {"type": "object", "properties": {"next": {"$ref": "#/$defs/leaf"}}, "required": []}
@@ -202,19 +186,8 @@ def test_a_look_alike_is_told_in_words(structured: Any) -> None:
     built = wire(to=replace(OWN, structured=structured), schema=closed(a=STRING))
     assert "output_config" not in built
     assert built["system"].startswith(f"Classify.\n\n{INSTRUCTION}")
-
-
-def test_a_schema_without_a_system_message_makes_one() -> None:
     asked = Request(ASKED[1:], Schema("v", closed(a=STRING)))
     assert MESSAGES.build(asked, "m", OWN)["system"].startswith(INSTRUCTION)
-
-
-@pytest.mark.parametrize("schema", [schema for schema, _ in CHANGED.values()])
-def test_the_simulator_reads_the_bounds_that_are_told(schema: dict[str, Any]) -> None:
-    told = schema_with_described_bounds(canonical(sent(schema)))
-    for name, part in schema["properties"].items():
-        bounds = {k: v for k, v in part.items() if k in ("minimum", "maximum", "minItems", "pattern")}
-        assert {k: told["properties"][name][k] for k in bounds} == bounds
 
 
 @pytest.mark.parametrize(

@@ -20,29 +20,32 @@ def known(provider: Provider, model: str, tier: str | None = None) -> Price:
     return found
 
 
-def test_each_kind_of_token_has_its_own_price() -> None:
-    price = Price(input=0.25, output=2.0, cached_input=0.025)
-    assert cost(Usage(MILLION, MILLION), price) == pytest.approx(2.25)
-    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price) == pytest.approx(0.025)
-    assert cost(Usage(MILLION, 0, cached_tokens=MILLION // 2), price) == pytest.approx(0.1375)
-    assert cost(Usage(0, MILLION, reasoning_tokens=MILLION), price) == pytest.approx(2.0)
+PRICE = Price(input=0.25, output=2.0, cached_input=0.025)
+LONG = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0, 20.0))))
 
 
-def test_cached_tokens_cost_what_others_do_where_no_price_says_otherwise() -> None:
-    assert cost(Usage(MILLION, 0, cached_tokens=MILLION), Price(0.25, 2.0)) == pytest.approx(0.25)
-
-
-def test_what_was_not_counted_or_has_no_price_has_no_cost() -> None:
-    for usage in (Usage(), Usage(input_tokens=5), Usage(output_tokens=5)):
-        assert cost(usage, Price(1, 1)) is None
-    assert cost(Usage(1, 1), None) is None
-
-
-def test_a_long_prompt_can_have_another_price() -> None:
-    price = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0, 20.0))))
-    assert cost(Usage(200_000, 0), price) == pytest.approx(0.2)
-    assert cost(Usage(200_001, 0), price) == pytest.approx(0.400002)
-    assert cost(Usage(MILLION, MILLION), price) == pytest.approx(24.0)
+@pytest.mark.parametrize(
+    ("usage", "price", "dollars"),
+    [
+        (Usage(MILLION, MILLION), PRICE, 2.25),
+        (Usage(MILLION, 0, cached_tokens=MILLION), PRICE, 0.025),
+        (Usage(MILLION, 0, cached_tokens=MILLION // 2), PRICE, 0.1375),
+        (Usage(0, MILLION, reasoning_tokens=MILLION), PRICE, 2.0),
+        # cached tokens cost what others do where no price says otherwise
+        (Usage(MILLION, 0, cached_tokens=MILLION), Price(0.25, 2.0), 0.25),
+        # a long prompt can have another price
+        (Usage(200_000, 0), LONG, 0.2),
+        (Usage(200_001, 0), LONG, 0.400002),
+        (Usage(MILLION, MILLION), LONG, 24.0),
+        # what was not counted or has no price has no cost
+        (Usage(), PRICE, None),
+        (Usage(input_tokens=5), PRICE, None),
+        (Usage(output_tokens=5), PRICE, None),
+        (Usage(1, 1), None, None),
+    ],
+)
+def test_what_a_call_costs(usage: Usage, price: Price | None, dollars: float | None) -> None:
+    assert cost(usage, price) == (None if dollars is None else pytest.approx(dollars))
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**10))
@@ -58,33 +61,17 @@ def test_agac_ymls_price_wins_over_the_library() -> None:
     assert known(OPENAI, "gpt-4o") != Price(1, 2)
 
 
-def test_the_library_knows_what_a_hosted_model_costs() -> None:
-    # a price that has not changed since 2024
-    found = known(OPENAI, "gpt-4o-mini-2024-07-18")
+def test_what_the_library_knows() -> None:
+    found = known(OPENAI, "gpt-4o-mini-2024-07-18")  # a price that has not changed since 2024
     assert (found.input, found.cached_input, found.output) == (0.15, 0.075, 0.6)
-
-
-def test_a_price_by_size_of_the_prompt_is_read_from_the_library() -> None:
-    found = known(SHIPPED["gemini"], "gemini-2.5-pro")
-    [(start, above)] = found.above
-    assert (start, found.input, above.input) == (200_001, 1.25, 2.5)
-
-
-def test_a_service_tier_has_its_own_price() -> None:
     assert known(OPENAI, "gpt-5.4-mini", "flex").input < known(OPENAI, "gpt-5.4-mini").input
-
-
-def test_a_model_that_nobody_has_heard_of_has_no_price() -> None:
+    assert known(OPENAI, "gpt-4-turbo").cached_input is None
+    by_size = known(SHIPPED["gemini"], "gemini-2.5-pro")
+    [(start, above)] = by_size.above
+    assert (start, by_size.input, above.input) == (200_001, 1.25, 2.5)
+    assert price_of(OPENAI, "tts-1") is None  # paid by the character
     assert price_of(OPENAI, "gpt-nonsense") is None
     assert price_of(Provider("local", "openai-chat", "http://127.0.0.1/v1"), "gpt-4o") is None
-
-
-def test_a_price_that_the_library_lacks_is_none() -> None:
-    assert known(OPENAI, "gpt-4-turbo").cached_input is None
-    assert price_of(OPENAI, "tts-1") is None  # paid by the character
-
-
-def test_every_simulated_model_has_the_same_small_price() -> None:
     assert price_of(SIMULATOR, "small") == price_of(SIMULATOR, "anything") == Price(0.25, 2.0, 0.025, 0.5)
 
 
@@ -115,12 +102,9 @@ def test_a_routes_price_is_that_of_who_runs_the_model() -> None:
     ],
 )
 def test_which_models_have_a_tier(provider: str, model: str, tier: str, lacks: bool) -> None:
-    assert lacks_tier(SHIPPED[provider], model, tier) is lacks
-
-
-def test_agac_yml_has_the_last_word_on_a_tier() -> None:
-    row = replace(SHIPPED["openai"], prices={"gpt-4.1-mini": Price(1.0, 2.0, flex=0.5)})
-    assert not lacks_tier(row, "gpt-4.1-mini", "flex")
+    row = SHIPPED[provider]
+    assert lacks_tier(row, model, tier) is lacks
+    assert not lacks_tier(replace(row, prices={model: Price(1.0, 2.0, flex=0.5)}), model, tier)  # agac.yml's last word
 
 
 TIERS = Price(input=1.0, output=10.0, cached_input=0.1, flex=0.5, priority=2.0)
@@ -159,23 +143,13 @@ def test_requests_in_batches_cost_agac_ymls_factor_else_the_providers() -> None:
     assert price_of(batching(ordinary, None), "m", BATCH) == ordinary
 
 
-def test_the_price_of_batches_of_an_unknown_model_is_unknown() -> None:
+def test_batches_have_a_share_of_every_price_that_is_known() -> None:
     assert price_of(batching(None, BatchTraits("openai")), "m", BATCH) is None
-
-
-def test_batches_of_long_prompts_keep_their_own_price() -> None:
-    gemini = replace(SHIPPED["gemini"], batch=BatchTraits("openai", price_factor=0.5))
-    found = known(gemini, "gemini-2.5-pro", BATCH)
+    half = BatchTraits("openai", price_factor=0.5)
+    found = known(replace(SHIPPED["gemini"], batch=half), "gemini-2.5-pro", BATCH)
     [(start, above)] = found.above
     assert (start, found.input, above.input) == (200_001, 0.625, 1.25)
-
-
-def test_a_known_price_of_the_library_is_halved_with_that_of_cached_tokens() -> None:
-    openai = replace(OPENAI, batch=BatchTraits("openai", price_factor=0.5))
-    found = known(openai, "gpt-4o-mini-2024-07-18", BATCH)
+    found = known(replace(OPENAI, batch=half), "gpt-4o-mini-2024-07-18", BATCH)
     assert (found.input, found.cached_input, found.output) == (0.075, 0.0375, 0.3)
-
-
-def test_the_simulators_batches_cost_half() -> None:
     found = known(SIMULATOR, "small", BATCH)
     assert (found.input, found.cached_input, found.output) == (0.125, 0.0125, 1.0)

@@ -30,38 +30,49 @@ def build(env: dict[str, str] | None = None, **specs: ProviderSpec) -> dict[str,
     return providers
 
 
+AT = "http://127.0.0.1:8000/v1"
+
+
 @pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
-def test_every_shipped_row_is_usable(row: Provider) -> None:
+def test_every_shipped_row_is_usable_and_its_batches_can_be_made(row: Provider) -> None:
     assert row.dialect in DIALECTS
     assert row.embedded or row.base_url.startswith(("https://", "http://127.0.0.1", "${"))
     assert not row.base_url.endswith("/")
     assert row.api_key is None
+    batching = ["openai", "responses", "azure", "anthropic", "simulator", "simulator-responses", "simulator-anthropic"]
+    assert (row.batch is not None) == (row.name in batching)
+    if row.batch is not None:
+        assert row.batch.api in BATCH_APIS
+        assert (row.batch.api == "anthropic") == (row.dialect == "anthropic")
+        assert row.batch.max_requests >= 50_000
+        assert row.batch.windows
+        assert row.batch.unsupported.keys() <= {field.name for field in fields(Params)}
 
 
 def test_a_key_comes_from_the_environment_and_is_never_another_providers() -> None:
-    providers = build({"OPENAI_API_KEY": " sk-secret-1\n"}, local=spec("openai-chat", "http://127.0.0.1:8000/v1"))
+    providers = build({"OPENAI_API_KEY": " sk-secret-1\n"}, local=spec("openai-chat", AT))
     openai = providers["openai"]
     assert (openai.api_key, openai.missing_variables, openai.secrets) == ("sk-secret-1", (), ("sk-secret-1",))
     assert [name for name, row in providers.items() if row.api_key] == ["openai", "responses"]
 
 
 def test_a_missing_key_is_no_problem_until_its_provider_is_used() -> None:
-    providers = build({"OPENAI_API_KEY": "  "})
-    assert {name: providers[name].missing_variables for name in ("openai", "groq", "simulator", "ollama")} == {
-        "openai": ("OPENAI_API_KEY",), "groq": ("GROQ_API_KEY",), "simulator": (), "ollama": (),
+    local = spec("openai-chat", "https://${HOST}/v1", "${KEY}", headers={"a": "${KEY}", "b": "${OTHER}"})
+    providers = build({"OPENAI_API_KEY": "  "}, local=local)
+    assert {name: sorted(providers[name].missing_variables) for name in ("openai", "groq", "simulator", "local")} == {
+        "openai": ["OPENAI_API_KEY"], "groq": ["GROQ_API_KEY"], "simulator": [], "local": ["HOST", "KEY", "OTHER"],
     }  # fmt: skip
+    assert providers["local"].api_key is None
 
 
-def test_an_endpoint_is_four_lines() -> None:
+def test_an_endpoint_is_four_lines_and_a_new_one_is_trusted_with_json_only() -> None:
     local_row = spec("openai-chat", "http://${HOST}:8000/v1/", "${LOCAL_API_KEY}", structured="json_schema")
     local = build({"HOST": "127.0.0.1", "LOCAL_API_KEY": "key-local-1"}, local=local_row)["local"]
-    assert (local.base_url, local.api_key) == ("http://127.0.0.1:8000/v1", "key-local-1")
+    assert (local.base_url, local.api_key) == (AT, "key-local-1")
     assert (local.key_variable, local.structured, local.batch) == ("LOCAL_API_KEY", "json_schema", None)
     assert (local.simulated, local.embedded) == (False, False)
-
-
-def test_a_new_endpoint_is_trusted_with_json_only() -> None:
-    assert build(local=spec("openai-chat", "http://127.0.0.1:8000/v1"))["local"].structured == "json_object"
+    other = build({"LOCAL_URL": f"{AT}/"}, local=spec("openai-chat", "${LOCAL_URL}"))["local"]
+    assert (other.base_url, other.structured) == (AT, "json_object")
 
 
 def test_limits_prices_headers_and_batch_are_taken_over() -> None:
@@ -83,16 +94,15 @@ def test_limits_prices_headers_and_batch_are_taken_over() -> None:
 
 def test_a_shipped_row_keeps_what_agac_yml_does_not_say() -> None:
     gateway = spec(base_url="https://gateway.example/openai", headers={"x-team": "data"})
-    openai = build({"OPENAI_API_KEY": "sk-secret-1"}, openai=gateway)["openai"]
-    assert openai.base_url == "https://gateway.example/openai"
-    assert (openai.api_key, openai.strict_schema, openai.max_tokens_field) == (
-        "sk-secret-1",
-        True,
-        "max_completion_tokens",
-    )
+    rows = build({"OPENAI_API_KEY": "sk-secret-1"}, openai=gateway, simulator=spec(base_url=AT))
+    assert rows["openai"].base_url == "https://gateway.example/openai"
+    said = replace(rows["openai"], base_url=SHIPPED["openai"].base_url, headers={}, secrets=(), api_key=None)
+    assert said == replace(SHIPPED["openai"], batch=said.batch)
+    # a simulator with an address is not started but still simulated
+    assert (rows["simulator"].embedded, rows["simulator"].simulated) == (False, True)
 
 
-def test_batches_are_told_in_a_word_or_where_they_differ() -> None:
+def test_batches_are_named_in_a_word_or_where_they_differ() -> None:
     told = build(
         none=spec("openai-chat", "http://h/v1"),
         word=spec("openai-chat", "http://h/v1", batch="openai"),
@@ -123,48 +133,6 @@ def test_batches_are_told_in_a_word_or_where_they_differ() -> None:
     assert told["simulator"].batch == batch.SIMULATOR
 
 
-@pytest.mark.parametrize("row", SHIPPED.values(), ids=SHIPPED.keys())
-def test_the_batches_of_a_shipped_row_can_be_made(row: Provider) -> None:
-    if row.batch is None:
-        return
-    assert row.batch.api in BATCH_APIS
-    assert (row.batch.api == "anthropic") == (row.dialect == "anthropic")
-    assert row.batch.max_requests >= 50_000
-    assert row.batch.windows
-    assert row.batch.unsupported.keys() <= {field.name for field in fields(Params)}
-
-
-def test_which_shipped_rows_have_batches() -> None:
-    have = {name for name, row in SHIPPED.items() if row.batch is not None}
-    assert have == {
-        "openai", "responses", "azure", "anthropic", "simulator", "simulator-responses", "simulator-anthropic",
-    }  # fmt: skip
-
-
-def test_batch_apis_are_known_without_an_sdk() -> None:
-    code = "import sys, agac.providers.batch_apis; print(sys.modules.keys() & {'openai', 'anthropic', 'httpx2'})"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout == "set()\n"
-
-
-def test_a_simulator_with_an_address_is_not_started_but_still_simulated() -> None:
-    simulator = build(simulator=spec(base_url="http://127.0.0.1:9/v1"))["simulator"]
-    assert not simulator.embedded
-    assert simulator.simulated
-
-
-def test_an_address_can_come_from_the_environment_as_a_whole() -> None:
-    local = build({"LOCAL_URL": "http://127.0.0.1:8000/v1/"}, local=spec("openai-chat", "${LOCAL_URL}"))["local"]
-    assert local.base_url == "http://127.0.0.1:8000/v1"
-
-
-def test_every_missing_variable_is_remembered_once() -> None:
-    local_row = spec("openai-chat", "https://${HOST}/v1", "${KEY}", headers={"a": "${KEY}", "b": "${OTHER}"})
-    local = build({}, local=local_row)["local"]
-    assert sorted(local.missing_variables) == ["HOST", "KEY", "OTHER"]
-    assert local.api_key is None
-
-
 def test_no_secret_is_in_the_text_of_a_row() -> None:
     local_row = spec("openai-chat", "http://127.0.0.1/v1", "${KEY}", headers={"x-token": "${TOKEN}"})
     local = build({"KEY": "key-secret-1", "TOKEN": "token-secret-1"}, local=local_row)["local"]
@@ -174,44 +142,25 @@ def test_no_secret_is_in_the_text_of_a_row() -> None:
 @pytest.mark.parametrize(
     ("given", "path", "message"),
     [
-        (spec(base_url="http://h/v1"), "providers.local", "dialect is missing; write one of anthropic, openai-chat"),
-        (spec("openai-chat"), "providers.local", "base_url is missing; write the address before"),
-        (spec("openai-chat", "http:///v1"), "providers.local.base_url", "'http:///v1' is no address"),
-        (
-            spec("openai-chat", "https://h/v1?key=1"),
-            "providers.local.base_url",
-            "'https://h/v1?key=1' goes on after the path",
-        ),
-        (
-            spec("openai-chat", "https://h/v1/chat/completions/"),
-            "providers.local.base_url",
-            "the dialect adds its path itself; write https://h/v1",
-        ),
-        (
-            spec("openai-chat", "https://h/v1", batch="anthropic"),
-            "providers.local.batch",
-            "Anthropic's batches hold messages, but the dialect is openai-chat; write batch: openai",
-        ),
-        (
-            spec("openai-chat", "https://h/v1", batch={"api": "openai", "finds_by": "count"}),
-            "providers.local.batch.finds_by",
-            "OpenAI's batches are found by their key or their file; write key or file",
-        ),
-        (
-            spec("anthropic", "https://h/v1", batch={"api": "anthropic", "windows": ["24h"]}),
-            "providers.local.batch.windows",
-            "means nothing where api is anthropic; remove it",
-        ),
-        (
-            spec("openai-chat", "https://h/v1", batch={"api": "none", "max_requests": 5}),
-            "providers.local.batch.max_requests",
-            "means nothing where api is none; remove it",
-        ),
+        (spec(base_url="http://h/v1"), "", "dialect is missing; write one of anthropic, openai-chat"),
+        (spec("openai-chat"), "", "base_url is missing; write the address before"),
+        (spec("openai-chat", "http:///v1"), "base_url", "'http:///v1' is no address"),
+        (spec("openai-chat", "https://h/v1?key=1"), "base_url", "'https://h/v1?key=1' goes on after the path"),
+        (spec("openai-chat", "https://h/v1/chat/completions/"), "base_url",
+         "the dialect adds its path itself; write https://h/v1"),
+        (spec("openai-chat", "https://h/v1", batch="anthropic"), "batch",
+         "Anthropic's batches hold messages, but the dialect is openai-chat; write batch: openai"),
+        (spec("openai-chat", "https://h/v1", batch={"api": "openai", "finds_by": "count"}), "batch.finds_by",
+         "OpenAI's batches are found by their key or their file; write key or file"),
+        (spec("anthropic", "https://h/v1", batch={"api": "anthropic", "windows": ["24h"]}), "batch.windows",
+         "means nothing where api is anthropic; remove it"),
+        (spec("openai-chat", "https://h/v1", batch={"api": "none", "max_requests": 5}), "batch.max_requests",
+         "means nothing where api is none; remove it"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_row_that_cannot_be_used(given: ProviderSpec, path: str, message: str) -> None:
     providers, [problem] = build_providers({"local": given}, {})
-    assert problem.where == Where("agac.yml", path=path)
+    assert problem.where == Where("agac.yml", path=f"providers.local.{path}".removesuffix("."))
     assert problem.message.startswith(message)
     assert "local" not in providers
 
@@ -233,9 +182,14 @@ def test_agac_yml_may_name_every_dialect_and_no_other() -> None:
     assert sorted(named["enum"]) == sorted(DIALECTS)
 
 
-def test_the_table_is_there_without_a_network_library() -> None:
-    loaded = (
-        "import sys, agac.providers.table, agac.providers.model_string, agac.providers.provider; print(*sys.modules)"
-    )
-    modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"aiohttp", "openai", "pydantic", "genai_prices", "jsonschema", "jsonschema_rs", "yaml"} & set(modules)
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        ("batch_apis", "openai anthropic httpx2"),
+        ("table model_string provider", "aiohttp openai pydantic genai_prices jsonschema jsonschema_rs yaml"),
+    ],
+)
+def test_the_table_and_the_batch_apis_are_there_without_a_network_library(modules: str, without: str) -> None:
+    code = f"import sys, {', '.join(f'agac.providers.{name}' for name in modules.split())}; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {*shown.stdout.split()} & {*without.split()}
