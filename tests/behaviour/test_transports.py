@@ -1,43 +1,48 @@
-"""The second dialect and every transport, from a workflow to its results: the same rows, money and end."""
+"""The Responses API and Anthropic's Messages, over every transport, from a workflow to its results: the same rows, the
+same money and the same end."""
 
 import json
-from itertools import product
 from typing import Any
 
 import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
-from support.soak import few
 
 TRANSPORTS = ["", "?transport=sse", "?transport=ws", "?transport=auto"]
 transports = pytest.mark.parametrize("transport", TRANSPORTS, ids=["body", "sse", "ws", "auto"])
+WAYS = [("openai-responses", one) for one in TRANSPORTS] + [("anthropic", one) for one in TRANSPORTS[:2]]
+ways = pytest.mark.parametrize(("dialect", "transport"), WAYS)
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "repair": 0}
 
 
-def serve(project: ProjectFolder, server: Server, transport: str = "", **provider: Any) -> None:
-    project.configure(server.base_url, dialect="openai-responses", **provider)
+def serve(
+    project: ProjectFolder, server: Server, query: str = "", dialect: str = "openai-responses", **provider: Any
+) -> None:
+    project.configure(server.base_url, dialect=dialect, **provider)
     agac_yml = project.root / "agac.yml"
-    agac_yml.write_text(agac_yml.read_text("utf-8").replace("model: local/small", f"model: local/small{transport}"))
+    agac_yml.write_text(agac_yml.read_text("utf-8").replace("model: local/small", f"model: local/small{query}"))
 
 
 def errors(project: ProjectFolder) -> list[tuple[str, str]]:
     return [(line["error"]["type"], line["error"]["message"]) for line in project.envelopes(file="errors.jsonl")]
 
 
-@transports
-def test_every_transport_brings_the_same_results_for_the_same_money(
-    project: ProjectFolder, server: Server, transport: str
+@ways
+def test_every_way_brings_the_same_results_for_the_same_money(
+    project: ProjectFolder, server: Server, dialect: str, transport: str
 ) -> None:
     project.workflow(rows=20)
-    serve(project, server)
+    prices = {"small": {"input": 1.0, "output": 5.0}}
+    serve(project, server, dialect=dialect, prices=prices)
     first = project.run()
     results, account = project.output(), server.account()
-    serve(project, server, transport)
+    serve(project, server, transport, dialect, prices=prices)
     again = project.run(fresh=True)
     assert (again.invocation["rows_done"], again.exit_code) == (20, 0)
     assert project.output() == results
     assert server.account()["charged"] == 2 * account["charged"]
-    assert again.invocation["cost_usd"] == first.invocation["cost_usd"]
+    assert again.invocation["cost_usd"] == first.invocation["cost_usd"] > 0
+    assert server.account()["refused"] == 0
 
 
 def test_what_one_transport_brought_is_not_asked_again_over_another(project: ProjectFolder, server: Server) -> None:
@@ -95,40 +100,60 @@ def test_without_a_schema_two_messages_are_never_joined(project: ProjectFolder, 
     assert errors(project)[0][0] == "SchemaMismatch"
 
 
-BROKEN: dict[str, list[dict[str, Any]]] = {
-    "an error amid the answer": [{"kind": "stream_error", "first": 1}],
-    "a response that failed": [{"kind": "stream_error", "failed": True, "first": 1}],
-    "cut at once": [{"kind": "cut", "first": 1}],
-    "cut amid the answer": [{"kind": "cut", "after_bytes": 1500, "first": 1}],
-    "garbage": [{"kind": "invalid_body", "first": 1}],
-    "a rate": [{"kind": "rate_limit", "retry_after": 0.01, "first": 1}],
-    "overloaded": [{"kind": "server_error", "status": 503, "retry_after": 0.01, "first": 1}],
-}
+BROKEN: list[dict[str, Any]] = [
+    {"kind": "rate_limit", "retry_after": 0.01},
+    {"kind": "server_error", "status": 503, "retry_after": 0.01},
+    {"kind": "server_error", "status": 500, "retry_after": 0.01},
+    {"kind": "stream_error"},
+    {"kind": "stream_error", "failed": True},
+    {"kind": "cut"},
+    {"kind": "cut", "after_bytes": 400},
+    {"kind": "invalid_body"},
+]
+OVERLOADED = [
+    {"kind": "server_error", "status": 529, "retry_after": 0.01},
+    {"kind": "stream_error", "code": "overloaded_error"},
+]
 
 
-@pytest.mark.parametrize(("transport", "name"), few(list(product(TRANSPORTS, BROKEN)), 3))
+@ways
 def test_what_breaks_on_the_way_is_asked_again(
-    project: ProjectFolder, faulty: Faulty, transport: str, name: str
+    project: ProjectFolder, faulty: Faulty, dialect: str, transport: str
 ) -> None:
-    server = faulty(BROKEN[name])
-    project.workflow(rows=3)
-    serve(project, server, transport)
+    """Once for each row: a rate, trouble, an error amid the answer, cut at once or amid it, garbage. The first three
+    are not billed."""
+    faults = BROKEN if dialect == "openai-responses" else [one for one in BROKEN if "failed" not in one] + OVERLOADED
+    server = faulty([{**fault, "match": f"number {n}", "first": 1} for n, fault in enumerate(faults, 1)])
+    project.workflow(rows=len(faults))
+    serve(project, server, transport, dialect)
     report = project.run()
-    assert (report.invocation["rows_done"], report.exit_code) == (3, 0)
+    assert (report.invocation["rows_done"], report.exit_code) == (len(faults), 0)
     account = server.account()
-    assert account["requests"] >= 6
-    unbilled = name in ("a rate", "overloaded")
-    assert account["charged"] == (3 if unbilled else account["requests"])
+    assert account["requests"] >= 2 * len(faults)
+    if dialect == "openai-responses":
+        assert account["charged"] == account["requests"] - 3
 
 
-@transports
-def test_a_reply_that_is_none_is_never_done(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
-    kinds = {"length": "Truncated", "filter": "Filtered", "refusal": "Refused", "empty": "EmptyResponse"}
-    server = faulty([{"kind": kind, "match": f"number {n}"} for n, kind in enumerate(kinds, 1)])
-    project.workflow(rows=len(kinds), stages=[STAGE])
-    serve(project, server, transport)
-    assert project.run().invocation["rows_failed"] == len(kinds)
-    assert [name for name, _ in errors(project)] == list(kinds.values())
+NO_REPLIES: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "length"}, "the reply was cut at the limit of tokens; raise max_tokens or ask for less"),
+    ({"kind": "filter"}, "the model refused: category general_harms"),
+    ({"kind": "refusal", "message": "Not this."}, "the model refused: Not this."),
+    ({"kind": "empty"}, "the reply is empty"),
+]
+
+
+@ways
+def test_a_reply_that_is_none_is_never_done(
+    project: ProjectFolder, faulty: Faulty, dialect: str, transport: str
+) -> None:
+    faults = [{**fault, "match": f"number {n}", "always": True} for n, (fault, _) in enumerate(NO_REPLIES, 1)]
+    project.workflow(rows=len(NO_REPLIES), stages=[STAGE], stop_loss=False)
+    serve(project, faulty(faults), transport, dialect)
+    assert project.run().invocation["rows_failed"] == len(NO_REPLIES)
+    filtered = "Refused" if dialect == "anthropic" else "Filtered"
+    assert [name for name, _ in errors(project)] == ["Truncated", filtered, "Refused", "EmptyResponse"]
+    if dialect == "anthropic":
+        assert [message for _, message in errors(project)] == [message for _, message in NO_REPLIES]
 
 
 def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: ProjectFolder, faulty: Faulty) -> None:
@@ -149,32 +174,103 @@ def test_the_budget_holds_over_sockets_too(project: ProjectFolder, server: Serve
     assert server.account()["requests"] == 10
 
 
-def test_json_mode_and_bare_instructions_work_over_responses(project: ProjectFolder, server: Server) -> None:
-    project.workflow(rows=2, stages=[{**STAGE, "instructions": "You judge."}])
-    for structured in ("json_object", "none"):
-        serve(project, server, structured=structured)
-        assert project.run(fresh=True).invocation["rows_done"] == 2
-    assert server.account()["refused"] == 0
+@pytest.mark.parametrize("dialect", ["openai-responses", "anthropic"])
+@pytest.mark.parametrize("structured", ["json_schema", "json_object", "none"])
+def test_schemas_are_kept_to_however_they_are_told(
+    project: ProjectFolder, server: Server, dialect: str, structured: str
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "score": {"type": "integer", "minimum": 1, "maximum": 5},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2, "maxItems": 3},
+        },
+        "required": ["score", "tags"],
+    }
+    project.workflow(rows=8, stages=[{**STAGE, "instructions": "You judge.", "output_schema": schema}])
+    serve(project, server, dialect=dialect, structured=structured)
+    assert project.run().invocation["rows_done"] == 8
+    account = server.account()
+    assert (account["requests"], account["refused"]) == (8, 0)
 
 
-def test_what_responses_has_no_word_for_is_refused_before_anything_is_sent(
-    project: ProjectFolder, server: Server
+REFUSED = {
+    "openai-responses": {
+        f"?{name}=1": f"{name}: the Responses API has no such parameter"
+        for name in ("seed", "presence_penalty", "frequency_penalty")
+    },
+    "anthropic": {
+        "?seed=1": "seed: Anthropic's API has no such parameter",
+        "?presence_penalty=1": "presence_penalty: Anthropic's API has no such parameter",
+        "?reasoning=minimal": "reasoning=minimal: local/small has no such effort; its efforts are low, medium, high",
+        "?reasoning=2048&max_tokens=2048": "reasoning=2048: it is a part of max_tokens, 2048; raise max_tokens above",
+        "?transport=ws": "transport=ws: local is asked over HTTP alone",
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", REFUSED)
+def test_what_a_dialect_has_no_word_for_is_refused_before_anything_is_sent(
+    project: ProjectFolder, server: Server, dialect: str
 ) -> None:
     project.workflow(rows=1)
-    for name in ("seed", "presence_penalty", "frequency_penalty"):
-        serve(project, server, f"?{name}=1")
+    for query, words in REFUSED[dialect].items():
+        serve(project, server, query, dialect)
         ran = project.agac("run", "-a", "reviews", code=2)
-        assert f"{name}: the Responses API has no such parameter" in " ".join(ran.err.split())
+        assert words in " ".join(ran.err.split())
     assert server.account()["requests"] == 0
 
 
-def test_the_embedded_simulator_speaks_both_dialects(project: ProjectFolder) -> None:
+def test_the_embedded_simulator_speaks_every_dialect(project: ProjectFolder) -> None:
     project.configure()
     project.workflow(rows=3)
-    for model in ("simulator/small", "simulator-responses/small", "simulator-responses/small?transport=ws"):
+    queries = ("", "?transport=sse", "?reasoning=high&max_tokens=300", "?reasoning=2048", "?temperature=0.2&top_k=5")
+    for model in (
+        *("simulator/small", "simulator-responses/small", "simulator-responses/small?transport=ws"),
+        *(f"simulator-anthropic/small{query}" for query in queries),
+    ):
         report = project.run(model=model, fresh=True)
         assert (report.invocation["rows_done"], report.exit_code) == (3, 0)
     assert json.loads((project.root / "output/reviews/summary.json").read_text("utf-8"))["calls"]["simulated"]
+
+
+@pytest.mark.parametrize("kind", ["malformed_json", "wrong_schema"])
+def test_an_unusable_answer_is_asked_for_again(project: ProjectFolder, faulty: Faulty, kind: str) -> None:
+    server = faulty([{"kind": kind, "at": [1]}])
+    project.workflow(rows=2, stages=[{**STAGE, "repair": 2}])
+    serve(project, server, dialect="anthropic")
+    assert project.run().invocation["rows_done"] == 2
+    assert server.account()["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"kind": "quota"}, "answered 429 (enforced_spend_limit_reached)"),
+        ({"kind": "unauthorized"}, "answered 401 (authentication_error)"),
+        (
+            {"kind": "bad_request", "message": "Your credit balance is too low to access the Anthropic API."},
+            "Your credit balance is too low to access the Anthropic API.",
+        ),
+    ],
+)
+def test_what_every_row_would_meet_stops_the_run(
+    project: ProjectFolder, faulty: Faulty, fault: dict[str, Any], words: str
+) -> None:
+    server = faulty([{**fault, "always": True}])
+    project.workflow(rows=50)
+    serve(project, server, dialect="anthropic", limits={"concurrency": 2})
+    ran = project.agac("run", "-a", "reviews", code=1)
+    assert words in " ".join(ran.err.split())
+    assert server.account()["requests"] <= 4
+
+
+def test_replicas_differ_without_seeds(project: ProjectFolder, server: Server) -> None:
+    project.workflow(rows=2, stages=[{**STAGE, "replicas": 3}])
+    serve(project, server, dialect="anthropic")
+    assert project.run().invocation["rows_done"] == 2
+    account = server.account()
+    assert (account["requests"], account["refused"]) == (6, 0)
 
 
 def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty: Faulty) -> None:

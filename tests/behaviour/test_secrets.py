@@ -1,9 +1,10 @@
-"""A canary key wherever a key can be: after a failing run that logs everything it is nowhere to be found."""
+"""A canary key wherever a key can be: after a failing run that logs everything it is nowhere to be found, not in the
+store, a log, an output or a message."""
 
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import zlib
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import pytest
@@ -22,16 +23,14 @@ FORMS = {
 }
 
 
-def everything(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != ".env":
-            yield path, path.read_bytes()
-
-
-def is_nowhere(project: ProjectFolder, *runs: Ran) -> None:
-    for name, form in FORMS.items():
-        for path, content in everything(project.root):
-            assert form not in content, f"{name} in {path.name}"
+def is_nowhere(project: ProjectFolder, *runs: Ran, forms: Mapping[str, bytes] = FORMS) -> None:
+    files = {path: path.read_bytes() for path in sorted(project.root.rglob("*")) if path.is_file()}
+    replies = project.query("SELECT reply FROM attempt WHERE typeof(reply) = 'blob'")
+    for name, form in forms.items():
+        for path, content in files.items():
+            assert path.name == ".env" or form not in content, f"{name} in {path.name}"
+        for (reply,) in replies:
+            assert form not in zlib.decompress(reply), f"{name} in a reply"
         for ran in runs:
             assert form.decode() not in ran.out, name
             assert form.decode() not in ran.err, name
@@ -52,7 +51,13 @@ def debugged(project: ProjectFolder, *words: str, env: dict[str, str], form: str
 ECHOES = {
     "unauthorized": lambda text: Step(status=401, body=json.dumps({"error": {"message": f"bad key {text}"}})),
     "bad request": lambda text: Step(
-        status=400, body=json.dumps({"error": {"message": f"header {text}", "code": text}})
+        status=400, body=json.dumps({"error": {"message": f"header {text}", "code": text, "param": f"Bearer {text}"}})
+    ),
+    "escaped slashes": lambda text: Step(
+        status=400, body=json.dumps({"error": {"message": f"header {text}"}}).replace("/", "\\/")
+    ),
+    "a text that is cut, and a header": lambda text: Step(
+        status=400, headers={"x-request-id": text}, body=json.dumps({"error": {"message": "x" * 3000 + text}})
     ),
     "server error": lambda text: Step(status=500, headers={"retry-after-ms": "1"}, body=f"<html>{text}</html>"),
     "answer": lambda text: Step(json.dumps({"sentiment": "positive", "reason": f"the key is {text}"})),
@@ -62,7 +67,7 @@ ECHOES = {
 }
 
 
-LOOKS = (("status", "--json"), ("inspect", "last", "r-1"), ("runs",))
+LOOKS = (("export", "-a", "reviews", "--partial"), ("status", "--json"), ("inspect", "last", "r-1"), ("runs",))
 
 
 CAME_BACK = [
@@ -108,17 +113,16 @@ def test_a_key_within_a_prompt_is_in_no_log(form: str, project: ProjectFolder) -
 
 
 def test_a_key_in_an_address_is_hidden_also_where_nobody_answers(project: ProjectFolder) -> None:
-    canary = "canary7f3a91Zqc0ffee"
-    with scripted(Step(status=404, body=json.dumps({"error": {"message": f"no such path /{canary}/v1"}}))) as server:
+    env = {"CANARY_KEY": CANARY.replace("/", "").replace('"', "")}
+    said = json.dumps({"error": {"message": f"no such path /{env['CANARY_KEY']}/v1"}})
+    with scripted(Step(status=404, body=said)) as server:
         prepared(project, server.base_url.replace("/v1", "/${CANARY_KEY}/v1"))
-        ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": canary})
+        ran = debugged(project, "run", "-a", "reviews", env=env)
     prepared(project, "http://127.0.0.1:9/${CANARY_KEY}/v1", api_key="${CANARY_KEY}")
     project.workflow(stop_loss=False, row_timeout=0.3)
-    unanswered = debugged(project, "run", "-a", "reviews", "--fresh", env={"CANARY_KEY": canary})
+    unanswered = debugged(project, "run", "-a", "reviews", "--fresh", env=env)
     assert unanswered.code == 3
-    for path, content in everything(project.root):
-        assert canary.encode() not in content, path
-    assert canary not in ran.out + ran.err + unanswered.out + unanswered.err
+    is_nowhere(project, ran, unanswered, forms={"in an address": env["CANARY_KEY"].encode()})
 
 
 def test_a_bug_report_holds_no_key(project: ProjectFolder) -> None:
@@ -134,3 +138,19 @@ def test_a_bug_report_holds_no_key(project: ProjectFolder) -> None:
         project.workflow(stages=[{"name": "one", "prompt": "${text}", "output_schema": "python:odd.Odd"}])
         ran = debugged(project, "run", "-a", "reviews", env={"CANARY_KEY": CANARY, "TMPDIR": str(project.root)})
     is_nowhere(project, ran)
+
+
+def test_a_key_written_into_agac_yml_is_refused_without_being_shown(project: ProjectFolder) -> None:
+    key = "sk-canary-0123456789"
+    prepared(project, "http://127.0.0.1:9/v1", api_key=key, headers={"x-team": key})
+    ended = project.agac("run", "-a", "reviews", code=2)
+    assert ended.err.count("looks like a secret") == 2
+    assert "canary" not in ended.out + ended.err
+
+
+def test_the_dummy_key_of_a_local_server_is_a_word_that_answers_may_hold(project: ProjectFolder) -> None:
+    with scripted("I run on ollama, and the token of the day is tok-abcdef987654") as server:
+        prepared(project, server.base_url, api_key="${LOCAL_KEY}", headers={"x-token": "${DAY_TOKEN}"})
+        project.write(".env", "LOCAL_KEY=ollama\nDAY_TOKEN=tok-abcdef987654\n")
+        project.run(project.workflow(rows=1, stages=[{"name": "say", "prompt": "${text}"}]))
+    assert project.output() == ["I run on ollama, and the token of the day is [redacted]"]
