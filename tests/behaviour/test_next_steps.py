@@ -5,7 +5,7 @@ from typing import Any
 
 from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
-from support.server import Faulty, Server
+from support.server import Faulty
 
 import agac
 from agac.engine.validate import complaint
@@ -102,22 +102,6 @@ class TestPlan:
             "two": {"not selected": 1},
             "three": {"upstream two blocked": 1},
         }
-
-    def test_says_when_a_run_would_ask_first(self, project: ProjectFolder, server: Server) -> None:
-        project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
-        project.workflow(rows=5, confirm_above={"usd": 0.1})
-        planned = project.agac("plan", "-a", "reviews")
-        assert "  above confirm_above ($0.10): the run would ask before its first call, or needs --yes\n" in planned.out
-        project.workflow(confirm_above={"usd": 1000})
-        assert "confirm_above" not in project.agac("plan", "-a", "reviews").out
-        project.configure(server.base_url)
-        report = project.agac("plan", "-a", "reviews", "--json").json
-        assert (report["confirm_above"], report["wants_yes"]) == (1000, True), "no price is known"
-
-    def test_models_without_a_price_are_named_once(self, project: ProjectFolder) -> None:
-        project.workflow(rows=1, stages=THREE, confirm_above={"usd": 1})
-        said = project.agac("run", "-a", "reviews").err
-        assert "$0.0000, and on top what local/small costs, whose price is not known; confirm_above is $1.00" in said
 
 
 class TestSeveralWorkflows:

@@ -8,7 +8,6 @@ from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
 import agac
-from agac.core.errors import UsageError
 
 STAGES: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -19,9 +18,9 @@ Counts = dict[str, tuple[int, int, int]]
 NOTHING: Counts = dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
 
 
-def planned(project: ProjectFolder, **options: Any) -> tuple[Counts, dict[str, dict[str, int]]]:
+def planned(project: ProjectFolder, name: str = "reviews", **options: Any) -> tuple[Counts, dict[str, dict[str, int]]]:
     """Each stage's counts (run, reuse, blocked), and its reasons."""
-    report = agac.plan_run("reviews", agac.RunOptions(**options), project=project.root).as_json()
+    report = agac.plan_run(name, agac.RunOptions(**options), project=project.root).as_json()
     counts = {s["name"]: (s["run"], s["reuse"], s["blocked"]) for s in report["stages"]}
     reasons = {s["name"]: {r["reason"]: r["tasks"] for r in s["reasons"]} for s in report["stages"]}
     return counts, reasons
@@ -52,7 +51,8 @@ def the_run_does_it(project: ProjectFolder, **options: Any) -> None:
 
 @pytest.fixture
 def ran(project: ProjectFolder) -> ProjectFolder:
-    project.run(project.workflow(rows=10, stages=STAGES))
+    project.numbered(10, other="a")
+    project.run(project.workflow(stages=STAGES))
     return project
 
 
@@ -61,13 +61,27 @@ def reworded(place: int, **keys: Any) -> Callable[[ProjectFolder], object]:
     return lambda project: project.workflow(stages=stages)
 
 
-def number_seven(project: ProjectFolder) -> None:
-    path = project.root / "data/rows.csv"
-    path.write_text(path.read_text("utf-8").replace("number 7", "number seven"), encoding="utf-8")
+def lines(change: Callable[[list[str]], list[str]]) -> Callable[[ProjectFolder], object]:
+    """The same rows, edited as a text."""
+
+    def edit(project: ProjectFolder) -> None:
+        head, *rows = (project.root / "data/rows.csv").read_text("utf-8").splitlines()
+        project.write("data/rows.csv", "\n".join([head, *change(rows)]) + "\n")
+
+    return edit
+
+
+def there_and_back(project: ProjectFolder) -> None:
+    reworded(0, prompt="Other: ${text}")(project)
+    project.run()
+    project.workflow(stages=STAGES)
 
 
 EDITS: dict[str, tuple[Callable[[ProjectFolder], object], Counts, dict[str, dict[str, int]]]] = {
     "nothing": (lambda project: None, NOTHING, {}),
+    "a cell that no prompt uses": (lambda project: project.numbered(10, other="b"), NOTHING, {}),
+    "the order of the rows": (lines(lambda rows: rows[::-1]), NOTHING, {}),
+    "a change that is reverted": (there_and_back, NOTHING, {}),
     "the third prompt": (
         reworded(2, prompt="The end ${text} ${reply}"), NOTHING | {"close": (10, 0, 0)},
         {"close": {"prompt changed": 10}},
@@ -78,10 +92,10 @@ EDITS: dict[str, tuple[Callable[[ProjectFolder], object], Counts, dict[str, dict
         {"reply": {"prompt changed": 10}, "close": {"upstream reply changed": 10}},
     ),
     "ten new rows": (
-        lambda project: project.numbered(20), {"classify": (10, 10, 0)}, {"classify": {"new row": 10}},
+        lambda project: project.numbered(20, other="a"), {"classify": (10, 10, 0)}, {"classify": {"new row": 10}},
     ),
     "one cell": (
-        number_seven, {"classify": (1, 9, 0)},
+        lines(lambda rows: [row.replace("number 7", "number seven") for row in rows]), {"classify": (1, 9, 0)},
         {"classify": {"row changed": 1}, "reply": {"upstream classify changed": 1}},
     ),
 }  # fmt: skip
@@ -95,31 +109,8 @@ def test_an_edit_costs_what_it_reaches(ran: ProjectFolder, edit: str) -> None:
     assert found.items() >= counts.items()
     assert {stage: why[stage] for stage in reasons} == reasons
     the_run_does_it(ran)
-
-
-def test_a_cell_that_no_prompt_uses_costs_nothing(project: ProjectFolder) -> None:
-    project.numbered(5, other="a")
-    project.run(project.workflow(stages=STAGES))
-    project.numbered(5, other="b")
-    assert planned(project)[0] == dict.fromkeys(("classify", "reply", "close"), (0, 5, 0))
-    the_run_does_it(project)
-
-
-def test_a_reordered_file_costs_nothing(ran: ProjectFolder) -> None:
-    path = ran.root / "data/rows.csv"
-    head, *rows = path.read_text("utf-8").splitlines()
-    path.write_text("\n".join([head, *reversed(rows)]) + "\n", encoding="utf-8")
-    assert planned(ran)[0]["close"] == (0, 10, 0)
-    the_run_does_it(ran)
-    assert [line["id"] for line in ran.envelopes()] == [f"r-{i}" for i in range(10, 0, -1)]
-
-
-def test_a_reverted_change_costs_nothing(ran: ProjectFolder) -> None:
-    reworded(0, prompt="Other: ${text}")(ran)
-    ran.run()
-    ran.workflow(stages=STAGES)
-    assert planned(ran)[0] == NOTHING
-    the_run_does_it(ran)
+    rows = (ran.root / "data/rows.csv").read_text("utf-8").splitlines()[1:]
+    assert [line["id"] for line in ran.envelopes()] == [row.split(",")[0] for row in rows]
 
 
 def test_models_schemas_and_new_stages_are_named(ran: ProjectFolder) -> None:
@@ -134,12 +125,9 @@ def test_models_schemas_and_new_stages_are_named(ran: ProjectFolder) -> None:
     assert planned(ran)[1]["more"] == {"new stage": 10}
     ran.workflow(stages=STAGES)
     assert planned(ran, fresh=True)[1]["classify"] == {"--fresh": 10}
-
-
-def test_a_changed_variable_is_named(project: ProjectFolder) -> None:
-    project.workflow(rows=3, stages=[{"name": "say", "prompt": "${vars.tone}: ${text}"}], vars={"tone": "calm"})
-    project.run()
-    assert planned(project, vars={"tone": "loud"})[1] == {"say": {"vars changed": 3}}
+    ran.workflow("other", stages=[{"name": "say", "prompt": "${vars.tone}: ${text}"}], vars={"tone": "calm"})
+    ran.run("other")
+    assert planned(ran, "other", vars={"tone": "loud"})[1] == {"say": {"vars changed": 10}}
 
 
 def test_failed_rows_are_asked_again_until_they_are_left(project: ProjectFolder, faulty: Faulty) -> None:
@@ -175,13 +163,22 @@ def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> N
     assert "49 of them have the same prompt as another row" in shown
 
 
-def test_repeated_ids_are_never_asked(project: ProjectFolder) -> None:
-    project.workflow(rows=[{"id": str(i % 6), "text": f"text {i}"} for i in range(8)], stages=STAGES[:1])
-    report = agac.plan_run("reviews", project=project.root).as_json()
-    assert (report["rows"], report["stages"][0]["run"]) == ({"total": 8, "unusable": 2, "dropped": 0}, 6)
-    assert project.run().invocation["calls"] == 6
-    project.workflow(stages=STAGES[:1], input={"on_duplicate_id": "first"})
-    assert agac.plan_run("reviews", project=project.root).as_json()["rows"]["dropped"] == 2
+@pytest.mark.parametrize(
+    ("which", "first", "run", "rows"),
+    [("error", "a", 2, (1, 0)), ("last", "b", 2, (0, 1)), ("first", "a", 2, (0, 1)), ("suffix", "a", 3, (0, 0))],
+)
+def test_ids_that_repeat_are_asked_as_the_run_asks_them(
+    project: ProjectFolder, which: str, first: str, run: int, rows: tuple[int, int]
+) -> None:
+    texts = [("a", "one"), ("b", "two"), ("a", "three")]
+    project.rows([{"id": row_id, "text": text} for row_id, text in texts])
+    project.workflow(input={"on_duplicate_id": which})
+    report = agac.plan_run("reviews", show=1, project=project.root)
+    assert (report.prompts[0].row, report.stages[0].run) == (first, run)
+    assert report.rows == {"total": 3, "unusable": rows[0], "dropped": rows[1]}
+    assert project.run().invocation["calls"] == run
+    again = agac.plan_run("reviews", project=project.root)
+    assert (again.stages[0].run, again.rows["dropped"]) == (0, rows[1])
 
 
 def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, server: Server) -> None:
@@ -237,21 +234,22 @@ def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
 
 
 def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: Server) -> None:
-    project.asks(server, prices={"small": {"input": 1000.0, "output": 2000.0}})
-    project.workflow(rows=20, confirm_above={"usd": 0.1})
+    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+    project.workflow(rows=20, stages=STAGES, confirm_above={"usd": 0.1})
+    said = "  above confirm_above ($0.10): the run would ask before its first call, or needs --yes\n"
+    assert said in project.agac("plan", "-a", "reviews").out
     assert "confirm_above is $0.10" in project.agac("run", "-a", "reviews", code=2).err
     assert server.account()["requests"] == 0
     project.agac("run", "-a", "reviews", "--yes", code=0)
     project.agac("run", "-a", "reviews", code=0)  # a finished run costs nothing
-
-
-def test_a_cheap_run_is_not_asked_about(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 0.001, "output": 0.001}})
-    project.workflow(rows=3, confirm_above={"usd": 0.1})
-    assert project.run().exit_code == 0
-    project.configure(server.base_url)
-    with pytest.raises(UsageError, match="price is not known"):
-        project.run(fresh=True)
+    assert project.run(fresh=True).exit_code == 0, "a cheap run is not asked about"
+    assert "confirm_above" not in project.agac("plan", "-a", "reviews", "--fresh").out
+    project.configure(server.base_url)  # no price is known, and the model is named once
+    report = project.agac("plan", "-a", "reviews", "--fresh", "--json").json
+    assert (report["confirm_above"], report["wants_yes"], report["usd"]) == (0.1, True, None)
+    said = "$0.0000, and on top what local/small costs, whose price is not known; confirm_above is $0.10"
+    assert said in project.agac("run", "-a", "reviews", "--fresh", code=2).err
 
 
 def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
@@ -287,15 +285,3 @@ def test_why_names_what_there_is_and_says_what_was_not_asked(ran: ProjectFolder)
     reworded(2, prompt="The end ${text}")(ran)
     ran.run(until="reply")
     assert "not run yet" in ran.agac("why", "last", "r-1", "close", code=0).out
-
-
-def test_a_finished_run_whose_ids_repeat_asks_nothing_whichever_record_counts(project: ProjectFolder) -> None:
-    for which in ("last", "first", "suffix"):
-        texts = [("a", f"{which} one"), ("b", f"{which} two"), ("a", f"{which} three")]
-        project.rows([{"id": row_id, "text": text} for row_id, text in texts])
-        project.workflow(which, input={"path": "data/rows.csv", "id_field": "id", "on_duplicate_id": which})
-        planned = agac.plan_run(which, show=1, project=project.root)
-        assert planned.prompts[0].row == ("b" if which == "last" else "a")
-        assert agac.run(which, project=project.root).invocation["calls"] == planned.stages[0].run
-        again = agac.plan_run(which, project=project.root)
-        assert (again.stages[0].run, again.rows["dropped"]) == (0, 0 if which == "suffix" else 1)

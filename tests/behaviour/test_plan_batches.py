@@ -244,9 +244,3 @@ def test_what_open_batches_may_cost_counts_against_budgets(batching: ProjectFold
     assert [one["enough"] for one in planned(batching)["budgets"]] == [True, False]
     batch(batching, held_usd=4.0)
     assert [one["enough"] for one in planned(batching)["budgets"]] == [False, False]
-
-
-def test_a_dry_run_in_batches_is_the_plan(batching: ProjectFolder) -> None:
-    dry = batching.agac("run", "-a", "reviews", "--dry-run", "--json")
-    assert (dry.code, dry.json) == (0, batching.agac("plan", "-a", "reviews", "--json").json)
-    assert not (batching.root / ".agac").exists()

@@ -8,17 +8,16 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import MISSING, fields, is_dataclass, replace
-from enum import Enum
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 
 from agac.api.project import RunOptions, open_project, ready_workflow
-from agac.core.errors import SpecError, UsageError, Where
+from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
@@ -184,41 +183,33 @@ def again(
     to: Path | None = None,
 ) -> Plan:  # fmt: skip
     """The plan by way of the store."""
-    definition, manner = json.loads(canonical(plan.body)), json.loads(write(run_settings(plan, root)))
-    return restored_plan(plan.workflow, definition, manner, providers, to or root)
+    definition, settings = json.loads(canonical(plan.body)), json.loads(write(run_settings(plan, root)))
+    return restored_plan(plan.workflow, definition, settings, providers, to or root)
+
+
+LEFT = {Example: {"path"}, ModelRef: {"warnings"}}
+"""What no run notices; nor where things stand in files."""
 
 
 def comparable(value: Any) -> Any:
-    """Everything of a value that a run could notice, in its order; where things stand in files is no part of it."""
-    if isinstance(value, Where):
-        return None
+    """Everything of a value that a run could notice, in its order."""
     if isinstance(value, Fingerprinter):
         return value.fingerprint((Message.of("user", "x"),)).hex()
     if isinstance(value, Rename):
         return dict(value.names)
-    if isinstance(value, Plan):
-        return {**_of_dataclass(value), "body": canonical(value.body)}
-    if isinstance(value, ModelRef):
-        return _of_dataclass(replace(value, warnings=())) | {"params": dict(value.params)}
     if is_dataclass(value):
-        return _of_dataclass(value)
+        left = LEFT.get(type(value), set()) | {"where"}  # type: ignore[arg-type]
+        found = {f.name: comparable(getattr(value, f.name)) for f in fields(value) if f.name not in left}
+        if isinstance(value, Plan):
+            found["body"] = canonical(value.body)
+        return found | {"params": dict(value.params)} if isinstance(value, ModelRef) else found
     if isinstance(value, Mapping):
         return [(comparable(key), comparable(inner)) for key, inner in value.items()]
     if isinstance(value, (list, tuple)):
         return [comparable(inner) for inner in value]
-    if isinstance(value, Enum) or value is None or isinstance(value, (str, int, float, bytes, Path)):
-        return value
-    return sorted(value) if isinstance(value, (set, frozenset)) else callable(value)
-
-
-def _of_dataclass(value: Any) -> dict[str, Any]:
-    left = ("where", "path") if isinstance(value, Example) else ("where",)
-    return {f.name: comparable(getattr(value, f.name)) for f in fields(value) if f.name not in left}
-
-
-def _named(text: Example | PlannedStage) -> list[str]:
-    template = text.content if isinstance(text, Example) else text.prompt
-    return [placeholder.name for placeholder in template.placeholders]
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return callable(value) if callable(value) else value
 
 
 class Anything(dict[str, Any]):
@@ -233,13 +224,12 @@ def prints(plan: Plan) -> list[Prepared]:
     preparer = Preparer(plan.stages, plan.vars, 7)
     found = []
     for stage in plan.asking:
-        texts: list[Example | PlannedStage] = [*stage.examples, stage]
-        names = [name.partition(".")[0] for text in texts for name in _named(text)]
-        sight = preparer.view({name: Anything({"id": name}) for name in names})
-        for name in stage.ancestors:
-            sight.results[name] = Anything({"id": name})
-        sight.forms[stage.rows_of] = sight.forms[None]
-        made = preparer.prepare(stage, sight, "r-1")
+        texts = [*(example.content for example in stage.examples), stage.prompt]
+        names = [placeholder.name.partition(".")[0] for text in texts for placeholder in text.placeholders]
+        view = preparer.view({name: Anything({"id": name}) for name in names})
+        view.results |= {name: Anything({"id": name}) for name in stage.ancestors}
+        view.forms[stage.rows_of] = view.forms[None]
+        made = preparer.prepare(stage, view, "r-1")
         assert isinstance(made, Prepared), made
         found.append(made)
     return found
@@ -261,37 +251,38 @@ def test_a_plan_with_every_key_is_the_same_again(folder: ProjectFolder, name: st
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_workflow_is_the_same_again(tmp_path: Path, name: str) -> None:
     root = shipped_project(tmp_path / "shipped").root
-    modes: tuple[Literal["sync", "batch"], ...] = ("sync", "batch")
-    for mode in modes:
+    for mode in ("sync", "batch"):
         plan, providers = planned(root, name, run_mode=mode)
         made = again(plan, providers, root)
         assert_same(made, plan)
         assert {stage.run_mode for stage in made.asking} == {mode}
 
 
-def test_what_a_python_schema_checks_is_checked_again_and_an_endless_time_out_is_kept(folder: ProjectFolder) -> None:
+def test_a_project_may_be_moved_its_files_changed_and_the_provider_of_today_is_asked(
+    folder: ProjectFolder, tmp_path: Path
+) -> None:
     plan, providers = planned(folder.root, "everything")
     made = again(plan, providers, folder.root)
     check = next(stage.extra_check for stage in made.asking if stage.name == "checked")
     assert check is not None
     assert check({"zeta": "abc", "alpha": 1}) == []
     assert check({"zeta": "abcd", "alpha": 1}) == ["zeta: Value error, too long"]
-    assert [stage.idle_timeout for stage in made.asking] == [9.0, None, inf, None]
-
-
-def test_a_project_may_be_moved_meanwhile(folder: ProjectFolder, tmp_path: Path) -> None:
-    plan, providers = planned(folder.root, "everything")
+    assert [stage.idle_timeout for stage in made.asking] == [9.0, None, inf, None], "an endless time-out is kept"
     moved = tmp_path / "moved"
     shutil.copytree(folder.root, moved)
     made = again(plan, providers, folder.root, to=moved)
-    assert made.output.dir == moved / "output/there"
-    assert made.output.to is not None
-    assert made.output.to.path == moved / "data/out.db"
-    assert made.input.path == moved / "data/rows.csv"
     [clean, *_] = made.stages
+    assert made.output.to is not None
     assert isinstance(clean, LocalStage)
     assert isinstance(clean.operation, Python)
-    assert clean.operation.function.file == moved / "tools/clean.py"
+    paths = (made.output.dir, made.output.to.path, made.input.path, clean.operation.function.file)
+    assert paths == tuple(moved / path for path in ("output/there", "data/out.db", "data/rows.csv", "tools/clean.py"))
+    folder.write("workflows/everything.yml", PIPED)
+    (folder.root / "data/rows.csv").unlink()
+    assert comparable(again(plan, providers, folder.root)) == comparable(plan)
+    today = {**providers, "local": replace(providers["local"], base_url="http://127.0.0.1:9/v1")}
+    first = again(plan, today, folder.root).asking[0]
+    assert (first.provider.base_url, first.provider.structured) == ("http://127.0.0.1:9/v1", "none")
 
 
 def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder) -> None:
@@ -311,16 +302,6 @@ def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder) -> None:
             assert "Put the text back as it was" in raised.value.remedy
             path.write_text(text, "utf-8")
             assert comparable(again(plan, providers, folder.root)) == comparable(plan)
-
-
-def test_the_files_of_the_workflow_do_not_matter_and_the_provider_of_today_is_asked(folder: ProjectFolder) -> None:
-    plan, providers = planned(folder.root, "everything")
-    folder.write("workflows/everything.yml", PIPED)
-    (folder.root / "data/rows.csv").unlink()
-    assert comparable(again(plan, providers, folder.root)) == comparable(plan)
-    moved = {**providers, "local": replace(providers["local"], base_url="http://127.0.0.1:9/v1")}
-    first = again(plan, moved, folder.root).asking[0]
-    assert (first.provider.base_url, first.provider.structured) == ("http://127.0.0.1:9/v1", "none")
 
 
 def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder) -> None:
@@ -349,7 +330,7 @@ HELD = (
 """What a Plan is made of. (A provider is that of today; guards and templates are read again from their texts.)"""
 
 NOT_HELD = {("ModelRef", "warnings"), ("InputSpec", "piped")}
-"""Warnings were told when the string was read. Standard input is a file by the time that a plan is made."""
+"""Warnings were shown when the string was read. Standard input is a file by the time that a plan is made."""
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -365,7 +346,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFolder) -> None:
     """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
-    definition or the manner holds it."""
+    definition or the settings holds it."""
     options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
     plans = [planned(folder.root, name, **options)[0] for name in ("everything", "piped", "database")]
     parts = [part for plan in plans for part in _parts(plan)]
