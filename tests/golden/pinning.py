@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from support.project import ProjectFolder, Ran
+from support.project import ProjectFolder
 from support.server import Server
 from support.shipped import ROOT, shipped_project
 
@@ -75,7 +75,7 @@ class Pinned:
     def __init__(self, folder: Path, server: Server) -> None:
         self.project: ProjectFolder = shipped_project(folder)
         shutil.copytree(HERE / "project", folder, dirs_exist_ok=True)
-        self.write_providers(server)
+        self.project.write("agac.yml", PROVIDERS.replace("ADDRESS", server.base_url))
         with closing(sqlite3.connect(folder / "data/in.db")) as database:
             database.executescript(
                 "CREATE TABLE t (id TEXT, text TEXT, kind TEXT); INSERT INTO t VALUES ('1', 'red', 'a'), "
@@ -84,17 +84,9 @@ class Pinned:
         self._server = server
         self.seen: dict[str, Any] = {}
 
-    def write_providers(self, server: Server) -> None:
-        """Writes agac.yml, with this server for all models."""
-        self.project.write("agac.yml", PROVIDERS.replace("ADDRESS", server.base_url))
-
-    def agac(self, *arguments: str) -> Ran:
-        """One command."""
-        return self.project.agac(*arguments)
-
     def json(self, *arguments: str) -> Any:
         """One command with --json, which is kept: what it printed, and its exit code where that is not 0."""
-        ran = self.agac(*arguments, "--json")
+        ran = self.project.agac(*arguments, "--json")
         assert ran.out, f"{arguments}: {ran.err}"
         printed = json.loads(ran.out)
         name = " ".join(arguments)
@@ -117,9 +109,8 @@ class Pinned:
         if isinstance(value, float):
             return float(f"{value:.9g}")
         if isinstance(value, str):
-            value = value.replace(str(self.project.root), "PROJECT").replace(
-                str(self.project.root.resolve()), "PROJECT"
-            )
+            for root in (self.project.root, self.project.root.resolve()):
+                value = value.replace(str(root), "PROJECT")
             value = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", value)
             value = re.sub(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00)?", "TIME", value)
             value = re.sub(r"\b(file|batch|msgbatch|chatcmpl|resp|msg)[-_][0-9a-zA-Z_]{6,}", r"\1-ID", value)
@@ -142,7 +133,7 @@ class Pinned:
     def remember_token(self) -> None:
         """Makes the store, and its token a known one."""
         self.project.workflow("empty", stages=[{"name": "none", "filter": "false"}], path="data/odd.csv")
-        assert self.agac("run", "-a", "empty").code == 0
+        assert self.project.agac("run", "-a", "empty").code == 0
         with closing(sqlite3.connect(self.project.root / ".agac/agac.db")) as database, database:
             database.execute("UPDATE project SET token = ?", (TOKEN,))
 
@@ -218,7 +209,7 @@ class Pinned:
             self.json("data", source)
         self.json("data", "prompts/*.md", "--format", "files")
         for kind in ("workflow", "project", "card"):
-            schema = json.loads(self.agac("schema", kind).out)
+            schema = json.loads(self.project.agac("schema", kind).out)
             self.seen[f"keys of {kind}"] = sorted(set(keys_of(schema, schema)))
         self.json("run", "-a", "translation", "--sample", "5", "--seed", "2", "--offset", "3", "--concurrency", "1")
         self.json("run", "-a", "translation", "--limit", "3", "--var", "language=French", "--concurrency", "1")

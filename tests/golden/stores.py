@@ -2,31 +2,21 @@
 
 `stores/NAME.db.gz` is the database, `stores/NAME.json` what belongs to it: when it was made, the requests that are in
 batches at the provider, and how that program itself finished it. They were made by the program before all that is in
-plain words now, by `python tests/golden/stores.py`, and stand for the stores that people have: they are not made again.
+plain words now, and stand for the stores that people have: they are not made again.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import os
 import sqlite3
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-from support.server import Server, simulator
 
 from golden.pinning import HERE, Pinned
 
@@ -34,10 +24,8 @@ FOLDER = HERE / "stores"
 BATCHED = ("batches", "message_batches", "words", "votes", "schemas", "branches", "functions", "lists", "groups")
 """Workflows all of whose stages are asked in batches in the store `batched`; the first batches of each are open."""
 
-KILLED = {"lists": "commit:14", "groups": "commit:7", "functions": "commit:7", "votes": "commit:9", "words": "commit:9"}
-"""Workflows of the store `killed`, with the moment at which their run was killed."""
-
-STORES = ("batched", "killed")
+KILLED = ("lists", "groups", "functions", "votes", "words")
+"""Workflows of the store `killed`, whose runs were killed."""
 
 
 class Stored(Pinned):
@@ -125,7 +113,7 @@ class Stored(Pinned):
                 "GROUP BY run_id ORDER BY run_id"
             )
             for (batch,) in waiting:
-                ran = self.agac("batch", "retrieve", str(batch), "--json")
+                ran = self.project.agac("batch", "retrieve", str(batch), "--json")
                 assert ran.code in (0, 3), ran.out + ran.err
             if not waiting:
                 return
@@ -140,7 +128,7 @@ class Stored(Pinned):
         else:
             flags = ("--run-mode", "batch") if name == "batched" else ("--concurrency", "1")
             for one in names:
-                ran = self.agac("run", "-a", one, "--wait", "--yes", "--json", *flags)
+                ran = self.project.agac("run", "-a", one, "--wait", "--yes", "--json", *flags)
                 assert ran.code in (0, 3), ran.out + ran.err
         return {
             "results": {one: self.results(one) for one in names},
@@ -174,48 +162,3 @@ def _times(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
                 column in ("at", "deadline") or column.endswith(("_at", "_until", "_after", "_since"))
             ):
                 yield table, column
-
-
-def make(name: str, folder: Path, server: Server) -> None:
-    """Makes a fixture: the store first, then how it ends."""
-    made = Stored(folder / name, server)
-    made.remember_token()
-    requests: dict[str, Any] = {}
-    if name == "killed":
-        for workflow, moment in KILLED.items():
-            with simulator("--latency", "0.06") as slow:  # so that each answer is committed by itself
-                made.write_providers(slow)
-                ran = made.project.agac("run", "-a", workflow, "--yes", "--concurrency", "1", kill=moment)
-            assert ran.code == -9, (workflow, ran)
-            print(workflow, made.project.query("SELECT count(*), sum(replica = 0) FROM task"))
-    else:
-        for workflow in BATCHED:
-            ran = made.agac("run", "-a", workflow, "--yes", "--run-mode", "batch")
-            assert ran.code == 0, (workflow, ran)
-        for intent, file in made.project.query("SELECT intent, file FROM batch"):
-            spool = made.project.root / f".agac/batches/{file}"
-            requests[intent] = [json.loads(line) for line in spool.read_bytes().splitlines()]
-    told: dict[str, Any] = {"made_at": time.time(), "requests": requests, "ended": {}}
-    FOLDER.mkdir(exist_ok=True)
-    with closing(sqlite3.connect(made.database)) as database:
-        database.execute(f"VACUUM INTO '{folder}/{name}.db'")
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
-        file.write((folder / f"{name}.db").read_bytes())
-    (FOLDER / f"{name}.db.gz").write_bytes(packed.getvalue())
-    ways = ("run", "retrieve") if name == "batched" else ("run", "looked at")
-    for how in ways:
-        (FOLDER / f"{name}.json").write_text(json.dumps(told, ensure_ascii=False), "utf-8")
-        server.reset()
-        again = Stored(folder / f"{name}-{how}", server)
-        again.restore(name)
-        told["ended"][how] = again.looked_at() if how == "looked at" else again.finished(name, how)
-    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in told.items()]
-    (FOLDER / f"{name}.json").write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
-
-
-if __name__ == "__main__":
-    with TemporaryDirectory() as folder, simulator() as server:
-        for name in sys.argv[1:] or STORES:
-            server.reset()
-            make(name, Path(folder), server)
