@@ -17,7 +17,6 @@ BAD = "unspeakable"
 
 FIELDS: dict[str, dict[str, Any]] = {
     "A": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}},
-    "B": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}, "score": {"type": "integer"}},
     "L": {"why": {"type": "string"}, "items": {"type": "array", "items": {"type": "string"}}},
 }
 
@@ -57,8 +56,7 @@ class Content(NamedTuple):
             return f"said {self.digest}"
         if self.schema == "L":
             return {"why": self.digest, "items": [f"{self.digest} {place // 2}" for place in range(self.number % 4)]}
-        made: dict[str, Any] = {"mood": ("good", "bad")[self.number % 2], "why": self.digest}
-        return made | ({"score": self.number % 10} if self.schema == "B" else {})
+        return {"mood": ("good", "bad")[self.number % 2], "why": self.digest}
 
 
 class Provider:

@@ -39,7 +39,11 @@ class Ask(Operator):
                 "type": "object", "properties": FIELDS[self.schema], "required": list(FIELDS[self.schema]),
                 "additionalProperties": False,
             }  # fmt: skip
-        return found
+        return found if self.temperature is None else found | {"temperature": self.temperature}
+
+    @property
+    def temperature(self) -> float | None:
+        return None if self.gene.number % 3 else 0.5
 
     def does(self, seen: Seen) -> Gives:
         content = self.content(" ".join(self._rendered(name, part, seen) for name, part in self.parts))
@@ -48,7 +52,7 @@ class Ask(Operator):
         return Gives(self.value(content), content)
 
     def content(self, text: str) -> Content:
-        return Content("small", None, f"{self.gene.word}: {text}", self.schema)
+        return Content("small", self.temperature, f"{self.gene.word}: {text}", self.schema)
 
     def value(self, content: Content) -> Any:
         return content.value
@@ -91,7 +95,7 @@ class Filter(Operator):
 
     def resolve(self) -> None:
         drawn = (self.gene.number % 9, self.gene.number // 9)
-        self.condition = guard_of(drawn, self.upstream) or Guard("true", "", None, nulls=True)
+        self.condition = guard_of(drawn, self.upstream) or Guard("true", "", nulls=True)
 
     def keys(self) -> dict[str, Any]:
         return {"filter": self.condition.text}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from property.graph_walk import Eyes, Fails, Fields, Gives, Seen
+from property.graph_walk import Eyes, Fails, Fields, Seen, Walked
 
 Shape = Mapping[str, str]
 """The names that the row's fields have by now, by what they were at first."""
@@ -46,7 +46,7 @@ class Gene:
     explode: int | None
 
 
-class Operator:
+class Operator(Walked):
     """A stage of a workflow."""
 
     kind: ClassVar[str | None] = None
@@ -71,10 +71,6 @@ class Operator:
     def member(self) -> Eyes:
         return Eyes(self.upstream.ancestors, self.upstream.line[-1] if self.upstream.line else None)
 
-    @property
-    def eyes(self) -> Eyes:
-        return self.member
-
     def resolve(self) -> None:
         """Says what the gene means here; may change `shape`."""
 
@@ -93,24 +89,9 @@ class Operator:
     def lets_in(self, seen: Seen) -> bool:
         return self.guard is None or self.guard.test(seen)
 
-    def does(self, seen: Seen) -> Gives:
-        raise NotImplementedError
-
     def written(self, fields: Fields, result: Any) -> Any:
         """Its result in outputs."""
         return result if self.gives in ANSWERS else fields
-
-    def alike(self, seen: Seen) -> list[Any]:
-        raise NotImplementedError
-
-    def group(self, values: list[Any]) -> Fields:
-        raise NotImplementedError
-
-    def brought(self, seen: Seen) -> Fields:
-        raise NotImplementedError
-
-    def refuses(self, failed: int) -> bool:
-        raise NotImplementedError
 
     def body(self, before: str | None) -> dict[str, Any]:
         """The stage in the file, where it stands after `before`."""
@@ -154,13 +135,16 @@ PARTS = {"A": "why", "L": "why", "field": "word"}
 # conditions
 
 
-class Guard:
-    """A condition in CEL, and what it comes to."""
+class Guard(NamedTuple):
+    """A condition in CEL, and what it comes to: a field of the row or, with `part`, a part of a stage's result is
+    compared with `want`. `nulls` is what it comes to where there is nothing to compare, None: an error. Without `want`
+    the stage must not have been skipped."""
 
-    def __init__(self, text: str, subject: str, want: Any, field: str | None = None, *, nulls: bool | None = None):
-        """`subject` is compared with `want`: a field of the row or, with `field`, a part of a stage's result. `nulls`
-        is what it comes to where there is nothing to compare, None: an error."""
-        self.text, self.subject, self.want, self.part, self.nulls = text, subject, want, field, nulls
+    text: str
+    subject: str
+    want: Any = None
+    part: str | None = None
+    nulls: bool | None = None
 
     def test(self, seen: Seen) -> bool:
         there = seen.results if self.subject in seen.results else seen.fields
@@ -171,44 +155,24 @@ class Guard:
             return self.nulls
         if self.part:
             value = value[self.part]
-        return bool(value >= self.want) if isinstance(value, int) else bool(value == self.want)
-
-
-class IsThere(Guard):
-    """A stage was not skipped."""
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(f"{subject} != null", subject, None)
-
-    def test(self, seen: Seen) -> bool:
-        return seen.results[self.subject] is not None
+        return self.want is None or bool(value >= self.want if isinstance(value, int) else value == self.want)
 
 
 def guard_of(drawn: tuple[int, int], upstream: Upstream) -> Guard | None:
     """The condition that numbers stand for; None where nothing is there that it could look at."""
     kind, number = drawn
-    shape, found = upstream.shape, upstream.giving(*ANSWERS)
-    objects = upstream.giving("A")
-    if kind == 0 and "kind" in shape:
-        letter = "abc"[number % 3]
-        return Guard(f'{shape["kind"]} == "{letter}"', shape["kind"], letter)
-    if kind == 1 and "n" in shape:
-        return Guard(f"{shape['n']} >= {number % 4}", shape["n"], number % 4)
-    if kind == 2 and "opt" in shape:
-        return Guard(f'{shape["opt"]} == "yes"', shape["opt"], "yes")
-    if kind == 3 and "opt" in shape:
-        name = shape["opt"]
-        return Guard(f'has(row.{name}) && row.{name} == "yes"', name, "yes", nulls=False)
-    if kind == 4 and found:
-        return IsThere(found[number % len(found)])
-    if kind == 5 and objects:
-        name = objects[number % len(objects)]
-        return Guard(f'{name}.mood == "good"', name, "good", "mood")
-    if kind == 7 and "index" in shape:
-        return Guard(f"{shape['index']} >= {number % 3}", shape["index"], number % 3)
-    if kind == 8 and "item" in shape:
-        return Guard(f'{shape["item"]} == "p"', shape["item"], "p")
-    if kind == 6 and objects:
-        name = objects[number % len(objects)]
-        return Guard(f'{name} == null || {name}.mood == "bad"', name, "bad", "mood", nulls=True)
-    return None
+    letter, small, place = "abc"[number % 3], number % 4, number % 3
+    about, text, *rest = [
+        ("kind", f'{{0}} == "{letter}"', letter),
+        ("n", f"{{0}} >= {small}", small),
+        ("opt", '{0} == "yes"', "yes"),
+        ("opt", 'has(row.{0}) && row.{0} == "yes"', "yes", None, False),
+        (ANSWERS, "{0} != null", None, None, False),
+        (("A",), '{0}.mood == "good"', "good", "mood"),
+        (("A",), '{0} == null || {0}.mood == "bad"', "bad", "mood", True),
+        ("index", f"{{0}} >= {place}", place),
+        ("item", '{0} == "p"', "p"),
+    ][kind]
+    found = upstream.giving(*about) if isinstance(about, tuple) else [upstream.shape.get(about, "")]
+    name = found[number % len(found)] if found else ""
+    return Guard(text.format(name), name, *rest) if name else None

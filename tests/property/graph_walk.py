@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from property.answering import Content
 
@@ -69,9 +69,10 @@ class Eyes:
     rows_of: str | None
 
 
-class Walked(Protocol):
+class Walked:
     """A stage as rows walk through it. `needs` are without those that are turned off, `makes` is items, rows, groups or
-    kept, and None; `path` leads to the list whose items are taken. `member` is how a group looks at its rows."""
+    kept, and None; `path` leads to the list whose items are taken. `eyes` is how it looks at its rows, `member` how a
+    group looks at those that it is made of."""
 
     name: str
     needs: tuple[str, ...]
@@ -80,38 +81,40 @@ class Walked(Protocol):
     path: tuple[str, ...]
 
     @property
-    def eyes(self) -> Eyes: ...
+    def member(self) -> Eyes:
+        raise NotImplementedError
 
     @property
-    def member(self) -> Eyes: ...
+    def eyes(self) -> Eyes:
+        return self.member
 
     def lets_in(self, seen: Seen) -> bool:
         """Whether the guard does. Raises Fails."""
-        ...
+        raise NotImplementedError
 
     def does(self, seen: Seen) -> Gives:
         """What it makes of a row. Raises Fails."""
-        ...
+        raise NotImplementedError
 
     def alike(self, seen: Seen) -> list[Any]:
         """Rows of which it is the same are kept once, or are one group. Raises Fails."""
-        ...
+        raise NotImplementedError
 
     def group(self, values: list[Any]) -> Fields:
         """The fields of a group."""
-        ...
+        raise NotImplementedError
 
     def brought(self, seen: Seen) -> Fields:
         """What a member of a group is in its prompt."""
-        ...
+        raise NotImplementedError
 
     def refuses(self, failed: int) -> bool:
         """Whether a group fails that lacks so many members."""
-        ...
+        raise NotImplementedError
 
     def written(self, fields: Fields, result: Any) -> Any:
         """Its result in outputs: `fields` are the row's, after it."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass
@@ -197,7 +200,8 @@ class Walker:
 class Came:
     """What a row came to; `origin` is the stage that made it.
 
-    `at` are the stages at which it may have left, or the one that failed; `must` and `may` are what is asked about it.
+    `at` are the stages at which it may have left, or the one that failed; `must` and `may` are what is asked about it,
+    `asked` is that by stage.
     """
 
     id: Any
@@ -208,6 +212,7 @@ class Came:
     at: tuple[str, ...] = ()
     must: frozenset[Content] = frozenset()
     may: frozenset[Content] = frozenset()
+    asked: tuple[tuple[str, Content], ...] = ()
     states: tuple[tuple[str, str], ...] = ()
 
 
@@ -428,29 +433,28 @@ class Walk:
 
     def _came(self, walker: Walker) -> Came:
         asked, states = frozenset(walker.asked.values()), tuple(walker.states.items())
-        came = Came(walker.id, walker.origin, walker.state, must=asked, may=asked, states=states)
+        came = Came(
+            walker.id, walker.origin, walker.state, must=asked, may=asked, asked=tuple(walker.asked.items()),
+            states=states,
+        )  # fmt: skip
         if walker.state == "dropped":
             left = [stage for name, stage in self.stages.items() if walker.states.get(name) == "dropped"]
             certain = set.intersection(*({*stage.eyes.ancestors, stage.name} for stage in left))
             must = frozenset(content for name, content in walker.asked.items() if name in certain)
-            return _with(came, at=tuple(stage.name for stage in left), must=must)
+            return replace(came, at=tuple(stage.name for stage in left), must=must)
         if walker.state == "failed":
             failed = next(name for name in self.stages if walker.states.get(name) == "failed")
-            return _with(came, error=walker.errors[failed], at=(failed,))
+            return replace(came, error=walker.errors[failed], at=(failed,))
         replaced = walker.lists.keys() & self.leading
         if walker.state == "skipped" or replaced or not self._is_written(walker):
             return came
         written = {end: self._written(walker, end) for end in self.ends}
-        return _with(came, result=written if len(self.ends) > 1 else written[self.ends[0]])
+        return replace(came, result=written if len(self.ends) > 1 else written[self.ends[0]])
 
     def _written(self, walker: Walker, end: str) -> Any:
         if walker.known(end) == "skipped":
             return None
         return self.stages[end].written(walker.forms[end], walker.results[end])
-
-
-def _with(came: Came, **more: Any) -> Came:
-    return Came(**{**vars(came), **more})
 
 
 def _group_id(values: list[Any]) -> Any:

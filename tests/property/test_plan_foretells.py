@@ -7,23 +7,21 @@ asked. Where a stage is not `exact`, how many rows come to it is a guess, and no
 Narrower than one might wish, since stages that run side by side decide by chance, or by what fails: a stage is left out
 beside which rows leave (the plan counts it as if they did not), and of one that makes rows only the most is compared
 while a stage beside it is open or blocked (a row that fails makes no others; the plan counts them all the same).
-AGAC_SOAK=1 looks for long, with other examples each time.
+`make soak` looks for long, with other examples each time.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from support.soak import SOAK, campaign
 
 from property.test_random_graphs import BATCHED, ROWS, Edit, GraphMachine, edits
-
-SOAK = bool(os.environ.get("AGAC_SOAK"))
 
 
 @dataclass
@@ -58,7 +56,8 @@ def is_open(told: dict[str, Any]) -> bool:
 class PlanMachine(GraphMachine):
     """Plans before each run, and compares."""
 
-    retry = None  # type: ignore[assignment]  # takes rows as they are stored: another door than `agac plan`
+    # not what `agac plan` is about
+    retry = collect = run_some_stages = None  # type: ignore[assignment]
 
     def plan(self, limit: int | None) -> dict[str, Any]:
         """What `agac plan` says."""
@@ -80,29 +79,22 @@ class PlanMachine(GraphMachine):
         self.is_nothing_left(self.plan(limit), came)
 
     @rule(
-        edits=edits(0),
-        concurrency=st.integers(1, 8),
-        limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
-        trouble=st.booleans(),
-        compare=st.just(False),
-        batched=BATCHED,
-    )
+        edits=edits(0), concurrency=st.integers(1, 8), limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
+        trouble=st.booleans(), compare=st.just(False), batched=BATCHED, fresh=st.just(False),
+    )  # fmt: skip
     def run(
-        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int
-    ) -> None:
+        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int,
+        fresh: bool,
+    ) -> None:  # fmt: skip
         self.edit(edits)
         self.write(self.project, batched)
         self.provider.trouble = trouble
         self.planned_run(concurrency, limit)
 
     @rule(
-        how=st.sampled_from(["commit", "committed", "statement"]),
-        number=st.integers(1, 8),
-        concurrency=st.integers(1, 4),
-        edits=edits(1),
-        rows=st.lists(ROWS, max_size=3),
-        batched=BATCHED,
-    )
+        how=st.sampled_from(["commit", "committed", "statement"]), number=st.integers(1, 8),
+        concurrency=st.integers(1, 4), edits=edits(1), rows=st.lists(ROWS, max_size=3), batched=BATCHED,
+    )  # fmt: skip
     def run_disturbed(
         self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any], batched: int
     ) -> None:
@@ -186,12 +178,5 @@ class PlanMachine(GraphMachine):
         assert failed or all(stage["run"] == 0 and stage["exact"] for stage in plan["stages"]), plan["stages"]
 
 
-PlanMachine.TestCase.settings = settings(
-    max_examples=300 if SOAK else 6,
-    stateful_step_count=8 if SOAK else 4,
-    deadline=None,
-    derandomize=not SOAK,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+PlanMachine.TestCase.settings = campaign(test=6, soak=300, steps=8 if SOAK else 4)
 TestPlanForetells = PlanMachine.TestCase

@@ -1,8 +1,9 @@
 """Random workflows, edited, killed, interrupted, retried: rows come to what they would in a run that nobody disturbed.
 
 Any of their stages may be asked in batches. What rows come to says a model that shares no code with agac (`graph_walk`,
-`graphs`), and a run of the same files in an empty project besides, by calls alone. Nothing is asked that was had.
-`make soak` looks for long, with other examples each time.
+`graphs`), and a run of the same files in an empty project besides, by calls alone. Nothing is asked that was had, but
+by a run that was begun with `--fresh`, and what `agac gc` let go. `make soak` looks for long, with other examples each
+time.
 """
 
 import shutil
@@ -30,7 +31,7 @@ from property.graphs import KINDS, NUMBERS, OPTIONS, TAGS, TEXTS, Drawn, Graph, 
 FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
 ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
 CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
-ROW_EDITS = ("new rows", "one row less", "other places", "a row", "a row ")
+ROW_EDITS = ("new rows", "one row less", "other places", "another id", "a row", "a row ")
 BATCHED = st.one_of(st.just(0), st.integers(0, 255), st.just(255))
 EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
 
@@ -77,8 +78,13 @@ def counted(came: Outcome, origin: str | None) -> dict[str, int]:
     return {"total": states.total(), **found, "open": 0}
 
 
+TRIES = 3
+"""Invocations in which an answer that fails as an answer is asked for."""
+
+
 class GraphMachine(RuleBasedStateMachine):
-    """`had` is what was answered and stored, `refused` what was refused, ever."""
+    """`had` is what was answered and stored, and at which step; `refused` what was refused, ever. What is older than
+    `since` says of a run, by its number, is not taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +96,9 @@ class GraphMachine(RuleBasedStateMachine):
         self.graph: Graph = None  # type: ignore[assignment]
         self.rows: list[Row] = []
         self.next = self.projects = 0
-        self.had: set[Content] = set()
+        self.had: dict[Content, int] = {}
+        self.since: dict[int, int] = {}
+        self.clock = 0
         self.refused: set[Content] = set()
         self.history: list[Drawn] = []
         self.ran: Any = None
@@ -121,7 +129,7 @@ class GraphMachine(RuleBasedStateMachine):
         """Draws a workflow, and runs it."""
         self.define(Drawn(tuple(genes), places, output))
         self.new_rows(rows)
-        self.run([], concurrency=4, limit=None, trouble=False, compare=True, batched=batched)
+        self.run([], concurrency=4, limit=None, trouble=False, compare=True, batched=batched, fresh=False)
 
     def define(self, drawn: Drawn) -> None:
         self.drawn, self.graph = drawn, Graph(drawn)
@@ -147,6 +155,9 @@ class GraphMachine(RuleBasedStateMachine):
                 self.rows.pop(place)
             case "other places":
                 self.rows = self.rows[place:] + self.rows[:place][::-1]
+            case "another id":
+                self.rows[place] = replace(self.rows[place], id=f"r{self.next}")
+                self.next += 1
             case _:
                 self.rows[place] = Row(self.rows[place].id, *rows[0])
 
@@ -180,7 +191,10 @@ class GraphMachine(RuleBasedStateMachine):
                 stage["run_mode"] = "batch"
         name = project.workflow(
             path="data/rows.jsonl", stages=stages, output=self.graph.output(), stop_loss=False,
-            defaults={"batch": {"max_requests": 2, "max_rounds": 9, "poll_interval": 0.01}},
+            defaults={
+                "batch": {"max_requests": 2, "max_rounds": 9, "poll_interval": 0.01},
+                "repair": 1 + len(self.history) % 3,  # which decides no answer
+            },
         )  # fmt: skip
         note((project.root / f"workflows/{name}.yml").read_text("utf-8"))
         note((project.root / "data/rows.jsonl").read_text("utf-8"))
@@ -188,16 +202,20 @@ class GraphMachine(RuleBasedStateMachine):
     @rule(
         edits=edits(1), concurrency=st.integers(1, 8), limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
         trouble=st.booleans(), compare=st.booleans(), batched=BATCHED,
+        fresh=st.sampled_from([False, False, False, True]),
     )  # fmt: skip
     def run(
-        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int
-    ) -> None:
+        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int,
+        fresh: bool,
+    ) -> None:  # fmt: skip
         self.edit(edits)
         self.write(self.project, batched)
         self.provider.trouble = trouble
-        report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True)
+        report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True, fresh=fresh)
+        if fresh:
+            self.since[report.summary["run"]] = self.clock
         came = self.graph.walk(self.rows[:limit])
-        self.were_asked(came)
+        self.were_asked(came, report)
         self.came_to(came, report, "reviews/preview" if limit else "reviews")
         if compare and limit is None:
             self.as_in_an_empty_project(came, concurrency)
@@ -231,7 +249,7 @@ class GraphMachine(RuleBasedStateMachine):
         finally:
             self.provider.when_asked = None
         assert report.exit_code in (0, 3, 130)
-        self.were_asked(came, all_of_it=report.exit_code != 130)
+        self.were_asked(came, report, all_of_it=report.exit_code != 130)
         self.is_whole()
 
     def kill(self, came: Outcome, moment: str, concurrency: int) -> None:
@@ -241,7 +259,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.is_whole()
         before = self.provider.take()
         report = self.project.run(concurrency=concurrency, wait=True, yes=True)
-        self.were_asked(came, before=before, twice=2 * concurrency if killed.code == -9 else 0)
+        self.were_asked(came, report, before=before, twice=2 * concurrency if killed.code == -9 else 0)
         self.came_to(came, report, "reviews")
 
     @precondition(lambda self: self.ran == (self.drawn, self.rows) and bool(self.came.failed))
@@ -255,28 +273,56 @@ class GraphMachine(RuleBasedStateMachine):
             assert retrieved.run is not None
             report = retrieved.run
         assert self.provider.answered.keys() >= {c for row in self.came.failed for c in row.must if c.refused}
-        self.were_asked(self.came)
+        self.were_asked(self.came, report)
         self.came_to(self.came, report, "reviews")
+
+    @rule(place=st.integers(0, 7), edits=edits(1), batched=BATCHED)
+    def run_some_stages(self, place: int, edits: list[Edit], batched: int) -> None:
+        """Only the first stages, up to one of them."""
+        self.edit(edits)
+        self.write(self.project, batched)
+        selected = self.graph.order[: place % len(self.graph.order) + 1]
+        report = self.project.run(until=selected[-1], wait=True, yes=True)
+        assert report.exit_code in (0, 3)
+        came = self.graph.walk(self.rows)
+        may = {content for row in came.rows for stage, content in row.asked if stage in selected}
+        assert self.provider.answered.keys() <= may
+        self.were_asked(came, report, all_of_it=False)
+        self.is_whole()
+
+    @precondition(
+        lambda self: self.ran == (self.drawn, self.rows) and all(row.must == row.may for row in self.came.rows)
+    )
+    @rule()
+    def collect(self) -> None:
+        """The last run stays, over all rows, and what it needs."""
+        agac.gc(1, project=self.project.root)
+        needed = {content for row in self.came.rows for content in row.must}
+        self.had = {content: when for content, when in self.had.items() if content in needed}
+        self.is_whole()
 
     # what must hold
 
     def were_asked(
-        self, came: Outcome, *, all_of_it: bool = True, before: Counter[Content] | None = None, twice: int = 0
-    ) -> None:
+        self, came: Outcome, report: agac.RunReport, *, all_of_it: bool = True,
+        before: Counter[Content] | None = None, twice: int = 0,
+    ) -> None:  # fmt: skip
         """Everything that has to be asked was, nothing else, and each once but for `twice` calls at most. Replies of
         the wrong form are asked once more. What is refused may be tried again by each run."""
-        took = self.provider.take() + (before or Counter())
+        took, since = self.provider.take() + (before or Counter()), self.since.get(report.summary["run"], 0)
+        had = {content for content, when in self.had.items() if when >= since}
         must = {content for row in came.rows for content in row.must}
         may = {content for row in came.rows for content in row.may}
         assert set(took) <= may, f"asked for nothing: {set(took) - may}"
         if all_of_it:
-            lacking = must - self.had - self.refused - set(took)
+            lacking = must - had - self.refused - set(took)
             assert not lacking, f"not asked: {lacking}"
-        wanted = Counter({c: 0 if c in self.had else c.calls for c in took if not c.refused})
+        wanted = Counter({c: 0 if c in had else c.calls for c in took if not c.refused})
         again = Counter({c: n for c, n in took.items() if not c.refused}) - wanted
         assert again.total() <= twice, f"asked twice: {again}"
         assert all(n <= (2 if before is not None else 1) for c, n in took.items() if c.refused)
-        self.had |= {c for c, n in took.items() if not c.refused and (all_of_it or n >= c.calls)}
+        self.had |= {c: self.clock for c, n in took.items() if not c.refused and (all_of_it or n >= c.calls)}
+        self.clock += 1
         self.refused |= {c for c in took if c.refused}
 
     def came_to(self, came: Outcome, report: agac.RunReport, folder: str) -> None:
@@ -332,10 +378,15 @@ class GraphMachine(RuleBasedStateMachine):
             assert_descent(self.project.query)
 
     def asks_nothing_again(self, came: Outcome, limit: int | None) -> None:
-        """Only what is refused may be tried once more."""
-        report = self.project.run(limit=limit, wait=True)
-        assert set(self.provider.take()) <= self.refused
-        self.came_to(came, report, "reviews/preview" if limit else "reviews")
+        """Only what is refused is tried again, and not forever."""
+        for _ in range(TRIES):
+            report = self.project.run(limit=limit, wait=True)
+            took = self.provider.take()
+            assert set(took) <= self.refused
+            self.came_to(came, report, "reviews/preview" if limit else "reviews")
+            if not took:
+                return
+        raise AssertionError(f"still asked: {took}")
 
     def as_in_an_empty_project(self, came: Outcome, concurrency: int) -> None:
         """A run of the same files that knows nothing of all that was before writes the same."""
