@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,25 +42,13 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """A stage at a moment. Rows: `settled` need nothing more here, `worked` of them were settled by this invocation,
-    of which its guard kept out `skipped` and `dropped`; `total` come here as far as is known.
-
-    `cost` in USD, of the calls whose price is known.
-    """
+    """A stage at a moment: rows that are `settled` need nothing more here, `total` come here as far as is known;
+    `counts` are those of this invocation."""
 
     name: str
     settled: int
-    worked: int
     total: RowCount | None
-    in_flight: int
-    reused: int
-    failed: int
-    skipped: int
-    dropped: int
-    last_error: tuple[RowError, RowId] | None
-    cost: float
-    unpriced: int
-    simulated: bool
+    counts: StageTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +81,14 @@ class Snapshot:
     @property
     def in_flight(self) -> int:
         """Tasks that are being asked."""
-        return sum(stage.in_flight for stage in self.stages)
+        return sum(stage.counts.in_flight for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
     take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
-    come to the `uncounted` ones is not known before they are made; `batches` gives the open ones as last seen."""
+    come to the `uncounted` ones is not known before they are made; `batches` are the open ones as last seen."""
 
     workflow: str
     invocation: Invocation
@@ -108,11 +96,11 @@ class WatchedRun:
     warnings: list[Problem]
     upstream: Mapping[str, Collection[str]]
     uncounted: Collection[str] = ()
-    batches: Callable[[], Sequence[BatchCount]] = tuple
+    batches: list[BatchCount] = field(default_factory=list)
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
         """The run now. `counted` is what `count_rows` gave, once it did."""
-        totals, batches = self.invocation.totals, tuple(self.batches())
+        totals, batches = self.invocation.totals, tuple(self.batches)
         rows = row_count(totals, counted)
         stages = [self._stage(name, stage, rows, to_come=bool(batches)) for name, stage in totals.stages.items()]
         return Snapshot(
@@ -139,21 +127,8 @@ class WatchedRun:
         never += sum(other.failed + other.dropped for other in ended)
         if not to_come:
             never = max(never + stage.parked + sum(other.parked for other in ended), totals.settled - settled)
-        return StageSnapshot(
-            name=name,
-            settled=settled,
-            worked=stage.settled,
-            total=RowCount(max(settled, rows.rows - never), rows.exact) if rows and not made else None,
-            in_flight=stage.in_flight,
-            reused=stage.reused,
-            failed=stage.failed,
-            skipped=stage.skipped,
-            dropped=stage.dropped,
-            last_error=stage.last_error,
-            cost=stage.cost,
-            unpriced=stage.unpriced,
-            simulated=stage.simulated > 0,
-        )
+        total = RowCount(max(settled, rows.rows - never), rows.exact) if rows and not made else None
+        return StageSnapshot(name, settled, total, stage)
 
 
 def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
@@ -188,19 +163,20 @@ LOOK_SECONDS = 1.0
 
 async def show(watch: Watch, run: WatchedRun, database: Database, stages: Sequence[str]) -> None:
     """Shows a run until cancelled, with its open batches as the store had them a moment ago. `stages` by position."""
-    seen: list[BatchCount] = []
 
     async def follow() -> None:
         while True:
             if run.invocation.batches.touched:
                 with suppress(StoreError):  # whoever works with the store hears of it
                     found = await batches_alike(database, run.invocation.run)
-                    seen[:] = [BatchCount(stages[one.stage], one.status or "not submitted", *one[2:]) for one in found]
+                    run.batches[:] = [
+                        BatchCount(stages[one.stage], one.status or "not submitted", *one[2:]) for one in found
+                    ]
             await asyncio.sleep(LOOK_SECONDS)
 
     follower = asyncio.ensure_future(follow())
     try:
-        await watch(replace(run, batches=lambda: seen))
+        await watch(run)
     finally:
         follower.cancel()
         await asyncio.wait({follower})

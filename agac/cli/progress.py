@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from agac.api.report import RowCount, Snapshot, StageSnapshot, WatchedRun
+    from agac.engine.settle import StageTotals
 
 TICK_SECONDS = 0.125
 """Between two pictures on a terminal."""
@@ -118,7 +119,7 @@ class ObservedRun:
             self._counting = threading.Thread(target=lambda: self._counted.append(count()), daemon=True)
             self._counting.start()
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
-        rates = {stage.name: rate(self._settled[stage.name], now, stage.worked) for stage in snapshot.stages}
+        rates = {stage.name: rate(self._settled[stage.name], now, stage.counts.settled) for stage in snapshot.stages}
         if snapshot.waiting_for is None:
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -188,7 +189,7 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max
     room = None if max_lines is None else max(1, max_lines - len(notes))
     shown = list(snapshot.stages)
     if room is not None and len(shown) > room:
-        moving = [stage for stage in shown if stage.in_flight or not _finished(stage)]
+        moving = [stage for stage in shown if stage.counts.in_flight or not _finished(stage)]
         shown = (moving or shown)[: max(0, room - 1)]
         notes.insert(0, f"+ {len(snapshot.stages) - len(shown)} more stages")
     names = [on_one_line(stage.name, style.encoding) for stage in shown]
@@ -208,15 +209,16 @@ def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
     if stage.total is not None and rate > 0 and not _finished(stage):
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
-    by_guard = {"skipped": stage.skipped, "dropped": stage.dropped}
+    counts = stage.counts
+    by_guard = {"skipped": counts.skipped, "dropped": counts.dropped}
     if any(by_guard.values()):
         parts["guard"] = ", ".join(f"{word} {count:,}" for word, count in by_guard.items() if count)
     parts["cost"] = "price unknown"
-    if stage.cost or not stage.unpriced:
-        unknown = " + unknown prices" if stage.unpriced else ""
-        parts["cost"] = dollars(stage.cost, None, simulated=stage.simulated) + unknown
-    if stage.failed:
-        parts["errors"] = f"errors {stage.failed:,}"
+    if counts.cost or not counts.unpriced:
+        unknown = " + unknown prices" if counts.unpriced else ""
+        parts["cost"] = dollars(counts.cost, None, simulated=counts.simulated > 0) + unknown
+    if counts.failed:
+        parts["errors"] = f"errors {counts.failed:,}"
     return parts
 
 
@@ -228,7 +230,7 @@ def stage_line(name: str, stage: StageSnapshot, rate: float, style: LineStyle) -
         counts = f"{stage.settled:,}/{'' if stage.total.exact else '~'}{stage.total.rows:,} ({share:.1%})"
         full, bare = f"{name} {style.bar(share)} {counts}" if style.bars else f"{name} {counts}", f"{name} {counts}"
     parts = _parts(stage, rate)
-    detail = _last_error(stage, style)
+    detail = _last_error(stage.counts, style)
     if style.width is None:
         return " | ".join([full, *parts.values()]) + detail
     choices = [(full, parts)]
@@ -248,7 +250,7 @@ def _finished(stage: StageSnapshot) -> bool:
     return stage.total is not None and stage.total.exact and stage.settled >= stage.total.rows
 
 
-def _last_error(of: StageSnapshot | Snapshot, style: LineStyle) -> str:
+def _last_error(of: StageTotals | Snapshot, style: LineStyle) -> str:
     if of.last_error is None:
         return ""
     error, row = of.last_error
@@ -272,7 +274,7 @@ def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
         batches = counted(batch.batches, "batch", "batches")
         notes.append(f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}")
     if snapshot.unusable and snapshot.last_error is not None:
-        shown_with_a_stage = any(stage.failed for stage in snapshot.stages)
+        shown_with_a_stage = any(stage.counts.failed for stage in snapshot.stages)
         last = "" if shown_with_a_stage else _last_error(snapshot, style)
         notes.append(f"unusable rows {snapshot.unusable:,}{last}")
     if snapshot.waiting_for is not None and not snapshot.stopping:

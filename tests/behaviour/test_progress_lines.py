@@ -118,7 +118,7 @@ def test_rows_that_a_guard_kept_out_are_settled_there_and_dropped_ones_come_no_f
 def test_the_rate_and_what_is_left_count_rows_that_are_passed_over() -> None:
     run = watched(1000, reply={"done": 5, "skipped": 895})
     (stage,) = run.snapshot(run.count_rows()).stages
-    assert (stage.settled, stage.worked, stage.total) == (900, 900, RowCount(1000, exact=True))
+    assert (stage.settled, stage.counts.settled, stage.total) == (900, 900, RowCount(1000, exact=True))
     assert "ETA 10s" in lines(run, rate=10.0)[0]
 
 
@@ -139,7 +139,7 @@ def test_rows_that_need_nothing_count_as_settled_but_not_for_the_rate() -> None:
     run = watched(100, classify={"done": 10})
     run.invocation.totals.unchanged = 50
     (stage,) = run.snapshot(run.count_rows()).stages
-    assert (stage.settled, stage.worked) == (60, 10)
+    assert (stage.settled, stage.counts.settled) == (60, 10)
 
 
 def test_a_finished_stage_has_no_eta() -> None:
