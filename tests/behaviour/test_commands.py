@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from support.batchclient import BatchClient, rows
 from support.project import ProjectFolder, clean_environment
-from support.server import Faulty, Server
+from support.server import Server
 from support.terminals import on_pty
 
 from agac.simulator.faults import FAULTS
@@ -64,19 +64,11 @@ def test_every_command_that_reads_or_runs_prints_json_alone(finished: ProjectFol
         assert key in ran.json
 
 
-def test_results_go_to_standard_output_and_talk_to_standard_error(finished: ProjectFolder) -> None:
-    ran = finished.agac("card", "show", "support")
-    assert ran.out == "Be kind.\n"
-    assert "model: local/large" in ran.err
-    ran = finished.agac("export", "-a", "nothing")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: no run of workflow 'nothing'\n")
-
-
 def test_quiet_leaves_results_and_errors(finished: ProjectFolder) -> None:
     for arguments in (["--quiet", "run", "-a", "reviews"], ["run", "-a", "reviews", "-q"]):
         ran = finished.agac(*arguments)
         assert (ran.code, ran.out, ran.err) == (0, "", "")
+        assert finished.agac(*arguments, "--json").json["rows"]["done"] == 3
     assert finished.agac("-q", "run", "-a", "nothing").err.startswith("error: no workflow 'nothing'")
 
 
@@ -123,6 +115,7 @@ MISSPELT = [
     (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
     (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
     (["export", "--run", "9"], "error: no run 9\n"),
+    (["export", "-a", "nothing"], "error: no run of workflow 'nothing'\n"),
     (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
     (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
     (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
@@ -144,6 +137,8 @@ def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder) -
 
 def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFolder) -> None:
     finished.write("agentcards/greet.md", "---\n---\nYou write for {{shop}}.\n")
+    ran = finished.agac("card", "show", "support")
+    assert (ran.out, "model: local/large" in ran.err) == ("Be kind.\n", True), "only the result is on standard output"
     ran = finished.agac("card", "show", "greet", code=2)
     assert "agentcards/greet.md:3:15: unknown placeholder {{shop}}; known: agentName, agentType. Declare it" in ran.err
     assert "give them here with --var NAME=VALUE" in ran.err
@@ -160,7 +155,7 @@ def test_validate_says_every_problem_of_every_file(project: ProjectFolder) -> No
     project.rows([{"id": "r-1", "text": "fine"}])
     project.write("agentcards/support.md", "---\nmodle: local/small\n---\nBe kind.\n")
     stages = "stages:\n  - name: classify\n    prompt: ${text}\n    output_schema: {sentiment: string}\n"
-    stages += "  - name: reply\n    agent: support\n    promt: x\n"
+    stages += "  -       name: reply\n          agent: support\n          promt: x\n"
     head = "description: Two stages.\ninput:\n  path: data/rows.csv\n  id_field: id\nvars:\n  shop: Northwind\n"
     project.write("workflows/reviews.yml", head + stages)
     project.write("workflows/other.yml", "input: {path: data/row.csv}\nstages:\n  - name: one\n    prompt: ${text}\n")
@@ -168,7 +163,7 @@ def test_validate_says_every_problem_of_every_file(project: ProjectFolder) -> No
     assert ran.out.split("\n") == [
         "agentcards/support.md:2:1: modle: unknown key; did you mean 'model'?",
         "workflows/other.yml:1:15: input.path: no such file: 'data/row.csv'; did you mean 'data/rows.csv'?",
-        "workflows/reviews.yml:13:5: stages[1].promt: unknown key; did you mean 'prompt'?",
+        "workflows/reviews.yml:13:11: stages[1].promt: unknown key; did you mean 'prompt'?",
         "",
     ]
     assert ran.err == "3 problems found\n"
@@ -176,14 +171,6 @@ def test_validate_says_every_problem_of_every_file(project: ProjectFolder) -> No
     assert [(p["file"], p["line"], p["column"], p["path"]) for p in ran.json["problems"]] == [
         ("workflows/other.yml", 1, 15, "input.path")
     ]
-
-
-def test_the_column_is_where_the_key_stands(project: ProjectFolder) -> None:
-    project.rows([{"id": "r-1", "text": "fine"}])
-    stages = "stages:\n  -       name: one\n  -       name: two\n          promt: x\n"
-    project.write("workflows/reviews.yml", "# one\n" * 9 + "input: {path: data/rows.csv}\n" + stages)
-    ran = project.agac("validate")
-    assert ran.out == "workflows/reviews.yml:14:11: stages[1].promt: unknown key; did you mean 'prompt'?\n"
 
 
 def test_a_missing_key_is_said_before_any_call(project: ProjectFolder, server: Server) -> None:
@@ -204,27 +191,16 @@ def test_a_missing_key_is_said_before_any_call(project: ProjectFolder, server: S
     assert server.account()["requests"] == 4
 
 
-def test_a_run_ends_with_0_or_with_3_when_rows_failed(project: ProjectFolder, faulty: Faulty) -> None:
-    project.numbered(5)
-    project.configure(faulty([{"kind": "refusal", "match": "number 3"}]).base_url)
-    ran = project.agac("run", "-a", project.workflow(), code=3)
-    assert "Refused in classify: 1 row, e.g. 'r-3' (row 3):" in ran.out
-    assert "Retry the failed rows with: agac run -a reviews" in ran.out
-    assert project.agac("run", "-a", "reviews", "--limit", "2").code == 0
-
-
 def test_a_bad_key_ends_with_1_and_says_what_to_mend(project: ProjectFolder, server: Server) -> None:
-    project.numbered(5)
     project.configure(server.base_url, api_key="${LOCAL_KEY}")
-    ran = project.agac("run", "-a", project.workflow(), env={"LOCAL_KEY": "sk-invalid"}, code=1)
+    ran = project.agac("run", "-a", project.workflow(rows=5), env={"LOCAL_KEY": "sk-invalid"}, code=1)
     assert ran.err.count("stopped: ") == 1
     assert "Check LOCAL_KEY" in ran.err
     assert "resume with: agac run -a reviews\n" in ran.err
 
 
 def test_status_names_every_flag_that_makes_the_run_what_it_is(project: ProjectFolder, server: Server) -> None:
-    project.numbered(9)
-    project.workflow(vars={"shop": "Northwind"})
+    project.workflow(rows=9, vars={"shop": "Northwind"})
     flags = ["--limit", "2", "--offset", "3", "--model", "local/large?seed=7", "--var", "shop=My shop"]
     assert project.agac("run", "-a", "reviews", *flags).code == 0
     found = project.agac("status", "--json").json["runs"][0]
@@ -251,16 +227,12 @@ def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> 
 def test_colour_is_for_terminals_and_can_be_turned_off(
     project: ProjectFolder, flags: list[str], env: dict[str, str], coloured: bool
 ) -> None:
+    ran = project.agac("run", "-a", project.workflow(rows=2))
+    assert not {"\x1b", "\r"} & set(ran.out + ran.err), "nor a progress line in a file"
     with on_pty(project.root, *flags, "run", "-a", "nothing", env=env) as terminal:
         assert terminal.ended() == 2
     assert "no workflow 'nothing'" in terminal.seen
     assert ("\x1b[" in terminal.seen) is coloured
-
-
-def test_no_colour_and_no_progress_line_reach_a_file(finished: ProjectFolder) -> None:
-    ran = finished.agac("run", "-a", "reviews", "--fresh")
-    assert "\x1b" not in ran.out + ran.err
-    assert "\r" not in ran.out + ran.err
 
 
 def test_simulate_serves_until_ctrl_c(project: ProjectFolder) -> None:
@@ -302,14 +274,11 @@ async def one_batch(root: str, lines: list[dict[str, Any]] | None) -> int:
         return int(batch["request_counts"]["completed"])
 
 
-def test_simulate_names_every_kind_of_fault_in_its_help(project: ProjectFolder) -> None:
+def test_simulate_names_every_kind_of_fault_and_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
     told = " ".join(project.agac("simulate", "--help").out.split())
     assert [kind for kind in FAULTS if f" {kind}" not in told] == []
-
-
-def test_simulate_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
-    ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml")
-    assert (ran.code, ran.out) == (2, "")
+    ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml", code=2)
+    assert ran.out == ""
     assert "latency 'soon' is none that the simulator knows" in ran.err
     assert "no such file: none.yml" in ran.err
 
@@ -357,37 +326,19 @@ def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project:
 
 
 def test_an_env_file_that_is_not_utf8_is_named_with_its_line(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow()
+    project.workflow(rows=1)
     (project.root / ".env").write_bytes(b"A=1\nB=\xff\n")
     ran = project.agac("validate")
     assert (ran.code, ran.err) == (2, "error: .env:2: is not UTF-8\n  Save the file as UTF-8.\n")
 
 
-def test_status_speaks_of_the_run_that_was_last_at_work(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    project.run()
+def test_status_speaks_of_the_run_that_was_last_at_work_and_paths_can_be_typed_here(project: ProjectFolder) -> None:
+    project.run(project.workflow(rows=2))
     project.run(limit=1)
-    project.run()
-    assert "Results of run 1: output/reviews/results.jsonl" in project.agac("status").out
-
-
-def test_paths_are_told_as_they_can_be_typed_here(project: ProjectFolder) -> None:
-    project.numbered(1)
-    project.workflow()
     (project.root / "deep").mkdir()
     ran = project.agac("run", "-a", "reviews", cwd=project.root / "deep")
     assert "Results: ../output/reviews/results.jsonl " in ran.out
-
-
-def test_rows_that_only_the_input_can_mend_are_not_to_be_tried_again(project: ProjectFolder) -> None:
-    project.write("data/rows.csv", "id,text\nr-1,fine\nr-2,too,many\n")
-    project.workflow()
-    ran = project.agac("run", "-a", "reviews")
-    assert ran.code == 3
-    assert "Fix these rows in the input, then run: agac run -a reviews" in ran.out
-    assert "Retry the failed rows" not in ran.out
+    assert "Results of run 1: output/reviews/results.jsonl" in project.agac("status").out
 
 
 def test_a_project_without_workflows_is_not_valid(project: ProjectFolder) -> None:

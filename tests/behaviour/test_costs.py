@@ -8,6 +8,9 @@ import yaml
 from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 
+from agac.providers.provider import price_of
+from agac.providers.table import OPENAI
+
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
@@ -17,13 +20,24 @@ MILLION = 1_000_000
 
 def served(text: str = "ok", *, given: int = 1000, cached: int = 0, made: int = 100, **more: Any) -> Step:
     usage = {
-        "prompt_tokens": given,
-        "completion_tokens": made,
-        "total_tokens": given + made,
+        "prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made,
         "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    }  # fmt: skip
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return Step(body=json.dumps({"model": "m-2026", "choices": [choice], "usage": usage, **more}))
+
+
+def openai(project: ProjectFolder, texts: str, *steps: Step, **provider: Any) -> list[float]:
+    """What calls of a hosted model cost so far, the last ones for these texts."""
+    with scripted(*steps) as server:
+        providers = {"openai": {"base_url": server.base_url, **provider}}
+        project.write("agac.yml", yaml.safe_dump({"providers": providers}))
+        project.write(".env", "OPENAI_API_KEY=sk-1\n")
+        project.workflow(
+            rows=[{"id": text, "text": text} for text in texts], stages=[{**SAY, "model": "openai/gpt-5.4-mini"}]
+        )
+        assert project.run(concurrency=1).exit_code == 0
+    return [cost for cost in costs(project) if cost is not None]
 
 
 def costs(project: ProjectFolder) -> list[float | None]:
@@ -58,27 +72,16 @@ def test_cached_input_has_its_own_price_in_every_tier(project: ProjectFolder) ->
     assert report.summary["calls"]["cached_tokens"] == 1600
 
 
-def test_the_price_library_knows_cached_input_and_flex(project: ProjectFolder) -> None:
-    from agac.providers.provider import price_of
-    from agac.providers.table import OPENAI
-
-    steps = [served(cached=800), served(cached=800, service_tier="flex")]
-    with scripted(*steps) as server:
-        table = {"openai": {"base_url": server.base_url}}
-        project.write("agac.yml", yaml.safe_dump({"providers": table}))
-        project.write(".env", "OPENAI_API_KEY=sk-1\n")
-        project.numbered(2)
-        project.workflow(stages=[{**SAY, "model": "openai/gpt-5.4-mini"}])
-        assert project.run(concurrency=1).exit_code == 0
-    found = costs(project)
+def test_the_price_library_knows_cached_input_and_flex_and_prices_in_agac_yml_win(project: ProjectFolder) -> None:
+    found = openai(project, "ab", served(cached=800), served(cached=800, service_tier="flex"))
     for cost, tier in zip(found, (None, "flex"), strict=True):
         price = price_of(OPENAI, "gpt-5.4-mini", tier)
         assert price is not None
         assert price.cached_input is not None
         assert cost == pytest.approx((200 * price.input + 800 * price.cached_input + 100 * price.output) / MILLION)
-    assert found[1] is not None
-    assert found[0] is not None
     assert found[1] < found[0]
+    own = openai(project, "c", served(), prices={"gpt-5.4-mini": {"input": 7.0, "output": 70.0}})
+    assert own[2:] == [pytest.approx(14_000 / MILLION)]
 
 
 def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(project: ProjectFolder) -> None:
@@ -107,15 +110,3 @@ def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(proj
     assert calls["cost_usd"] == pytest.approx(2 * wrong + fallback, abs=1e-6)
     assert calls["calls_without_price"] == 0
     assert report.invocation["cost_usd"] == calls["cost_usd"]
-
-
-def test_prices_in_agac_yml_win_over_the_library(project: ProjectFolder) -> None:
-    with scripted(served()) as server:
-        price = {"gpt-5.4-mini": {"input": 7.0, "output": 70.0}}
-        table = {"openai": {"base_url": server.base_url, "prices": price}}
-        project.write("agac.yml", yaml.safe_dump({"providers": table}))
-        project.write(".env", "OPENAI_API_KEY=sk-1\n")
-        project.numbered(1)
-        project.workflow(stages=[{**SAY, "model": "openai/gpt-5.4-mini"}])
-        project.run()
-    assert costs(project) == [pytest.approx(14_000 / MILLION)]

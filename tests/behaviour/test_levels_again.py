@@ -11,6 +11,7 @@ from support.processes import interrupt, listening, wait_until
 from support.project import ProjectFolder
 from support.recount import contents
 from support.server import Faulty, Server
+from support.soak import few
 
 import agac
 from agac.core.errors import UsageError
@@ -23,6 +24,9 @@ CHECK = {"name": "check", "prompt": "check ${each}\n!"}
 SUM = {"name": "sum", "group_by": ["item"], "prompt": "sum ${item} ${rows_count}: ${rows_json}", "needs": "check"}
 TITLE = {"name": "title", "prompt": "title ${sum}"}
 ALL = [PLAN, EACH, CHECK, SUM, TITLE]
+REDUCED = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}]
+REFUSED = {"kind": "refusal", "match": "check each a y\n!"}
+"""One child's second stage is refused."""
 ROWS = {"a": ["x", "y"], "b": ["y"], "c": ["x", "z"]}
 CALLS = {"plan": 3, "each": 5, "check": 5, "sum": 3, "title": 3}
 
@@ -37,11 +41,6 @@ def project(project: ProjectFolder) -> ProjectFolder:
 
 def lists(project: ProjectFolder, rows: dict[str, Any]) -> None:
     project.rows([{"id": id_, "items": items} for id_, items in rows.items()], PATH)
-
-
-def refusing(project: ProjectFolder, faulty: Faulty, **fault: Any) -> None:
-    """One child's second stage is refused."""
-    project.asks(faulty([{"kind": "refusal", "match": "check each a y\n!", **fault}]))
 
 
 def workflow(project: ProjectFolder, stages: list[dict[str, Any]] = ALL, **keys: Any) -> None:
@@ -73,6 +72,8 @@ def test_until_leaves_later_stages_open_and_a_plain_run_finishes_them(project: P
 
 def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
     project.run(until="each")
+    report = project.run(from_stage="sum")
+    assert (report.exit_code, report.invocation["calls"]) == (0, 0), "a group waits for members that are open"
     lists(project, {**ROWS, "d": ["x"]})
     for stage, count in (("check", 5), ("sum", 0)):
         before = calls(project)
@@ -85,27 +86,16 @@ def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
     assert report.summary["complete"]
 
 
-def test_a_group_waits_for_members_that_are_open(project: ProjectFolder) -> None:
-    """A row that is not through yet may still come into a group: what is asked without it would be asked again."""
-    project.run(until="each")
-    report = project.run(from_stage="sum")
-    assert (report.exit_code, report.invocation["calls"]) == (0, 0)
-
-
-def test_no_retry_failed_leaves_made_rows_as_they_are(project: ProjectFolder, faulty: Faulty) -> None:
-    refusing(project, faulty)
-    assert ran(project).exit_code == 3
-    report = project.run(retry_failed=False)
-    assert (report.exit_code, report.invocation["calls"], report.invocation["rows_left_failed"]) == (3, 0, 1)
-    assert project.run().invocation["calls"] == 1
-    assert_all_sound(project)
-
-
 def test_retry_forces_made_rows_that_a_run_leaves_alone(project: ProjectFolder, faulty: Faulty) -> None:
-    refusing(project, faulty, first=4)
-    for count in (19, 1, 1, 0):
-        report = ran(project)
+    project.asks(faulty([REFUSED | {"first": 4}]))
+    for count, tries_again in ((19, True), (0, False), (1, True), (1, True), (0, True)):
+        report = project.run(retry_failed=tries_again)
         assert (report.exit_code, report.invocation["calls"]) == (3, count)
+        assert tries_again or report.invocation["rows_left_failed"] == 1
+        assert_all_sound(project)
+    for row in ("b/0", "a/7", "nobody"):
+        with pytest.raises(UsageError, match=row):
+            retry(project, rows=(row,))
     assert retry(project).invocation["calls"] == 1
     report = retry(project)
     assert report.exit_code == 0
@@ -120,30 +110,16 @@ def test_retry_forces_made_rows_that_a_run_leaves_alone(project: ProjectFolder, 
 @pytest.mark.parametrize(
     ("choice", "count"),
     [
-        ({"rows": ("a/1",)}, 1),
-        ({"rows": ("a",)}, 1),
-        ({"rows": ("c/0", "a/1")}, 2),
-        ({"stage": "check"}, 1),
-        ({"stage": "each"}, 1),
-        ({"error": "Truncated"}, 1),
-        ({"error": "Refused"}, 1),
-        ({}, 2),
+        ({"rows": ("a/1",)}, 1), ({"rows": ("a",)}, 1), ({"rows": ("c/0", "a/1")}, 2), ({"stage": "check"}, 1),
+        ({"stage": "each"}, 1), ({"error": "Truncated"}, 1), ({"error": "Refused"}, 1), ({}, 2),
     ],
-)
+)  # fmt: skip
 def test_retry_chooses_made_rows(project: ProjectFolder, faulty: Faulty, choice: dict[str, Any], count: int) -> None:
-    project.asks(faulty([{"kind": "refusal", "match": "check each a y\n!"}, {"kind": "length", "match": "each c x"}]))
+    project.asks(faulty([REFUSED, {"kind": "length", "match": "each c x"}]))
     assert ran(project).exit_code == 3
     assert agac.retry_choice("last", agac.Retry(**choice), project=project.root).rows == count
     report = retry(project, **choice)
     assert (report.exit_code, report.invocation["calls"]) == (3, count)
-
-
-def test_retry_of_a_made_row_that_did_not_fail_is_refused(project: ProjectFolder, faulty: Faulty) -> None:
-    refusing(project, faulty)
-    ran(project)
-    for row in ("b/0", "a/7", "nobody"):
-        with pytest.raises(UsageError, match=row):
-            retry(project, rows=(row,))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +141,7 @@ def test_retry_from_a_stage_asks_it_and_what_follows_of_these_rows_anew(
 
 def test_retry_from_a_stage_that_reduces(project: ProjectFolder) -> None:
     lists(project, {f"r{n}": [n % 3] for n in range(40)})
-    workflow(project, [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}])
+    workflow(project, REDUCED)
     first = asked(project)
     assert first > 40 + 10
     report = retry(project, from_stage="sum")
@@ -183,8 +159,7 @@ def test_a_failed_part_is_retried(project: ProjectFolder) -> None:
 
     with project.asking(answering(answer)):
         lists(project, {f"r{n}": [1] for n in range(20)})
-        stages: list[dict[str, Any]] = [EACH | {"needs": []}, SUM | {"needs": "each", "reduce": {"max_rows": 4}}, TITLE]
-        workflow(project, stages, defaults={})
+        workflow(project, [*REDUCED, TITLE], defaults={})
         for count in (None, 1, 1, 0):
             report = ran(project)
             assert report.exit_code == 3
@@ -222,7 +197,7 @@ def test_fresh_asks_everything_anew_and_is_continued_when_it_was_stopped(
     assert project.run().summary["run"] == 3
 
 
-@pytest.mark.parametrize("stage", CALLS)
+@pytest.mark.parametrize("stage", few([*CALLS], 2))
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stage: str) -> None:
     lists(project, ROWS)
     workflow(project, [one | ({"max_age": "7d"} if one["name"] == stage else {}) for one in ALL])
@@ -240,14 +215,12 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stag
 
 def test_running_again_writes_nothing(project: ProjectFolder) -> None:
     lists(project, {f"r{n}": [f"i{place % 7}" for place in range(n % 5)] for n in range(60)})
-    uniq = {"name": "uniq", "dedupe": ["item"]}
-    say = {"name": "say", "prompt": "say ${item}"}
-    workflow(project, [*ALL, uniq, say], output={"stages": "title"})
+    further = [{"name": "uniq", "dedupe": ["item"]}, {"name": "say", "prompt": "say ${item}"}]
+    workflow(project, [*ALL, *further], output={"stages": "title"})
     settled(project)
     before = contents(project.query)
-    report = project.run()
-    assert report.invocation["calls"] == 0
-    assert report.invocation["rows_unchanged"] == 60
+    done = project.run().invocation
+    assert (done["calls"], done["rows_unchanged"]) == (0, 60)
     assert contents(project.query) == before
 
 
@@ -262,7 +235,7 @@ def stopped_amid_a_call(project: ProjectFolder, server: Server, *command: str) -
     assert_all_sound(project)
 
 
-@pytest.mark.parametrize("stage", CALLS)
+@pytest.mark.parametrize("stage", few([*CALLS], 2, 1))
 def test_a_run_that_is_interrupted_at_any_level_is_gone_on_with(
     project: ProjectFolder, faulty: Faulty, stage: str
 ) -> None:

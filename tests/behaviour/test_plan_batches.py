@@ -1,6 +1,5 @@
 """`agac plan` of stages that are asked in batches: how many of them, at what price, and what is under way already."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.api.project import open_project, ready_workflow
-from agac.plan.plan import make_plan
+from agac.api.project import open_project
 from agac.plan.render import Prepared, Preparer
 
 PRICES = {"small": {"input": 1.0, "output": 10.0, "batch": 0.5}}
@@ -35,14 +33,25 @@ def stage_of(project: ProjectFolder, place: int = 0, **options: Any) -> dict[str
     return found
 
 
-def prints(project: ProjectFolder, rows: Mapping[str, str]) -> list[bytes]:
-    """The fingerprints of the first stage for rows with these texts, by id."""
-    opened = open_project(project.root)
-    checked, options = ready_workflow(opened, "reviews", agac.RunOptions())
-    plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), None)
+def counts(project: ProjectFolder, place: int = 0, **options: Any) -> tuple[int, int, int]:
+    stage = stage_of(project, place, **options)
+    return stage["run"], stage["in_flight"], stage["reuse"]
+
+
+def ran(project: ProjectFolder, then: int, rows: int = 2, **keys: Any) -> None:
+    """Some rows have run, by calls; `then` are there now."""
+    project.workflow(rows=rows, **{"stages": [SAY], "defaults": {"run_mode": "batch"}} | keys)
+    assert project.run(run_mode="sync").exit_code == 0
+    project.numbered(then)
+
+
+def prints(project: ProjectFolder, *numbers: int) -> list[bytes]:
+    """The fingerprints of the first stage for the rows of these numbers."""
+    plan = project.plan()
     preparer, found = Preparer(plan.stages, plan.vars, 1), []
-    for row_id, text in rows.items():
-        made = preparer.prepare(plan.asking[0], preparer.view({"id": row_id, "text": text}), row_id)
+    for number in numbers:
+        data: dict[str, Any] = {"id": f"r-{number}", "text": f"I love number {number}"}
+        made = preparer.prepare(plan.asking[0], preparer.view(data), data["id"])
         assert isinstance(made, Prepared)
         found += made.replicas or [made.fingerprint]
     return found
@@ -79,13 +88,7 @@ def test_batches_cost_the_price_of_batches_and_at_most_that_of_calls_that_take_o
     assert cheap["usd_at_most"] < stage_of(batching)["estimate"]["usd_at_most"] < full["usd_at_most"]
 
 
-def test_a_price_that_is_not_known_stays_unknown(batching: ProjectFolder, server: Server) -> None:
-    batching.configure(server.base_url, batch="openai")
-    report = planned(batching)
-    assert (report["usd"], report["stages"][0]["estimate"]["usd"]) == (None, None)
-
-
-def test_how_many_batches_there_will_be(batching: ProjectFolder) -> None:
+def test_how_many_batches_there_will_be(batching: ProjectFolder, server: Server) -> None:
     rules: list[tuple[dict[str, Any], int, int]] = [
         ({}, 1, 10),
         ({"max_requests": 4}, 3, 4),
@@ -101,12 +104,12 @@ def test_how_many_batches_there_will_be(batching: ProjectFolder) -> None:
             "count": count, "requests_at_most": most, "completion_window": "24h",
             "ended_before": 0, "p50_s": None, "p95_s": None,
         }  # fmt: skip
-
-
-def test_the_providers_own_bound_cuts_batches(batching: ProjectFolder, server: Server) -> None:
-    batching.configure(server.base_url, batch={"api": "openai", "max_requests": 7}, prices=PRICES)
-    found = stage_of(batching)["batches"]
-    assert (found["count"], found["requests_at_most"]) == (2, 7)
+    batching.workflow(stages=[SAY], defaults={"run_mode": "batch"})
+    batching.configure(server.base_url, batch={"api": "openai", "max_requests": 7})  # the provider's own bound
+    report = planned(batching)
+    found = report["stages"][0]
+    assert (found["batches"]["count"], found["batches"]["requests_at_most"]) == (2, 7)
+    assert (report["usd"], found["estimate"]["usd"]) == (None, None), "a price that is not known stays unknown"
 
 
 def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) -> None:
@@ -140,54 +143,42 @@ def test_a_plan_without_batches_has_no_column_for_them(batching: ProjectFolder) 
 
 
 def test_what_is_in_flight_is_neither_asked_nor_paid_again(batching: ProjectFolder) -> None:
-    batching.numbered(2)
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(10)
+    ran(batching, then=10)
     before = stage_of(batching)
-    assert (before["run"], before["in_flight"], before["reuse"]) == (8, 0, 2)
-    texts = {f"r-{i}": f"I love number {i}" for i in (3, 4, 5)}
-    enrol(batching, batch(batching, tasks=3), prints(batching, texts))
+    assert counts(batching) == (8, 0, 2)
+    enrol(batching, batch(batching, tasks=3), prints(batching, 3, 4, 5))
+    assert counts(batching) == (5, 3, 2)
     stage = stage_of(batching)
-    assert (stage["run"], stage["in_flight"], stage["reuse"], stage["reasons"][0]["tasks"]) == (5, 3, 2, 5)
-    assert stage["estimate"]["calls"] == 5
+    assert (stage["reasons"][0]["tasks"], stage["estimate"]["calls"], stage["batches"]["count"]) == (5, 5, 1)
     assert stage["estimate"]["usd"] == pytest.approx(before["estimate"]["usd"] * 5 / 8, abs=2e-6)
-    assert stage["batches"]["count"] == 1
     # whichever mode the stage has now: the question is asked already
-    assert stage_of(batching, run_mode="sync")["in_flight"] == 3
+    assert counts(batching, run_mode="sync") == (5, 3, 2)
+    assert counts(batching, fresh=True)[:2] == (10, 0)
     shown = batching.agac("plan", "-a", "reviews").out
     assert "  in batch  " in shown
     assert "say: 3 in open batches: not sent or paid again" in shown
+    with store(batching) as database:
+        database.execute("UPDATE batch SET state = 'INGESTED'")
+        database.execute("UPDATE batch_task SET state = 3")
+    assert counts(batching) == (8, 0, 2), "what an ended batch held is not in flight"
 
 
 def test_what_follows_a_task_in_flight_is_still_to_be_asked(batching: ProjectFolder) -> None:
-    batching.numbered(2)
-    stages = [SAY, {"name": "more", "prompt": "x ${say}", "max_tokens": 500}]
-    batching.workflow(stages=stages, defaults={"run_mode": "batch"})
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(4)
-    texts = {f"r-{i}": f"I love number {i}" for i in (3, 4)}
-    enrol(batching, batch(batching, tasks=2), prints(batching, texts))
-    say, more = planned(batching)["stages"]
-    assert (say["run"], say["in_flight"], say["reuse"]) == (0, 2, 2)
-    assert (more["run"], more["in_flight"], more["reuse"]) == (2, 0, 2)
+    ran(batching, then=4, stages=[SAY, {"name": "more", "prompt": "x ${say}", "max_tokens": 500}])
+    enrol(batching, batch(batching, tasks=2), prints(batching, 3, 4))
+    assert [counts(batching, place) for place in (0, 1)] == [(0, 2, 2), (2, 0, 2)]
 
 
 def test_replicas_are_in_flight_one_by_one(batching: ProjectFolder) -> None:
-    batching.workflow(rows=1, stages=[{**SAY, "replicas": 3}], defaults={"run_mode": "batch"})
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(3)
-    [*second, _], third = prints(batching, {"r-2": "I love number 2"}), prints(batching, {"r-3": "I love number 3"})
-    enrol(batching, batch(batching, tasks=5), [*second, *third])
-    stage = stage_of(batching)
-    assert (stage["run"], stage["in_flight"], stage["reuse"]) == (1, 1, 1)
-    assert stage["estimate"]["calls"] == 1
+    ran(batching, rows=1, then=3, stages=[{**SAY, "replicas": 3}])
+    enrol(batching, batch(batching, tasks=5), prints(batching, 2)[:2] + prints(batching, 3))
+    assert counts(batching) == (1, 1, 1)
+    assert stage_of(batching)["estimate"]["calls"] == 1
 
 
 def test_parts_of_a_large_group_are_in_flight_one_by_one(batching: ProjectFolder) -> None:
-    batching.numbered(4)
     stage = {"name": "all", "group_by": [], "reduce": {"max_rows": 2}, "prompt": "${rows_json}"}
-    batching.workflow(stages=[stage], defaults={"run_mode": "batch"})
-    assert batching.run(run_mode="sync").exit_code == 0
+    ran(batching, rows=4, then=4, stages=[stage])
     asked = [one for (one,) in batching.query("SELECT t.fingerprint FROM task t JOIN row r ON r.key = t.row_key "
                                               "WHERE r.id LIKE '%/%' ORDER BY r.key")]  # fmt: skip
     assert len(asked) >= 2
@@ -202,23 +193,8 @@ def test_parts_of_a_large_group_are_in_flight_one_by_one(batching: ProjectFolder
     assert found["estimate"]["calls"] == before["estimate"]["calls"] - 1
 
 
-def test_fresh_and_ended_batches_count_nothing_as_in_flight(batching: ProjectFolder) -> None:
-    batching.numbered(2)
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(3)
-    enrol(batching, batch(batching), prints(batching, {"r-3": "I love number 3"}))
-    assert stage_of(batching)["in_flight"] == 1
-    assert stage_of(batching, fresh=True)["in_flight"] == 0
-    with store(batching) as database:
-        database.execute("UPDATE batch SET state = 'INGESTED'")
-        database.execute("UPDATE batch_task SET state = 3")
-    assert (stage_of(batching)["run"], stage_of(batching)["in_flight"]) == (1, 0)
-
-
-def test_how_long_batches_of_the_lane_took_is_told(batching: ProjectFolder) -> None:
-    batching.numbered(1)
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(2)
+def test_how_long_batches_of_the_lane_took_is_said(batching: ProjectFolder) -> None:
+    ran(batching, rows=1, then=2)
     batch(batching, "CLEANED", submitted_at=100.0, ended_at=160.0)
     batch(batching, "CLEANED", submitted_at=0.0, ended_at=9.0, model="other")
     batch(batching, "CLEANED", submitted_at=0.0, ended_at=9.0, account="another")
@@ -227,18 +203,12 @@ def test_how_long_batches_of_the_lane_took_is_told(batching: ProjectFolder) -> N
         batch(batching, "CLEANED", submitted_at=0.0, ended_at=60.0 * minutes)
     found = stage_of(batching)["batches"]
     assert (found["ended_before"], found["p50_s"], found["p95_s"]) == (20, 600.0, 1140.0)
-    shown = batching.agac("plan", "-a", "reviews").out
-    assert (
-        "1 batch of 1 request, at batch price; of 20 earlier ones, half took 10m 00s or less, 95 % within 19m 00s"
-        in shown
-    )
+    said = "1 batch of 1 request, at batch price; of 20 earlier ones, half took 10m 00s or less, 95 % within 19m 00s"
+    assert said in batching.agac("plan", "-a", "reviews").out
 
 
 def test_what_open_batches_may_cost_counts_against_budgets(batching: ProjectFolder) -> None:
-    stages = [{**SAY, "budget": {"usd": 5}}]
-    batching.workflow(rows=1, stages=stages, defaults={"run_mode": "batch"}, budget={"usd": 9})
-    assert batching.run(run_mode="sync").exit_code == 0
-    batching.numbered(3)
+    ran(batching, rows=1, then=3, stages=[{**SAY, "budget": {"usd": 5}}], budget={"usd": 9})
     assert [one["enough"] for one in planned(batching)["budgets"]] == [True, True]
     batch(batching, held_usd=4.9999, held_tokens=10)
     assert [one["enough"] for one in planned(batching)["budgets"]] == [True, False]

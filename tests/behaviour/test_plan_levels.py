@@ -14,13 +14,11 @@ from support.server import Faulty, Server
 from test_plan import calls_by_stage
 
 import agac
-from agac.api.plan import planned as forecast_of
-from agac.api.project import open_project, ready_workflow
+from agac.api.plan import planned as what_is_left
 from agac.api.status import database_path
 from agac.core.errors import UsageError
-from agac.engine.estimate import PlanReport, StageForecast
+from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Retry, Scope
-from agac.plan.plan import Plan, make_plan
 from agac.store.db import open_for_reading
 
 ECHO = {"model": "local/echo"}
@@ -28,12 +26,9 @@ PATH = "data/rows.jsonl"
 SAY = {"name": "say", "explode": "items", "prompt": "${id}:${index}:${item}"}
 SUM = {"name": "sum", "group_by": ["id"], "prompt": "${id} ${rows_count}: ${rows_json}"}
 ALL = {"name": "all", "needs": "sum", "group_by": [], "reduce": {"max_rows": 3}, "prompt": "All: ${rows_json}"}
-PLAN = {
-    "name": "plan",
-    "prompt": "Plan ${id}",
-    "model": "local/small",
-    "output_schema": {"topic": "a|b", "asks": ["string"]},
-}
+PLAN = {"name": "plan", "prompt": "Plan ${id}", "model": "local/small",
+        "output_schema": {"topic": "a|b", "asks": ["string"]}}  # fmt: skip
+SMALL = {"model": "local/small"}
 ASK = {"name": "ask", "explode": "plan.asks", "prompt": "Ask ${item}, ${index} of ${id}"}
 CUT = """\
 def cut(row):
@@ -58,21 +53,9 @@ def planned(project: ProjectFolder, **options: Any) -> PlanReport:
     return agac.plan_run("reviews", agac.RunOptions(**options), project=project.root)
 
 
-def plan_of(project: ProjectFolder) -> Plan:
-    opened = open_project(project.root)
-    checked, options = ready_workflow(opened, "reviews", agac.RunOptions())
-    return make_plan(checked.workflow, checked.models, opened.root, options.selection(), None)
-
-
 def counts(report: PlanReport) -> dict[str, tuple[int, int]]:
     """Each stage's (run, reuse)."""
     return {one.name: (one.run, one.reuse) for one in report.stages}
-
-
-def ends(project: ProjectFolder, stage: StageForecast) -> dict[str, int]:
-    """What became of the stage's tasks: what went well, with those that stand from before, dropped, and passed over."""
-    found = Counter(str(outcome) for outcome in outcomes(project, stage.name).values())
-    return {"well": found["done"] + found["reused"], "dropped": found["dropped"], "skipped": found["skipped"]}
 
 
 def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport:
@@ -83,18 +66,16 @@ def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport
     after = calls_by_stage(project)
     assert {one.name for one in report.stages if not one.exact} == set(guessed)
     for one in report.stages:
-        name, found = one.name, one
-        if name not in guessed:
-            assert (name, after.get(name, 0) - before.get(name, 0)) == (name, found.questions if one.stage.asks else 0)
-            told = {"well": found.run + found.reuse, "dropped": found.dropped, "skipped": found.skipped}
-            came = ends(project, one)
-            if found.guess is not None:  # a function that was not called yet may make rows leave
-                told["well"], told["dropped"] = told["well"] - came["dropped"], came["dropped"]
-            assert (name, came) == (name, told)
+        if (name := one.name) not in guessed:
+            assert (name, after.get(name, 0) - before.get(name, 0)) == (name, one.questions if one.stage.asks else 0)
+            came = Counter(str(outcome) for outcome in outcomes(project, name).values())
+            told = {"done": one.run + one.reuse, "dropped": one.dropped, "skipped": one.skipped}
+            if one.guess is not None:  # a function that was not called yet may make rows leave
+                told["done"], told["dropped"] = told["done"] - came["dropped"], came["dropped"]
+            assert (name, {outcome: came[outcome] for outcome in told}) == (name, told)
     again = planned(project, **{key: value for key, value in options.items() if key != "fresh"})
     assert {one.name: one.run for one in again.stages} == dict.fromkeys(counts(report), 0)
-    assert again.calls == 0
-    assert again.exact
+    assert (again.calls, again.exact) == (0, True)
     return report
 
 
@@ -184,8 +165,7 @@ def test_what_a_stored_answer_makes_is_known(project: ProjectFolder) -> None:
     project.rows([{"id": f"r{n}"} for n in range(10)], PATH)
     workflow(project, PLAN, ASK, SUM)
     project.run(until="plan")
-    report = as_told(project)
-    assert set(report.stages[1].reasons) == {"not asked yet"}
+    assert set(as_told(project).stages[1].reasons) == {"not asked yet"}
 
 
 def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) -> None:
@@ -213,45 +193,34 @@ def test_the_first_of_equal_rows_is_the_one_that_the_run_keeps(project: ProjectF
     project.write("tools/cut.py", CUT)
     texts = {"a": "x y", "b": "z", "c": "z q", "d": "y", "e": "q"}
     project.rows([{"id": id_, "text": text} for id_, text in texts.items()], PATH)
-    function = {"name": "cut", "python": "tools/cut.py:cut"}
-    workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${id} ${word}"})
+    stages: list[dict[str, Any]] = [{"name": "cut", "python": "tools/cut.py:cut"}, {"name": "uniq", "dedupe": ["word"]}]
+    workflow(project, *stages, {"name": "say", "prompt": "${id} ${word}"})
     ran(project)
-    workflow(project, function, {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "Say ${id} ${word}"})
+    workflow(project, *stages, {"name": "say", "prompt": "Say ${id} ${word}"})
     prompts = agac.plan_run("reviews", show=9, project=project.root).prompts
     ran(project)
     kept = [id_ for id_, outcome in outcomes(project, "say").items() if outcome == "done"]
     assert sorted(prompt.row for prompt in prompts) == sorted(kept) == ["a/0", "a/1", "b", "c/1"]
 
 
-def test_guards_of_children_and_groups(project: ProjectFolder) -> None:
-    lists(project, {"a": [1, 2, 3], "b": [1], "c": []})
-    workflow(
-        project,
-        {**SAY, "when": "item > 1"},
-        {"name": "only", "needs": "say", "filter": "index < 2"},
-        {**SUM, "needs": "only", "when": "rows_count > 1"},
-    )
-    report = as_told(project)
-    assert [one.skipped for one in report.stages] == [2, 0, 1]
-    assert [one.dropped for one in report.stages] == [0, 1, 0]
-
-
-def test_rows_that_cannot_be_used_make_nothing(project: ProjectFolder) -> None:
+def test_rows_that_cannot_be_used_make_nothing_and_guards_look_at_children_and_groups(project: ProjectFolder) -> None:
     lists(project, {"a": ["x"], "b": "no list", "c": None})
     workflow(project, SAY, SUM)
-    report = as_told(project)
-    (say, summed) = report.stages
-    assert (say.run, say.blocked) == (1, 2)
-    assert set(say.blocked_reasons) == {"list missing or not a list"}
+    (say, summed) = as_told(project).stages
+    assert (say.run, say.blocked, set(say.blocked_reasons)) == (1, 2, {"list missing or not a list"})
     assert (summed.run, summed.blocked) == (1, 0)
+    lists(project, {"a": [1, 2, 3], "b": [1], "c": []})
+    only = {"name": "only", "needs": "say", "filter": "index < 2"}
+    workflow(project, {**SAY, "when": "item > 1"}, only, {**SUM, "needs": "only", "when": "rows_count > 1"})
+    report = as_told(project)
+    assert [(one.skipped, one.dropped) for one in report.stages] == [(2, 0), (0, 1), (1, 0)]
 
 
 @pytest.mark.parametrize("incomplete", ["use", "fail"])
 def test_a_member_that_is_left_failed(incomplete: str, project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "a:1:bad"}]).base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "a:1:bad"}]))
     lists(project, {"a": ["x", "bad"], "b": ["y"]})
-    small = {"model": "local/small"}
-    workflow(project, {**SAY, **small}, {**SUM, **small, "incomplete": incomplete})
+    workflow(project, {**SAY, **SMALL}, {**SUM, **SMALL, "incomplete": incomplete})
     for _ in range(3):
         ran(project)
     report = planned(project)
@@ -276,12 +245,9 @@ def test_until_and_stage_say_what_is_not_asked(project: ProjectFolder) -> None:
 def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
     lists(project, {f"r{n}": ["x", "y", "z"] for n in range(10)})
-    small = {"model": "local/small"}
-    workflow(
-        project, {**SAY, **small}, {**SUM, **small}, {**ALL, **small}, confirm_above={"usd": 0.1}, budget={"calls": 40}
-    )
+    stages = ({**one, **SMALL} for one in (SAY, SUM, ALL))
+    workflow(project, *stages, confirm_above={"usd": 0.1}, budget={"calls": 40})
     report = planned(project)
-    assert report.usd is not None
     assert report.usd == pytest.approx(sum(one.estimate.usd or 0.0 for one in report.stages))
     assert report.wants_yes
     assert report.calls == 41 + report.stages[2].parts
@@ -292,10 +258,9 @@ def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolde
 
 
 def test_a_retry_counts_what_is_made_of_its_rows(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "a:1:bad"}]).base_url)
+    project.asks(faulty([{"kind": "refusal", "match": "a:1:bad"}]))
     lists(project, {"a": ["x", "bad"], "b": ["y", "z"]})
-    small = {"model": "local/small"}
-    workflow(project, {**SAY, **small}, {**SUM, **small})
+    workflow(project, {**SAY, **SMALL}, {**SUM, **SMALL})
     ran(project)
     assert retried(project, Retry()) == {"say": 1, "sum": 1}
     assert retried(project, Retry(from_stage="say", since=time.time())) == {"say": 4, "sum": 2}
@@ -311,9 +276,8 @@ def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder, fau
     project.configure(faulty([{"kind": "refusal", "match": "L a"}]).base_url)
     project.rows([{"id": "a"}, {"id": "b"}], PATH)
     left, right = {"name": "left", "prompt": "L ${id}"}, {"name": "right", "needs": [], "prompt": "R ${id}"}
-    small = {"model": "local/small"}
-    both = {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}", **small}
-    workflow(project, {**left, **small}, {**right, **small}, both)
+    both = {"name": "both", "needs": ["left", "right"], "prompt": "${left} ${right}", **SMALL}
+    workflow(project, {**left, **SMALL}, {**right, **SMALL}, both)
     ran(project)
     assert retried(project, Retry()) == {"left": 1, "right": 0, "both": 1}
     assert retried(project, Retry(stage="right")) == {"left": 0, "right": 0, "both": 0}
@@ -325,11 +289,8 @@ def test_a_retry_in_a_graph_counts_only_what_follows(project: ProjectFolder, fau
 def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
     """How many tasks of each stage a retry would ask."""
 
-    async def tasks() -> dict[str, int]:
-        plan = plan_of(project)
+    async def report() -> PlanReport:
         async with open_for_reading(database_path(project.root)) as database:
-            assert database is not None
-            report = await forecast_of(database, plan, Scope(), None, run=1, retry=retry)
-        return {one.name: one.questions for one in report.stages}
+            return await what_is_left(database, project.plan(), Scope(), None, run=1, retry=retry)
 
-    return asyncio.run(tasks())
+    return {one.name: one.questions for one in asyncio.run(report()).stages}

@@ -16,11 +16,11 @@ import pytest
 from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 
-from agac.api.project import RunOptions, open_project, ready_workflow
+from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot
 from agac.core.types import Message
-from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
+from agac.plan.plan import Plan, Selection, restored_plan, run_settings
 from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
 from agac.providers.model_string import ModelRef
@@ -168,14 +168,11 @@ def folder(tmp_path: Path) -> ProjectFolder:
     return made
 
 
-def planned(root: Path, name: str, **options: Any) -> tuple[Plan, Mapping[str, Provider]]:
-    opened = open_project(root)
+def planned(folder: ProjectFolder, name: str = "everything", **options: Any) -> tuple[Plan, Mapping[str, Provider]]:
     try:
-        checked, ready = ready_workflow(opened, name, RunOptions(**options))
+        return folder.plan(name, **options), open_project(folder.root).providers
     except SpecError as error:
         raise AssertionError([str(problem) for problem in error.problems]) from error
-    plan = make_plan(checked.workflow, checked.models, opened.root, ready.selection(), ready.concurrency)
-    return plan, opened.providers
 
 
 def again(
@@ -243,17 +240,17 @@ def assert_same(made: Plan, plan: Plan) -> None:
 
 @pytest.mark.parametrize("name", ["everything", "piped", "database"])
 def test_a_plan_with_every_key_is_the_same_again(folder: ProjectFolder, name: str) -> None:
-    plan, providers = planned(folder.root, name, limit=5, sample=9, seed=3, offset=1, concurrency=3)
+    plan, providers = planned(folder, name, limit=5, sample=9, seed=3, offset=1, concurrency=3)
     for write in (snapshot, canonical):
         assert_same(again(plan, providers, folder.root, write), plan)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_workflow_is_the_same_again(tmp_path: Path, name: str) -> None:
-    root = shipped_project(tmp_path / "shipped").root
+    shipped = shipped_project(tmp_path / "shipped")
     for mode in ("sync", "batch"):
-        plan, providers = planned(root, name, run_mode=mode)
-        made = again(plan, providers, root)
+        plan, providers = planned(shipped, name, run_mode=mode)
+        made = again(plan, providers, shipped.root)
         assert_same(made, plan)
         assert {stage.run_mode for stage in made.asking} == {mode}
 
@@ -261,7 +258,7 @@ def test_a_shipped_workflow_is_the_same_again(tmp_path: Path, name: str) -> None
 def test_a_project_may_be_moved_its_files_changed_and_the_provider_of_today_is_asked(
     folder: ProjectFolder, tmp_path: Path
 ) -> None:
-    plan, providers = planned(folder.root, "everything")
+    plan, providers = planned(folder)
     made = again(plan, providers, folder.root)
     check = next(stage.extra_check for stage in made.asking if stage.name == "checked")
     assert check is not None
@@ -286,7 +283,7 @@ def test_a_project_may_be_moved_its_files_changed_and_the_provider_of_today_is_a
 
 
 def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder) -> None:
-    plan, providers = planned(folder.root, "everything")
+    plan, providers = planned(folder)
     for file, named in (
         ("clean", "tools/clean.py:clean"),
         ("helper", "tools/clean.py:clean"),
@@ -305,7 +302,7 @@ def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder) -> None:
 
 
 def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder) -> None:
-    plan, providers = planned(folder.root, "everything")
+    plan, providers = planned(folder)
     without = {name: row for name, row in providers.items() if name != "other"}
     with pytest.raises(UsageError, match="asks other/big, and there is no provider 'other' any more") as raised:
         again(plan, without, folder.root)
@@ -318,7 +315,7 @@ def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder
 def test_no_secret_is_kept(folder: ProjectFolder) -> None:
     folder.write("agac.yml", PROJECT.replace("structured: json_object", "api_key: '${KEY}', headers: {x-a: '${KEY}'}"))
     folder.write(".env", "KEY=canary-4711\n")
-    plan, providers = planned(folder.root, "everything")
+    plan, providers = planned(folder)
     assert providers["local"].api_key == "canary-4711"
     assert "canary-4711" not in canonical(run_settings(plan, folder.root))
 
@@ -348,7 +345,7 @@ def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFold
     """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
     definition or the settings holds it."""
     options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
-    plans = [planned(folder.root, name, **options)[0] for name in ("everything", "piped", "database")]
+    plans = [planned(folder, name, **options)[0] for name in ("everything", "piped", "database")]
     parts = [part for plan in plans for part in _parts(plan)]
     unused = []
     for kind in HELD:

@@ -22,17 +22,15 @@ STEPS = st.lists(st.tuples(st.integers(1, 3_000), FLAT), max_size=3, unique_by=l
 PRICES = st.builds(lambda base, steps: replace(base, above=tuple(sorted(steps, key=lambda s: s[0]))), FLAT, STEPS)
 
 
-def worst_of(price: Price, max_tokens: int, body: bytes) -> Amount:
-    provider = replace(SIMULATOR, prices={"m": price})
-    return WorstCase(PlannedModel(provider, "m", Params(max_tokens=max_tokens)), in_dollars=True).of(body)
+def worst_of(price: Price, max_tokens: int, body: bytes, tier: str | None = None, *, batch: bool = False) -> Amount:
+    provider, params = replace(SIMULATOR, prices={"m": price}), Params(max_tokens=max_tokens, service_tier=tier)
+    return WorstCase(PlannedModel(provider, "m", params), in_dollars=True, batch=batch).of(body)
 
 
 @given(
-    price=PRICES,
-    size=st.integers(0, 4_000),
-    max_tokens=st.integers(1, 2_000),
+    price=PRICES, size=st.integers(0, 4_000), max_tokens=st.integers(1, 2_000),
     shares=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
-)
+)  # fmt: skip
 def test_no_call_costs_more_than_its_worst_case(
     price: Price, size: int, max_tokens: int, shares: tuple[float, float, float]
 ) -> None:
@@ -50,15 +48,11 @@ def test_tokens_are_bounded_by_bytes_not_by_characters() -> None:
     assert worst_of(Price(1.0, 1.0), 10, body) == Amount((len(body) + 10) / 1e6, len(body) + 10, 1)
 
 
-@pytest.mark.parametrize(
-    ("tier", "dearest_tier"), [(None, "priority"), ("auto", "priority"), ("priority", "priority"), ("flex", None)]
-)
-def test_the_dearest_tier_that_may_be_served_counts(tier: str | None, dearest_tier: str | None) -> None:
-    price = Price(1.0, 4.0, flex=0.5, priority=2.0)
-    provider = replace(SIMULATOR, prices={"m": price})
-    model = PlannedModel(provider, "m", Params(max_tokens=100, service_tier=tier))
-    factor = 2 if dearest_tier == "priority" else 1
-    assert WorstCase(model, in_dollars=True).of(b"x" * 100).usd == pytest.approx(factor * 500 / 1e6)
+@pytest.mark.parametrize(("tier", "factor"), [(None, 2), ("auto", 2), ("priority", 2), ("flex", 1)])
+def test_the_dearest_tier_that_may_be_served_counts_and_batches_have_their_own(tier: str | None, factor: int) -> None:
+    price = Price(1.0, 4.0, flex=0.5, priority=2.0, batch=0.25)
+    assert worst_of(price, 100, b"x" * 100, tier).usd == pytest.approx(factor * 500 / 1e6)
+    assert worst_of(price, 10, b"x" * 100, tier, batch=True) == Amount((25 + 10) / 1e6, 110, 1)
 
 
 def test_the_price_library_knows_the_dearer_tier_of_a_hosted_model() -> None:
@@ -107,10 +101,3 @@ def test_a_call_is_counted_as_what_is_known_of_it_and_the_worst_for_the_rest(
     changes: dict[str, Any], real: Amount, unsure: Amount
 ) -> None:
     assert counted(replace(CALL, **changes), WORST) == (real, unsure)
-
-
-def test_the_worst_case_of_a_request_in_a_batch_is_at_the_price_of_batches() -> None:
-    provider = replace(SIMULATOR, prices={"m": Price(1.0, 4.0, batch=0.25, priority=2.0)})
-    model = PlannedModel(provider, "m", Params(max_tokens=10))
-    assert WorstCase(model, in_dollars=True, batch=True).of(b"x" * 100) == Amount((25 + 10) / 1e6, 110, 1)
-    assert WorstCase(model, in_dollars=True).of(b"x" * 100).usd == pytest.approx((200 + 80) / 1e6)

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 import yaml
 
 import agac
+from agac.api.project import open_project, ready_workflow
+from agac.plan.plan import Plan, make_plan
 from support.commands import Forked, run_forked, start_forked, template
 from support.recount import assert_recounted
 
@@ -119,6 +121,12 @@ class ProjectFolder:
     def run(self, name: str = "reviews", **options: Any) -> agac.RunReport:
         """Runs in this process, through the Python API."""
         return agac.run(name, agac.RunOptions(**options), project=self.root)
+
+    def plan(self, name: str = "reviews", **options: Any) -> Plan:
+        """The plan of a run, as the engine gets it."""
+        opened = open_project(self.root)
+        checked, ready = ready_workflow(opened, name, agac.RunOptions(**options))
+        return make_plan(checked.workflow, checked.models, opened.root, ready.selection(), ready.concurrency)
 
     def agac(
         self,
