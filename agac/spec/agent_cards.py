@@ -17,7 +17,7 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import CardFile, MessageFile
 from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
-from agac.spec.templates import ReadText, compile_template, fill, literal_text, sound_template
+from agac.spec.templates import compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, FIELDS_LATER, TYPES_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
@@ -190,7 +190,7 @@ def _instruction(source: _Source, name: str, variables: Mapping[str, JSONValue])
             "and name it as `messages`"
         )
         return None, [Problem(Where(document.shown, line, 1), message)]
-    return fill(ReadText(text, where, not where.path), variables, {"agentName": name, "agentType": "agent"})
+    return fill((text, where), variables, {"agentName": name, "agentType": "agent"})
 
 
 # Messages that stand before a prompt as examples: those of a stage, and those of the files that a card names.

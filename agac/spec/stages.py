@@ -27,7 +27,7 @@ from agac.spec.output_schema import load_schema, vote_problems
 from agac.spec.paths import Unusable
 from agac.spec.python_code import parse_reference
 from agac.spec.templates import (
-    ReadText,
+    PlacedText,
     Template,
     compile_template,
     default_prompt,
@@ -252,13 +252,13 @@ class StageBuilder:
         read = template_file if written.template else text_or_file
         if (source := self._text(read, value, at)) is None:
             return None
-        return self._noted(compile_template(source.text, source.where, positions=source.is_file))
+        return self._noted(compile_template(*source))
 
     def _instructions(self, written: StageFile, path: Path_) -> str | None:
         source = self._text(text_or_file, written.instructions or "", (*path, "instructions"))
         return self._noted(fill(source, self.variables)) if source else None
 
-    def _text(self, read: Callable[[str, Path, Where], ReadText], value: str, at: Path_) -> ReadText | None:
+    def _text(self, read: Callable[[str, Path, Where], PlacedText], value: str, at: Path_) -> PlacedText | None:
         try:
             return read(value, self.project.root, self.document.where(at))
         except Unusable as error:

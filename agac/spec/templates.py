@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -122,19 +123,15 @@ def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
     return value
 
 
-def compile_template(text: str, where: Where, *, positions: bool = False) -> tuple[Template | None, list[Problem]]:
-    """The template of `text`, or None and what is wrong with it.
-
-    `positions`: the text is a file's and starts at `where`, so that placeholders get a line and column of their own;
-    otherwise they carry `where` itself.
-    """
+def compile_template(text: str, where: Where) -> tuple[Template | None, list[Problem]]:
+    """The template of a text that starts at `where`, or None and what is wrong with it."""
     pieces: list[str] = []
     slots: list[tuple[int, str, tuple[str, ...]]] = []
     placeholders: list[Placeholder] = []
     problems: list[Problem] = []
     end = 0
     for match in _PLACEHOLDER.finditer(text):
-        spot = spot_of(text, match.start(), where) if positions else where
+        spot = place_of(text, match.start(), where)
         pieces.append(text[end : match.start()])
         end = match.end()
         if match["escaped"] is not None:
@@ -155,11 +152,12 @@ def compile_template(text: str, where: Where, *, positions: bool = False) -> tup
     return Template(text, tuple(placeholders), tuple(pieces), tuple(slots)), []
 
 
-def spot_of(text: str, offset: int, start: Where) -> Where:
-    """The place of the character at `offset` of a text that starts at `start`, the first column of its line."""
+def place_of(text: str, offset: int, start: Where) -> Where:
+    """The place of a character: its line and column in a text that is lines of a file, else that of the text's key."""
+    if start.path:
+        return start
     line = text.count("\n", 0, offset)
-    column = offset - (text.rfind("\n", 0, offset) + 1) + 1
-    return Where(start.file, (start.line or 1) + line, column)
+    return Where(start.file, (start.line or 1) + line, offset - text.rfind("\n", 0, offset))
 
 
 def sound_template(text: str, where: Where) -> Template:
@@ -233,21 +231,16 @@ _SUFFIXES = (".md", ".markdown", ".txt")
 _STARTS = ("/", "~/", "./", "../")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadText:
-    """A text and where it starts; `is_file` when that is a file of its own, so that every line has a place."""
-
-    text: str
-    where: Where
-    is_file: bool
+PlacedText = tuple[str, Where]
+"""A text and where it starts: at its key, or, where it is a file of its own, at the first line of that."""
 
 
-def text_or_file(value: str, root: Path, where: Where) -> ReadText:
+def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
     """The text itself or, where it names an existing file of the project, that file's text.
 
     Raises Unusable, also for a single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt.
     """
-    own = ReadText(value, where, False)
+    own = value, where
     if "\n" in value or len(value) > MAX_LENGTH or "${" in value:
         return own
     looks_like_path = not any(map(str.isspace, value)) and (value.endswith(_SUFFIXES) or value.startswith(_STARTS))
@@ -258,14 +251,14 @@ def text_or_file(value: str, root: Path, where: Where) -> ReadText:
     return template_file(value, root, where) if is_file or looks_like_path else own
 
 
-def template_file(value: str, root: Path, where: Where) -> ReadText:
+def template_file(value: str, root: Path, where: Where) -> PlacedText:
     """The text of a file that must exist. Raises Unusable."""
     path = existing_file(value, root, where)
     shown = path.relative_to(root.resolve()).as_posix()
     text = read_text(path, shown)
     if not text.strip():
         raise Unusable(Problem(where, f"{shown} is empty"))
-    return ReadText(text.rstrip("\n"), Where(shown, 1, 1), True)
+    return text.rstrip("\n"), Where(shown, 1, 1)
 
 
 # Instructions are the same for every row. `${vars.x}` is filled in each of them; in a card's, `{{x}}` too, from the
@@ -275,12 +268,12 @@ _BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 
 def fill(
-    source: ReadText, variables: Mapping[str, JSONValue], facts: Mapping[str, str] | None = None
+    source: PlacedText, variables: Mapping[str, JSONValue], facts: Mapping[str, str] | None = None
 ) -> tuple[str | None, list[Problem]]:
     """The text with every placeholder replaced, or None and what cannot be. `facts` are a card's own, None where double
     braces mean nothing."""
-    text, where = source.text, source.where
-    template, problems = compile_template(text, where, positions=source.is_file)
+    text, where = source
+    template, problems = compile_template(text, where)
     if template is None:
         return None, problems
     for placeholder in template.placeholders:
@@ -290,8 +283,8 @@ def fill(
         known = {**variables, **facts}
         for match in _BRACES.finditer(text):  # `${…}` has no braces inside: none of them reaches over a piece's end
             if not match[1] and match[2].strip() not in known:
-                spot = spot_of(text, match.start(), where) if source.is_file else where
-                problems.append(Problem(spot, _unknown(match[0], match[2].strip(), known)))
+                message = _unknown(match[0], match[2].strip(), known)
+                problems.append(Problem(place_of(text, match.start(), where), message))
 
         def fact(match: re.Match[str]) -> str:
             return match[0][1:] if match[1] else as_text(known.get(match[2].strip()))
@@ -302,17 +295,14 @@ def fill(
 
 def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool) -> str | None:
     """Why an instruction has no value for `${name}`."""
-    head, _, rest = name.partition(".")
+    head, *rest = name.split(".")
     if head == VARS:
-        try:
+        with suppress(MissingField):
             if rest:
-                _dotted({VARS: variables}, name, tuple(name.split(".")))
+                _dotted({VARS: variables}, name, (head, *rest))
                 return None
-        except MissingField:
-            pass
-        return (
-            f"unknown variable ${{{name}}}; {did_you_mean(name, [f'{VARS}.{key}' for key in variables], 'variables')}"
-        )
+        known = [f"{VARS}.{key}" for key in variables]
+        return f"unknown variable ${{{name}}}; {did_you_mean(name, known, 'variables')}"
     if in_card and name in variables:
         return f"in a card a variable of the workflow is {{{{{name}}}}}"
     if head in variables:

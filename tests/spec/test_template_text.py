@@ -17,7 +17,7 @@ from agac.spec.templates import (
     row_json,
 )
 
-HERE = Where("w.yml", 3, 5)
+HERE = Where("w.yml", 3, 5, "stages[0].prompt")
 
 
 def compiled(text: str) -> Template:
@@ -95,13 +95,13 @@ def test_visible_names_hold_everything_once() -> None:
 
 
 def test_placeholders_and_problems_of_a_file_have_their_own_place_and_those_of_a_value_its_place() -> None:
-    template, problems = compile_template("first\nsecond ${\n${ } ${ok}", Where("p.md", 1, 1), positions=True)
+    template, problems = compile_template("first\nsecond ${\n${ } ${ok}", Where("p.md", 1, 1))
     assert template is None
     assert [str(problem) for problem in problems] == [
         "p.md:2:8: placeholder is never closed: '${'; add the } or write $${ for the text ${",
         "p.md:3:1: empty placeholder ${}; name a field, or write $${} for the text ${}",
     ]
-    template, _ = compile_template("a\n  ${x}", Where("p.md", 4, 1), positions=True)
+    template, _ = compile_template("a\n  ${x}", Where("p.md", 4, 1))
     assert template is not None
     assert [(p.name, str(p.where)) for p in template.placeholders] == [("x", "p.md:5:3")]
     assert [p.where for p in compiled("a\n  ${x}").placeholders] == [HERE]
