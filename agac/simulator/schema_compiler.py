@@ -232,47 +232,6 @@ class ValueShape:
         return self.draw(draft, depth, name)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Properties:
-    """The keys of an object: `named` ones, and further ones with values of `others`; from `least` to `most` of them. A
-    map has further ones alone."""
-
-    named: Mapping[str, ValueShape]
-    others: ValueShape
-    required: Mapping[str, None]
-    least: float
-    most: float
-    is_map: bool
-
-    def height(self) -> float:
-        """How deep the smallest object nests."""
-        needed = [self.named.get(key, self.others).height for key in self.required]
-        missing = max(0, int(self.least) - len(needed))
-        spare = [shape.height for key, shape in self.named.items() if key not in self.required]
-        if self.others.height < ENDLESS:
-            spare += [self.others.height] * missing
-        if len(needed) > self.most or self.least > self.most or len(spare) < missing:
-            return ENDLESS
-        return 1 + max((*needed, *sorted(spare)[:missing]), default=0)
-
-    def draw(self, draft: Draft, depth: int, name: str) -> Any:
-        """An object: what is required, and more of it while there is room."""
-        named, others, chosen = self.named, self.others, set(self.required)
-        generous = depth < FLAT and draft.left > 0
-        optional = [key for key, shape in named.items() if shape.height < ENDLESS and key not in chosen]
-        for key in sorted(optional, key=lambda key: named[key].height):
-            if len(chosen) < self.most and (len(chosen) < self.least or (generous and draft.random.random() < 0.8)):
-                chosen.add(key)
-        keys = [key for key in named if key in chosen] + [key for key in self.required if key not in named]
-        wanted = min(max(self.least, len(keys) + 2 if generous and self.is_map else 0), self.most)
-        invented: list[str] = []
-        while len(keys) + len(invented) < wanted and others.height < ENDLESS:
-            word = draft.one_of(draft.words).lower()
-            taken = word in keys or word in invented or word in named
-            invented.append(f"{word}_{len(invented) + 1}" if taken else word)
-        return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys + invented}
-
-
 class SchemaCompiler:
     """Compiles one document. `root` is its shape; `unsure` whether values must be validated."""
 
@@ -404,19 +363,46 @@ class SchemaCompiler:
         shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
     def properties(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
-        """An object: its named properties, and `others` for every further key. A map is to have some keys."""
+        """An object: what is required, and more of it while there is room; `others` for keys that are not named. A map
+        has those alone, and is to have some."""
         listed = schema.get("properties", {})
         if not isinstance(listed, dict):
             raise SchemaError("properties must be an object")
         if not all(isinstance(name, str) for name in list_of(schema, "required", least=0)):
             raise SchemaError("required must be a list of property names")
+        required = dict.fromkeys(schema.get("required", ()))
         allowed = schema.get("additionalProperties", True)
         named = shape.named = {name: self.shape(part, depth) for name, part in listed.items()}
         others = self.shape({"type": "string"} if allowed in (True, {}) else allowed, depth)
         least, most = count_of(schema, "minProperties", 0), count_of(schema, "maxProperties", math.inf)
         is_map = allowed not in (True, {}) and not named
-        keys = _Properties(named, others, dict.fromkeys(schema.get("required", ())), least, most, is_map)
-        shape.draw, shape.measure = keys.draw, keys.height
+
+        def measure() -> float:
+            needed = [named.get(key, others).height for key in required]
+            missing = max(0, int(least) - len(needed))
+            spare = [part.height for key, part in named.items() if key not in required]
+            if others.height < ENDLESS:
+                spare += [others.height] * missing
+            if len(needed) > most or least > most or len(spare) < missing:
+                return ENDLESS
+            return 1 + max((*needed, *sorted(spare)[:missing]), default=0)
+
+        def draw(draft: Draft, depth: int, name: str) -> Any:
+            chosen = set(required)
+            generous = depth < FLAT and draft.left > 0
+            optional = [key for key, part in named.items() if part.height < ENDLESS and key not in chosen]
+            for key in sorted(optional, key=lambda key: named[key].height):
+                if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
+                    chosen.add(key)
+            keys = [key for key in named if key in chosen] + [key for key in required if key not in named]
+            invented = len(keys)
+            wanted = min(max(least, len(keys) + 2 if generous and is_map else 0), most)
+            while len(keys) < wanted and others.height < ENDLESS:
+                word = draft.one_of(draft.words).lower()
+                keys.append(f"{word}_{len(keys) - invented + 1}" if word in keys or word in named else word)
+            return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys}
+
+        shape.draw, shape.measure = draw, measure
 
     def items(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
         """A list: `first` by place, then `rest` for every further one. A list under `items` is what `prefixItems` is

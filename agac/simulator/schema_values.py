@@ -109,73 +109,58 @@ SPAN = 100
 """How far from its only bound a number is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Between which values a number lies, None where it is open; `is_over` and `is_under`: not at the value itself."""
-
-    low: Fraction | None
-    high: Fraction | None
-    is_over: bool
-    is_under: bool
-
-    def holds(self, value: float) -> bool:
-        """Whether the number, as it is written, is within them."""
-        exact = Fraction(value)
-        above = self.low is None or exact > self.low or (exact == self.low and not self.is_over)
-        return above and (self.high is None or exact < self.high or (exact == self.high and not self.is_under))
-
-    def ends(self, grid: Fraction | None) -> tuple[Fraction, Fraction]:
-        """From where to where numbers are taken."""
-        known = self.low if self.low is not None else self.high or Fraction(0)
-        reach = max(Fraction(SPAN), (grid or Fraction(1)) * 4, abs(known) / 10**6)  # at 1e300, 100 more is the same
-        start = known if self.low is not None or self.high is None else self.high - reach
-        return start, start + reach if self.high is None else self.high
-
-    def share(self, draft: Draft, name: str) -> float:
-        """How far from the lower end to the upper one: ratings follow the mood."""
-        share = draft.random.random()
-        if self.low is not None and self.high is not None and RATING_NAMES.search(name):
-            return {1: 0.8, 0: 0.4, -1: 0.0}[draft.mood] + share * 0.199
-        return share
+NumberWriter = Callable[[Draft, int, str], int | float]
 
 
 def number_writer(
     whole: bool, lows: Sequence[Fraction | None], highs: Sequence[Fraction | None], step: Fraction | None
-) -> Callable[[Draft, int, str], int | float] | None:
+) -> NumberWriter | None:
     """Writes numbers that are multiples of `step`, and integers when `whole`; None if there are none. `lows` and
     `highs` are bounds: the value allowed at the end, and the one that is just not."""
     low = max((bound for bound in lows if bound is not None), default=None)
     high = min((bound for bound in highs if bound is not None), default=None)
     is_over, is_under = low is not None and low == lows[1], high is not None and high == highs[1]
-    bounds = Bounds(low, high, is_over, is_under)
-    grid = step
-    if whole:
-        grid = Fraction(1 if step is None else step.numerator)
-    start, end = bounds.ends(grid)
+    grid = Fraction(1 if step is None else step.numerator) if whole else step
+    known = low if low is not None else high or Fraction(0)
+    reach = max(Fraction(SPAN), (grid or Fraction(1)) * 4, abs(known) / 10**6)  # at 1e300, 100 more is the same
+    start = known if low is not None or high is None else known - reach
+    end = start + reach if high is None else high
+
+    def share_of(draft: Draft, name: str) -> float:
+        """How far from the lower end to the upper one: ratings follow the mood."""
+        share = draft.random.random()
+        if low is not None and high is not None and RATING_NAMES.search(name):
+            return {1: 0.8, 0: 0.4, -1: 0.0}[draft.mood] + share * 0.199
+        return share
+
+    def is_within(value: float) -> bool:
+        """Whether the number, as it is written, keeps to the bounds."""
+        exact = Fraction(value)
+        above = low is None or exact > low or (exact == low and not is_over)
+        return above and (high is None or exact < high or (exact == high and not is_under))
+
+    def any_number(draft: Draft, depth: int, name: str) -> float:
+        share = share_of(draft, name)
+        if low is None and high is None and SHARE_NAMES.search(name):
+            return round(share, 2)
+        exact = start + (end - start) * Fraction(share)
+        near = float(exact)
+        rounded = (float(round(exact, digits)) for digits in (2, 6, 12))
+        beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
+        return next(filter(is_within, chain(rounded, beside)), near)
+
     if grid is None:
-        is_none = start > end or (start == end and (is_over or is_under))
-        return None if is_none else partial(_any_number, bounds, start, end)
+        return None if start > end or (start == end and (is_over or is_under)) else any_number
     first, last = math.ceil(start / grid), math.floor(end / grid)
     first += is_over and first * grid == start
     last -= is_under and last * grid == end
-    return None if first > last else partial(_multiple, bounds, grid, first, last - first + 1)
-
-
-def _any_number(bounds: Bounds, start: Fraction, end: Fraction, draft: Draft, depth: int, name: str) -> float:
-    share = bounds.share(draft, name)
-    if bounds.low is None and bounds.high is None and SHARE_NAMES.search(name):
-        return round(share, 2)
-    exact = start + (end - start) * Fraction(share)
-    near = float(exact)
-    rounded = (float(round(exact, digits)) for digits in (2, 6, 12))
-    beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
-    return next(filter(bounds.holds, chain(rounded, beside)), near)
+    return None if first > last else partial(_multiple, share_of, grid, first, last - first + 1)
 
 
 def _multiple(
-    bounds: Bounds, grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str
+    share_of: Callable[[Draft, str], float], grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str
 ) -> int | float:
-    drawn = min(int(bounds.share(draft, name) * total), total - 1)
+    drawn = min(int(share_of(draft, name) * total), total - 1)
     for place in range(drawn, drawn + min(total, 200)):
         count = first + place % total
         value = grid * count

@@ -96,6 +96,9 @@ class CelNode:
     arguments), method (`value`, what stands before the dot, the arguments), macro (`value`, what stands before the dot,
     the bound name, one or two bodies), has (the select), list, map (keys and values in turn), op (`value`, operands:
     one, two, three for `?:`, any number for `&&` and `||`).
+
+    `chain`: the way that it is, None when it is none or goes over an index that only a row can tell. `way`: the same
+    from what the row shows, where a macro's bound name is the first element of its list; None where that is not known.
     """
 
     kind: str
@@ -104,6 +107,8 @@ class CelNode:
     start: int
     end: int
     depth: int = 1
+    chain: Chain | None = None
+    way: Chain | None = None
 
     def walk(self) -> Iterator[CelNode]:
         """This node and all below it, in the order of the text."""
@@ -111,30 +116,21 @@ class CelNode:
         for part in self.parts:
             yield from part.walk()
 
-    def chain(self) -> Chain | None:
-        """The way that this node is, None when it is none or goes over an index that only a row can tell."""
-        if self.kind == "name":
-            return (self.value,)
-        if self.kind not in ("select", "index") or (before := self.parts[0].chain()) is None:
-            return None
-        key = self.value if self.kind == "select" else self.parts[1].value
-        known = self.kind == "select" or self.parts[1].kind == "literal"
-        return (*before, key) if known and (type(key) is str or (type(key) is int and key >= 0)) else None
+    def computed(self) -> Iterator[CelNode]:
+        """This node and the parts that are computed for it: none of a way, and no name that a macro binds."""
+        yield self
+        for place, part in enumerate(self.parts if self.chain is None else ()):
+            if self.kind != "macro" or place != 1:
+                yield from part.computed()
 
-
-def references(node: CelNode, bound: frozenset[str] = frozenset()) -> Iterator[tuple[Chain, int]]:
-    """Every way that the expression reads, as far as the text tells it, and where it stands; without the names that
-    macros bind."""
-    chain = node.chain()
-    if chain is not None:
-        if chain[0] not in bound and chain[0] not in TYPES:
-            yield chain, node.start
-        return
-    for place, part in enumerate(node.parts):
-        if node.kind != "macro" or place == 0:
-            yield from references(part, bound)
-        elif place > 1:
-            yield from references(part, bound | {node.parts[1].value})
+    def references(self) -> dict[Chain, CelNode]:
+        """Every way that is read, as far as the text tells it, and where it stands first; without the names that macros
+        bind."""
+        found: dict[Chain, CelNode] = {}
+        for node in self.computed():
+            if node.chain is not None and node.chain == node.way and node.chain[0] not in TYPES:
+                found.setdefault(node.chain, node)
+        return found
 
 
 def shown(chain: Chain) -> str:
@@ -170,6 +166,7 @@ class _Parser:
         self._tokens = tokens(text)
         self._at = 0
         self._open = 0
+        self._bound: dict[str, Chain | None] = {}  # by macros, each with the way to its first element
 
     @property
     def next(self) -> Token:
@@ -194,7 +191,18 @@ class _Parser:
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > 2 * MAX_DEPTH:
             raise Unreadable("the expression has too many steps; split it, or compute it in a python stage", start)
-        return CelNode(kind, value, parts, start, self._tokens[self._at - 1].end, depth)
+        chain, way = self._ways(kind, value, parts)
+        return CelNode(kind, value, parts, start, self._tokens[self._at - 1].end, depth, chain, way)
+
+    def _ways(self, kind: str, value: Any, parts: tuple[CelNode, ...]) -> tuple[Chain | None, Chain | None]:
+        if kind == "name":
+            return (value,), self._bound.get(value, (value,))
+        if kind not in ("select", "index") or (before := parts[0].chain) is None:
+            return None, None
+        key = value if kind == "select" else parts[1].value if parts[1].kind == "literal" else None
+        if type(key) is not str and (type(key) is not int or key < 0):
+            return None, None
+        return (*before, key), (*parts[0].way, key) if parts[0].way else None
 
     def expression(self) -> CelNode:
         self._open += 1
@@ -243,21 +251,24 @@ class _Parser:
                 continue
             name = self._take().text
             if self._is("("):
-                arguments = self._arguments("(", ")")
+                arguments = self._arguments("(", ")", node if name in MACROS else None)
                 macro = len(arguments) in MACROS.get(name, ()) and arguments[0].kind == "name"
                 node = self._node("macro" if macro else "method", name, (node, *arguments), node.start)
             else:
                 node = self._node("select", name, (node,), node.start)
         return node
 
-    def _arguments(self, opening: str, closing: str) -> tuple[CelNode, ...]:
-        """Expressions between brackets, with `,` or `:` between them."""
+    def _arguments(self, opening: str, closing: str, over: CelNode | None = None) -> tuple[CelNode, ...]:
+        """Expressions between brackets, with `,` or `:` between them. `over`: the first is the name of its elements."""
         self._want(opening)
-        found: list[CelNode] = []
+        outer, found = self._bound, list[CelNode]()
         while not self._is(closing):
             found.append(self.expression())
+            if over is not None and len(found) == 1:
+                self._bound = {**outer, found[0].value: (*over.way, 0) if over.way else None}
             if not self._is(closing):
                 self._want(":" if self._is(":") else ",")
+        self._bound = outer
         self._want(closing)
         return tuple(found)
 

@@ -250,8 +250,7 @@ class _Explainer:
         if value is None:
             return self._null(node.parts[0], f"{before} has no {step}")
         if isinstance(value, Mapping):
-            chain = node.chain()
-            way = shown(chain) if chain else self._shown(node)
+            way = shown(node.chain) if node.chain else self._shown(node)
             check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
             there = listed((str(name) for name in value), "no fields")
             return f"`{before}` has no field {step}; it has: {there}; write `{check} && …` where it may be missing"

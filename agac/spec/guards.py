@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
-from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, cel_library, parse, references, shown, spot
+from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, cel_library, parse, shown, spot
 from agac.spec.guard_errors import FAILURES, METHODS, explain, not_a_flag, refusals
 from agac.spec.json_schema import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
 from agac.spec.templates import VARS
@@ -69,7 +69,7 @@ def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]
     faults = list(_faults(text))
     if faults:
         return None, [Problem(where, message) for message in dict.fromkeys(faults)]
-    chains = tuple(dict.fromkeys(chain for chain, _ in references(parse(text))))
+    chains = tuple(parse(text).references())
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
 
 
@@ -246,9 +246,6 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 _Finding = tuple[str, bool]
 """A sentence, and whether it is only a warning."""
 
-_Bound = Mapping[str, Chain | None]
-"""The names that macros bind, each with the way to its first element where that is known."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardScope:
@@ -271,18 +268,25 @@ class GuardScope:
 
     def problems(self) -> list[Problem]:
         """Everything in the guard that no row can satisfy, at the guard's place."""
-        tree = parse(self.guard.text)
-        found = dict.fromkeys([*self._names(tree), *self._comparisons(tree)])
+        found = dict.fromkeys(
+            (f"{spot(self.guard.text, node.start)}: {message}", is_warning)
+            for node, findings in self._judged(parse(self.guard.text))
+            for message, is_warning in findings
+        )
         return [Problem(self.guard.where, message, "warning" if warn else "error") for message, warn in found]
 
-    def _names(self, tree: CelNode) -> Iterator[_Finding]:
-        """Names and fields that do not exist, each with its place in the guard."""
-        first: dict[Chain, int] = {}
-        for chain, start in references(tree):
-            first.setdefault(chain, start)
-        for chain, start in first.items():
-            at = spot(self.guard.text, start)
-            yield from ((f"{at}: {message}", warn) for message, warn in self._name(chain))
+    def _judged(self, tree: CelNode) -> Iterator[tuple[CelNode, Iterator[_Finding]]]:
+        """The parts that may be wrong: names and fields, conditions, then comparisons and elements of lists."""
+        yield from ((node, self._name(chain)) for chain, node in tree.references().items())
+        yield from ((node, self._condition(node)) for node in _conditions(tree))
+        for node in tree.computed():
+            if node.way is not None and node.way != node.chain:
+                yield node, self._element(node.way)
+            elif node.kind == "op" and len(node.parts) == 2:
+                yield node, self._compared(node)
+
+    def _text(self, node: CelNode) -> str:
+        return self.guard.text[node.start : node.end]
 
     def _name(self, chain: Chain) -> Iterator[_Finding]:
         head, rest = str(chain[0]), chain[1:]
@@ -332,37 +336,21 @@ class GuardScope:
         elif rest and body is not None:
             yield from _inside(FieldShape(body), (stage,), rest)
 
-    def _comparisons(self, tree: CelNode) -> Iterator[_Finding]:
-        """Comparisons with written values that the schemas rule out, and conditions that are no true or false."""
-        for node in _conditions(tree):
-            schemas = self._schemas(node, {})
-            if schemas is not None and not any(allows(one, flag) for one in schemas for flag in (True, False)):
-                name = self.guard.text[node.start : node.end].strip()
-                message = f"`{name}` is never true or false; compare it with a value"
-                yield f"{spot(self.guard.text, node.start)}: {message}", False
-        yield from self._within(tree, {})
+    def _element(self, way: Chain) -> Iterator[_Finding]:
+        """A way into an element of a list."""
+        head = str(way[0])
+        if head in self.stages:
+            yield from self._result(head, way[1:])
+        elif head in self.fields and self.fields[head] != TEXT:
+            yield from _inside(self.fields[head], (head,), way[1:])
 
-    def _within(self, node: CelNode, bound: _Bound) -> Iterator[_Finding]:
-        chain = node.chain()
-        if chain is not None and (element := bound.get(str(chain[0]))):
-            head, rest = str(element[0]), (*element[1:], *chain[1:])
-            found: Iterator[_Finding] = iter(())
-            if head in self.stages:
-                found = self._result(head, rest)
-            elif head in self.fields and self.fields[head] != TEXT:
-                found = _inside(self.fields[head], (head,), rest)
-            yield from ((f"{spot(self.guard.text, node.start)}: {message}", warn) for message, warn in found)
-        elif node.kind == "op" and len(node.parts) == 2:
-            yield from self._compared(node, bound)
-        inner = bound
-        if node.kind == "macro":
-            over = _resolved(node.parts[0].chain(), bound)
-            inner = {**bound, node.parts[1].value: (*over, 0) if over else None}
-        for place, part in enumerate(node.parts if chain is None else ()):
-            if node.kind != "macro" or place != 1:
-                yield from self._within(part, inner if place else bound)
+    def _condition(self, node: CelNode) -> Iterator[_Finding]:
+        schemas = self._schemas(node)
+        if schemas is not None and not any(allows(one, flag) for one in schemas for flag in (True, False)):
+            yield f"`{self._text(node).strip()}` is never true or false; compare it with a value", False
 
-    def _compared(self, node: CelNode, bound: _Bound) -> Iterator[_Finding]:
+    def _compared(self, node: CelNode) -> Iterator[_Finding]:
+        """Comparisons with written values that the schemas rule out."""
         (left, right), sign = node.parts, node.value
         if sign == "in" and right.kind == "list":
             pairs = [(left, one) for one in right.parts]
@@ -373,26 +361,25 @@ class GuardScope:
         else:
             return
         for side, written in pairs:
-            schemas = self._schemas(side, bound)
-            if schemas is not None and written.kind == "literal" and written.value is not None:
-                name = self.guard.text[side.start : side.end]
-                if message := _impossible(sign, name, schemas, written.value):
-                    at = spot(self.guard.text, node.start)
-                    yield f"{at}: `{self.guard.text[node.start : node.end]}` {message}", False
+            if written.kind != "literal" or written.value is None or (schemas := self._schemas(side)) is None:
+                continue
+            if message := _impossible(sign, self._text(side), schemas, written.value):
+                yield f"`{self._text(node)}` {message}", False
 
-    def _schemas(self, node: CelNode, bound: _Bound) -> Sequence[Mapping[str, Any]] | None:
+    def _schemas(self, node: CelNode) -> Sequence[Mapping[str, Any]] | None:
         """What a way may hold: its alternatives; None when nothing is known of it."""
-        chain = _resolved(node.chain(), bound)
-        if chain is None:
+        if node.way is None:
             return None
-        if chain[0] in self.stages:
-            body = self.stages[str(chain[0])]
+        head, *rest = map(str, node.way)
+        if head in self.stages:
+            body = self.stages[head]
             if body is None:
-                return None if chain[1:] else [TEXT.body]
-            return FieldShape(body).values(map(str, chain[1:]))
-        way = chain[1:] if chain[0] == ROW else chain
-        shape = self.fields.get(str(way[0])) if way and way[0] in self.columns else None
-        return shape.values(map(str, way[1:])) if shape else None
+                return None if rest else [TEXT.body]
+            return FieldShape(body).values(rest)
+        if head == ROW:
+            head, *rest = rest or [""]
+        shape = self.fields.get(head) if head in self.columns else None
+        return shape.values(rest) if shape else None
 
 
 def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[_Finding]:
@@ -403,14 +390,6 @@ def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[_Finding]:
         known = [shown((before, name)) for name in sorted(names)]
         hint = did_you_mean(shown((before, rest[depth])), known) if names else f"{before} is a single value"
         yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
-
-
-def _resolved(chain: Chain | None, bound: _Bound) -> Chain | None:
-    """A way from what the row shows, None where it begins at an element of something unknown."""
-    if chain is None or chain[0] not in bound:
-        return chain
-    element = bound[str(chain[0])]
-    return (*element, *chain[1:]) if element else None
 
 
 def _conditions(node: CelNode) -> Iterator[CelNode]:

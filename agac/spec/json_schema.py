@@ -54,26 +54,6 @@ class _Open(Exception):
     """A schema leaves open what is asked of it."""
 
 
-def property_names(body: Mapping[str, Any], path: Iterable[str] = ()) -> frozenset[str] | None:
-    """The names that `${stage.<path>.…}` may go on with; None when the schema leaves them open.
-
-    Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
-    itself. An empty set: the value at `path` has no fields (it is a text, say). Numbers in `path` index arrays.
-    """
-    try:
-        return frozenset().union(*(_own_names(body, schema) for schema in _schemas_at(body, path)))
-    except _Open:
-        return None
-
-
-def _schemas_at(body: Mapping[str, Any], path: Iterable[str]) -> list[Any]:
-    """The schemas of the value at `path`. Raises _Open."""
-    at: list[Any] = [body]
-    for part in path:
-        at = [inner for schema in at for inner in _step(body, schema, part)]
-    return at
-
-
 def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
     """The schema that a reference leads to, or the schema itself; None if it leads nowhere or is no mapping."""
     for _ in range(LOCAL_HOPS):
@@ -282,10 +262,26 @@ class FieldShape:
     only: tuple[tuple[str, ...], ...] | None = None
 
     def names(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
-        """The names that a way may go on with after `rest`: none when it ends there, None when they are not known."""
+        """The names that a way may go on with after `rest`: none when it ends there, None when they are not known.
+
+        Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
+        itself.
+        """
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
-        return frozenset(below) or property_names(self.body, (*self.path, *way))
+        if below:
+            return frozenset(below)
+        try:
+            return frozenset().union(*(_own_names(self.body, schema) for schema in self._schemas(way)))
+        except _Open:
+            return None
+
+    def _schemas(self, rest: Iterable[str]) -> list[Any]:
+        """The schemas of what stands at the end of the way `rest`. Raises _Open."""
+        at: list[Any] = [self.body]
+        for part in (*self.path, *rest):
+            at = [inner for schema in at for inner in _step(self.body, schema, part)]
+        return at
 
     def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
         """Which part of the way `rest` is a name that is not there, and the names that are; None: none is known to be
@@ -302,8 +298,7 @@ class FieldShape:
     def values(self, rest: Iterable[str] = ()) -> Sequence[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""
         try:
-            at = _schemas_at(self.body, (*self.path, *rest))
-            found = [branch for schema in at for branch in _alternatives(self.body, schema)]
+            found = [branch for schema in self._schemas(rest) for branch in _alternatives(self.body, schema)]
         except _Open:
             return None
         return found if found and all(map(kinds_of, found)) else None

@@ -10,7 +10,7 @@ import pytest
 
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection, make_plan
-from agac.spec.json_schema import property_names, schema_faults
+from agac.spec.json_schema import FieldShape, schema_faults
 from agac.spec.output_schema import TYPES, expand_shorthand, is_json_schema, resolve_schema, schema_name
 from agac.spec.workflow import JsonSchema, PythonSchema
 
@@ -156,11 +156,11 @@ def test_references_follow_pointers_with_escapes_and_indexes_and_go_in_circles_t
         "anyOf": [{"$ref": "#/$defs/a~1b~0c"}, {"$ref": "#/anyOf/0"}],
     }
     assert schema_faults(schema) == []
-    assert property_names(schema) == {"x"}
-    assert property_names({"$ref": "http://x"}) is None
+    assert FieldShape(schema).names() == {"x"}
+    assert FieldShape({"$ref": "http://x"}).names() is None
     tree_schema = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert schema_faults(tree_schema) == []
-    assert property_names(tree_schema, ["children", "0", "children", "1"]) == {"children"}
+    assert FieldShape(tree_schema).names(["children", "0", "children", "1"]) == {"children"}
 
 
 def test_every_fault_of_a_schema_is_found_at_once() -> None:
@@ -205,7 +205,7 @@ NAMES = {
     ],
 )
 def test_the_fields_that_a_schema_declares(path: list[str], names: set[str] | None) -> None:
-    assert property_names(NAMES, path) == names
+    assert FieldShape(NAMES).names(path) == names
 
 
 MODELS = """
