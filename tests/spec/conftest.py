@@ -3,14 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.tree import GOOD_WORKFLOW, Tree
+from support.tree import Tree
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
-
-
-@pytest.fixture
-def good_workflow() -> str:
-    return GOOD_WORKFLOW

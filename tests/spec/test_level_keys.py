@@ -1,5 +1,8 @@
 """Stages that make rows: explode, group_by with what stands beside it, dedupe, on_empty. What is told before a run."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from support.tree import Tree
 
@@ -28,7 +31,6 @@ PLANNED = "  - {name: plan, output_schema: schemas/plan.json}\n"
 ANSWER = (
     '  - {name: answer, explode: plan.questions, prompt: "${item.text}", output_schema: {topic: "x|y", text: string}}\n'
 )
-COLUMNS = ("id", "review", "topic")
 
 
 @pytest.fixture
@@ -48,10 +50,28 @@ def stages_of(tree: Tree, *lines: str, tail: str = "") -> dict[str, Stage]:
     return {stage.name: stage for stage in loaded(tree, *lines, tail=tail).stages}
 
 
-def told(tree: Tree, *lines: str, columns: tuple[str, ...] | None = COLUMNS, tail: str = "") -> list[str]:
-    """What is wrong with the fields, placeholders and conditions of a workflow that can be loaded."""
-    found = check_placeholders(loaded(tree, *lines, tail=tail), columns)
-    return [("warning: " if one.severity == "warning" else "") + f"{one.path}: {one.message}" for one in found]
+def cases() -> Iterator[tuple[str, str, list[str]]]:
+    """The cases of fields.txt: stages before and columns (none: rows bring theirs), the stages, and all that is said
+    of the fields, placeholders and conditions in them. `+` adds a stage, a deeper line goes on with the one before."""
+    text = (
+        Path(__file__).with_name("fields.txt").read_text("utf-8").replace("\n        ", " ").replace("\n+ ", "\n  - ")
+    )
+    for section in text.split("## ")[1:]:
+        head, *lines = section.split("\n{")
+        for line in lines:
+            stages, *said = line.strip().split("\n    ")
+            yield head.strip(), f"  - {{{stages}\n", said
+
+
+@pytest.mark.parametrize(("head", "stages", "said"), list(cases()))
+def test_words_of_fields(planned: Tree, head: str, stages: str, said: list[str]) -> None:
+    before, _, columns = head.partition(" |")
+    lines = [PLANNED if name == "plan" else ANSWER for name in before.split(", ")]
+    workflow, _ = planned.load(HEAD + "".join(lines) + stages)
+    assert workflow is not None
+    found = check_placeholders(workflow, tuple(columns.strip().split(", ")) if columns else None)
+    shown = [("warning: " if one.severity == "warning" else "") + f"{one.path}: {one.message}" for one in found]
+    assert shown == said
 
 
 def refused(tree: Tree, *lines: str, tail: str = "") -> list[str]:
@@ -154,12 +174,6 @@ def test_what_explodes_follows_the_stage_before_if_that_is_on_the_same_rows(
     assert stages["answer"].needs == needs
 
 
-def test_needs_that_are_written_hold_for_what_explodes(planned: Tree) -> None:
-    assert told(
-        planned, PLANNED, "  - {name: a, needs: [], explode: plan.questions, prompt: x}\n", tail="output: {stages: a}\n"
-    ) == ["stages[1].explode: names the stage 'plan', which is not upstream of this one; add it to needs"]
-
-
 def test_ends_of_different_rows_have_to_be_chosen_from(planned: Tree) -> None:
     lines = [PLANNED, ANSWER, "  - {name: tone, needs: plan}\n", "  - {name: all, needs: answer, group_by: []}\n"]
     assert refused(planned, *lines) == [
@@ -204,166 +218,6 @@ def test_a_workflow_that_ends_with_dedupe_writes_what_it_follows_of_the_rows_kep
     for tail in ("", last):
         workflow = planned.workflow(f"{HEAD}{PLANNED}{ANSWER}  - {{name: unique, dedupe: answer.text}}\n{tail}")
         assert (workflow.output.rows, workflow.output.stages) == ("unique", ("answer",))
-
-
-def test_items_are_known_by_the_schema_of_what_is_exploded(planned: Tree) -> None:
-    fine = (
-        "  - {name: a, explode: plan.questions, when: \"item.kind == 'open' && index < 3 && row.item.text != review\", "
-        'prompt: "${item.text} ${index} ${review} ${plan.summary} ${row_json}"}\n'
-    )
-    assert told(planned, PLANNED, fine) == []
-    wrong = (
-        "  - {name: a, explode: plan.questions, when: \"item.kind == 'oppen' || item.txt == '' || inde > 1\", "
-        'prompt: "${item.txt} ${index.x} ${itm}"}\n'
-    )
-    assert told(planned, PLANNED, wrong) == [
-        "stages[1].prompt: ${item.txt}: no such field; did you mean 'item.text'?",
-        "stages[1].prompt: ${index.x}: no such field; index is a single value; write ${index}",
-        "stages[1].prompt: ${itm}: no such field; did you mean 'item'?",
-        "stages[1].when: at column 25: `item.txt`: no such field; did you mean 'item.text'?",
-        "stages[1].when: at column 43: `inde`: no such field; did you mean 'index'?",
-        (
-            "stages[1].when: at column 1: `item.kind == 'oppen'` is never true: item.kind is one of \"open\", "
-            '"closed"; did you mean "open"?'
-        ),
-    ]
-    text = '  - {name: a, explode: plan.risks, prompt: "${item.text}"}\n'
-    assert told(planned, PLANNED, text) == [
-        "stages[1].prompt: ${item.text}: no such field; item is a single value; write ${item}"
-    ]
-
-
-def test_item_and_index_are_fields_from_the_stage_that_explodes_on(planned: Tree) -> None:
-    lines = [PLANNED, '  - {name: a, prompt: "${item}"}\n', ANSWER.replace("answer,", "answer, needs: a,")]
-    assert told(planned, *lines)[0].startswith("stages[1].prompt: ${item}: no such field; ")
-    rename = '  - {name: b, rename: {item: question}}\n  - {name: c, prompt: "${question.txt} ${index} ${item}"}\n'
-    assert told(planned, PLANNED, ANSWER, rename) == [
-        "stages[3].prompt: ${question.txt}: no such field; did you mean 'question.text'?",
-        (
-            "stages[3].prompt: ${item}: no such field; known are: id, review, topic, question, index, plan, answer, "
-            "b, row_json"
-        ),
-    ]
-    select = "  - {name: b, explode: plan.questions, select: [item, review]}\n  - {name: c, explode: item.text}\n"
-    assert told(planned, PLANNED, select) == ["stages[2].explode: item.text is text, not a list"]
-
-
-def test_items_of_items_take_the_place_of_their_parents(planned: Tree) -> None:
-    second = (
-        '  - {name: b, output_schema: {words: "string[]"}}\n'
-        '  - {name: c, explode: b.words, prompt: "${item} ${plan.summary}"}\n'
-    )
-    assert told(planned, PLANNED, ANSWER, second) == []
-    clash = told(planned, PLANNED, ANSWER, columns=("id", "item"))
-    assert clash == [
-        (
-            "stages[1].explode: rows have a field 'item', and those that are made of items get agac's own 'item'; "
-            "rename the field first"
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    ("explode", "message"),
-    [
-        ("plan.summary", "plan.summary is text, not a list; did you mean 'plan.questions'?"),
-        ("plan", "plan is an object, not a list; did you mean 'plan.questions'?"),
-        ("plan.questons", "plan.questons: no such field; did you mean 'plan.questions'?"),
-        ("plan.questions.text", "plan.questions is a list, which has no field 'text'; explode plan.questions, and"),
-        ("free", "stage 'free' answers with plain text, which has no items; give it an output_schema with a field"),
-        ("free.x", "stage 'free' answers with plain text, which has no field 'x'; give it an output_schema"),
-        ("review", "the column 'review' holds text, not a list; make a list of it in a python stage"),
-        ("review.x", "the column 'review' holds text, which has no field 'x'"),
-        ("reviw", "names the field 'reviw', which rows do not have; did you mean 'review'?"),
-        ("later.x", "names the stage 'later', which is not upstream of this one; add it to needs"),
-        ("off.x", "names the stage 'off', which is not enabled"),
-    ],
-)
-def test_what_is_exploded_has_to_be_a_list(planned: Tree, explode: str, message: str) -> None:
-    stage = f"  - {{name: a, needs: [plan, free], explode: {explode}, prompt: x}}\n"
-    others = "  - {name: free, needs: []}\n  - {name: off, enabled: false}\n"
-    found = told(planned, PLANNED, others, stage, "  - {name: later}\n")
-    assert [one for one in found if one.startswith(f"stages[3].explode: {message}")], found
-
-
-def test_rows_that_bring_their_fields_may_bring_lists(planned: Tree) -> None:
-    assert told(planned, '  - {name: a, explode: tags, prompt: "${item.x}"}\n', columns=None) == []
-    near = "  - {name: a, explode: plann.questions, prompt: x, needs: plan}\n"
-    assert told(planned, PLANNED, near, columns=None) == [
-        "warning: stages[1].explode: 'plann' is no known name, unless rows have such a field; did you mean 'plan'?"
-    ]
-
-
-def test_a_group_has_its_fields_and_its_rows_and_nothing_of_a_single_row(planned: Tree) -> None:
-    fine = (
-        "  - {name: g, group_by: [answer.topic, review], "
-        "when: \"answer.topic == 'x' && rows_count > 1 && rows_failed == 0\", "
-        'prompt: "${answer.topic} ${review} ${rows_json} ${rows_count} ${rows_failed}"}\n'
-        '  - {name: after, prompt: "${answer.topic} ${review} ${g} ${row_json}", when: "review != \'\'"}\n'
-    )
-    assert told(planned, PLANNED, ANSWER, fine) == []
-    wrong = (
-        "  - {name: g, group_by: [answer.topic], when: \"review == 'x'\", "
-        'prompt: "${review} ${plan.summary} ${answer.text} ${item} ${row_json} ${rows_jsn}"}\n'
-        '  - {name: after, prompt: "${rows_count} ${topic} ${plan}"}\n'
-    )
-    many = "a group has many rows; "
-    assert told(planned, PLANNED, ANSWER, wrong) == [
-        f"stages[2].prompt: ${{review}}: {many}'review' is in ${{rows_json}}, for each of them",
-        f"stages[2].prompt: ${{plan.summary}}: {many}'plan' is in ${{rows_json}}, for each of them",
-        "stages[2].prompt: ${answer.text}: no such field; known are: topic",
-        f"stages[2].prompt: ${{item}}: {many}'item' is in ${{rows_json}}, for each of them",
-        f"stages[2].prompt: ${{row_json}}: {many}what they have is in ${{rows_json}}, for each of them",
-        "stages[2].prompt: ${rows_jsn}: no such field of a group; did you mean 'rows_json'?",
-        (
-            "stages[2].when: `review`: a group has many rows, each with its own 'review'; a guard of groups sees "
-            "answer, rows_count and rows_failed"
-        ),
-        "stages[3].prompt: ${rows_count}: no such field; did you mean 'row_json'?",
-        "stages[3].prompt: ${topic}: no such field; known are: answer, g, row_json",
-        (
-            "stages[3].prompt: ${plan} names a stage that is not upstream of 'after'; stages see only those that they "
-            "need, and what those need"
-        ),
-    ]
-
-
-def test_values_of_a_groups_fields_are_known_by_their_schema(planned: Tree) -> None:
-    line = "  - {name: g, group_by: [answer.topic], when: \"answer.topic == 'z'\"}\n"
-    assert told(planned, PLANNED, ANSWER, line) == [
-        'stages[2].when: at column 1: `answer.topic == \'z\'` is never true: answer.topic is one of "x", "y"'
-    ]
-
-
-@pytest.mark.parametrize("key", ["group_by", "dedupe"])
-def test_fields_that_rows_are_compared_by_have_to_be_there(planned: Tree, key: str) -> None:
-    line = f"  - {{name: g, {key}: [topc, review.x, answer.topik, item.text, index, plan.summary]}}\n"
-    assert told(planned, PLANNED, ANSWER, line) == [
-        f"stages[2].{key}: names the field 'topc', which rows do not have; did you mean 'topic'?",
-        f"stages[2].{key}: the column 'review' holds text, which has no field 'x'",
-        f"stages[2].{key}: answer.topik: no such field; did you mean 'answer.topic'?",
-    ]
-
-
-def test_names_that_could_be_two_things_are_told(planned: Tree) -> None:
-    line = "  - {name: g, group_by: [plan, rows_count, a.b]}\n"
-    assert told(planned, PLANNED, line, columns=("plan", "rows_count", "a.b")) == [
-        (
-            "stages[1].group_by: 'plan' could be the field of that name or the result of stage 'plan'; rename the one "
-            "or the other"
-        ),
-        "stages[1].group_by: the field 'a.b' cannot be named here, for its dot; rename it first",
-        "stages[1].group_by: 'rows_count' is a name of agac's own in the prompt of a group; rename the field first",
-    ]
-
-
-def test_visible_of_a_group_is_about_its_rows(planned: Tree) -> None:
-    line = '  - {name: g, group_by: [topic], visible: {only: [review], never: [plan]}, prompt: "${rows_json}"}\n'
-    assert told(planned, PLANNED, line) == []
-    slip = "  - {name: g, group_by: [topic], visible: {never: [reviw]}}\n"
-    assert told(planned, PLANNED, slip) == [
-        "stages[1].visible.never: names 'reviw', which does not exist; did you mean 'review'?"
-    ]
 
 
 def test_a_group_cuts_a_long_chain() -> None:
