@@ -4,7 +4,6 @@ import json
 from threading import Barrier
 from typing import Any
 
-import pytest
 from scripted_server import Step, answering
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
@@ -15,29 +14,6 @@ ECHO = {"model": "local/echo"}
 def echo(name: str, prompt: str, needs: list[str] | None = None, **keys: Any) -> dict[str, Any]:
     """A stage that answers with its prompt."""
     return {"name": name, "prompt": prompt, "needs": needs or [], **keys}
-
-
-def test_branches_of_unequal_depth_meet_by_their_row(project: ProjectFolder) -> None:
-    project.numbered(40)
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            echo("start", "s${id}"),
-            echo("short", "a${start}", ["start"]),
-            echo("long1", "b${start}", ["start"]),
-            echo("long2", "c${long1}", ["long1"]),
-            echo("long3", "d${long2}", ["long2"]),
-            echo("join", "${short}|${long3}|${start}|${id}", ["short", "long3"]),
-        ],
-    )
-    report = project.run(concurrency=8)
-    assert report.exit_code == 0
-    assert project.output() == [f"asr-{n}|dcbsr-{n}|sr-{n}|r-{n}" for n in range(1, 41)]
-    assert report.invocation["calls"] == 240
-    project.assert_sound()
-    again = project.run()
-    assert again.invocation["calls"] == 0
-    assert again.invocation["rows_unchanged"] == 40
 
 
 def test_independent_stages_are_asked_at_the_same_time(project: ProjectFolder) -> None:
@@ -114,38 +90,3 @@ def test_what_does_not_need_a_failed_stage_still_goes_on_and_the_first_of_two_fa
     (error,) = project.envelopes(file="errors.jsonl")
     assert (error["id"], error["error"]["type"]) == ("r-2", "Refused")
     project.assert_sound()
-
-
-def test_a_change_of_one_branch_asks_that_branch_and_what_it_reaches(project: ProjectFolder) -> None:
-    project.numbered(5)
-
-    def write(right: str) -> None:
-        project.workflow(
-            defaults=ECHO,
-            stages=[
-                echo("left", "left ${id}"),
-                echo("right", f"{right} ${{id}}"),
-                echo("join", "${left} ${right}", ["left", "right"]),
-            ],
-        )
-
-    write("right")
-    assert project.run().invocation["calls"] == 15
-    write("other")
-    planned = project.agac("plan", "-a", "reviews", "--json")
-    planned_stages = [(s["name"], s["run"], s["reuse"]) for s in planned.json["stages"]]
-    assert planned_stages == [("left", 0, 5), ("right", 5, 0), ("join", 5, 0)]
-    assert project.run().invocation["calls"] == 10
-    write("right")
-    assert project.run().invocation["calls"] == 0
-
-
-@pytest.mark.parametrize("concurrency", [1, 7])
-def test_the_results_of_a_wide_graph_are_those_of_each_row(project: ProjectFolder, concurrency: int) -> None:
-    project.numbered(12)
-    wide = [echo(f"w{n}", f"{n}${{id}}", ["start"]) for n in range(10)]
-    join = echo("join", "+".join(f"${{w{n}}}" for n in range(10)), [f"w{n}" for n in range(10)])
-    project.workflow(defaults=ECHO, stages=[echo("start", "s ${id}"), *wide, join])
-    report = project.run(concurrency=concurrency)
-    assert report.invocation["calls"] == 12 * 12
-    assert project.output() == ["+".join(f"{n}r-{row}" for n in range(10)) for row in range(1, 13)]

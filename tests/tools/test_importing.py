@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.functions import WAYS
 
-from agac.tools.functions import FunctionFailed
 from agac.tools.processes import open_function
 
 
@@ -39,19 +38,14 @@ def test_helpers_are_imported_from_beside_and_from_the_root(
     assert tools.gives({"t": "ABC"}, processes=processes) == {"t": "abc"}
 
 
-def test_also_when_the_function_is_called(tools: Any) -> None:
-    tools.write("tools/deep/words.py", "from ..more import y\nx = y\n")
-    tools.write("tools/more.py", "y = 5\n")
-    tools.write("tools/clean.py", "def f(row):\n    from tools.deep.words import x\n    return {'x': x}\n")
-    assert tools.gives() == {"x": 5}
-
-
-def test_modules_of_one_name_in_several_folders(tools: Any) -> None:
+def test_modules_of_one_name_in_several_folders_imported_when_the_function_is_called(tools: Any) -> None:
+    tools.write("more.py", "y = 5\n")
     for folder in ("one", "two", "not-a-name"):
-        tools.write(f"{folder}/clean.py", f"from .words import x\ndef f(row): return {{'x': x}}\n# {folder}\n")
+        source = "def f(row):\n    from .words import x\n    from more import y\n    return {'x': x, 'y': y}\n"
+        tools.write(f"{folder}/clean.py", f"{source}# {folder}\n")
         tools.write(f"{folder}/words.py", f"x = {folder!r}\n")
     for folder in ("one", "two", "not-a-name"):
-        assert tools.gives({}, f"{folder}/clean.py:f") == {"x": folder}
+        assert tools.gives({}, f"{folder}/clean.py:f") == {"x": folder, "y": 5}
 
 
 async def test_projects_of_one_process_do_not_meet(tools: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -162,21 +156,25 @@ def test_a_decorated_async_function_is_awaited(tools: Any, processes: int | None
     assert tools.gives({"a": 1}, processes=processes) == {"a": 1, "b": 2}
 
 
-def test_a_late_import_that_fails_is_told_in_the_users_words(tools: Any) -> None:
-    tools.write("tools/words.py", "")
-    tools.write("tools/clean.py", "def f(row):\n    from tools.words.more import x\n")
-    failed: FunctionFailed = tools.fails()
-    assert failed.message == (
-        "ModuleNotFoundError: No module named 'tools.words.more'; 'tools.words' is not a package (tools/clean.py:2)"
-    )
-    assert "agac" not in failed.traceback_text
-
-
-def test_a_helper_behind_a_link_out_of_the_project_is_refused(
+def test_a_late_import_that_fails_or_leads_out_of_the_project_is_said_in_the_users_words(
     tools: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    outside = tmp_path_factory.mktemp("outside") / "words.py"
+    tools.write("tools/words.py", "")
+    outside = tmp_path_factory.mktemp("outside") / "linked.py"
     outside.write_text("x = 1\n")
-    tools.write("tools/clean.py", "import importlib\ndef f(row):\n    importlib.import_module('.words', __package__)\n")
-    (tools.root / "tools/words.py").symlink_to(outside)
-    assert tools.fails().message.startswith("ImportError: tools.words is a link that leads out of the project")
+    (tools.root / "tools/linked.py").symlink_to(outside)
+    for statement, message in (
+        (
+            "from tools.words.more import x",
+            "ModuleNotFoundError: No module named 'tools.words.more'; ",
+        ),
+        (
+            "__import__('importlib').import_module('.linked', __package__)",
+            "ImportError: tools.linked is a link that leads",
+        ),
+    ):
+        tools.write("tools/clean.py", f"def f(row):\n    {statement}\n")
+        failed = tools.fails()
+        assert failed.message.startswith(message)
+        assert failed.message.endswith(" (tools/clean.py:2)")
+        assert "agac" not in failed.traceback_text

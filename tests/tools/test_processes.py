@@ -122,28 +122,16 @@ async def test_a_module_that_kills_its_process_when_imported_is_an_error(tools: 
     assert error.message == "tools/clean.py:f cannot be imported: the process ended with exit status 5"
 
 
-def test_what_a_function_wants_done_at_its_end_is_done(tools: Any) -> None:
+def test_a_process_has_no_input_one_event_loop_for_all_rows_and_the_time_to_end(tools: Any) -> None:
     tools.write(
         "tools/clean.py",
-        "import atexit\nfrom pathlib import Path\natexit.register(Path(__file__).with_name('ended').touch)\n"
-        "def f(row): return row\n",
+        "import asyncio, atexit, sys\nfrom pathlib import Path\n"
+        "atexit.register(Path(__file__).with_name('ended').touch)\nlock = asyncio.Event()\nloops = set()\n"
+        "async def f(row):\n    loops.add(asyncio.get_running_loop())\n    await asyncio.sleep(0)\n"
+        "    return {'loops': len(loops), 'read': sys.stdin.read()}\n",
     )
-    assert tools.gives({"a": 1}, processes=1) == {"a": 1}
+    assert tools.calls([{}, {}, {}], processes=1) == [{"loops": 1, "read": ""}] * 3
     assert (tools.root / "tools/ended").exists()
-
-
-def test_standard_input_is_empty_there(tools: Any) -> None:
-    tools.write("tools/clean.py", "import sys\ndef f(row): return {'read': sys.stdin.read()}\n")
-    assert tools.gives(processes=1) == {"read": ""}
-
-
-def test_an_async_function_keeps_its_event_loop_there(tools: Any) -> None:
-    tools.write(
-        "tools/clean.py",
-        "import asyncio\nlock = asyncio.Event()\nloops = set()\nasync def f(row):\n"
-        "    loops.add(asyncio.get_running_loop())\n    await asyncio.sleep(0)\n    return {'loops': len(loops)}\n",
-    )
-    assert tools.calls([{}, {}, {}], processes=1) == [{"loops": 1}] * 3
 
 
 SCRIPT = """\
