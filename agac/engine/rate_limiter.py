@@ -17,19 +17,22 @@ from agac.core.types import Fault, FaultKind, RateState, Reply
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S
 
-# The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way. `Adaptive`
-# neither waits nor reads a clock: times are handed in, in seconds of one monotonic clock.
+# The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way. Neither `TriedBound`
+# nor `Adaptive` waits or reads a clock: times are handed in, in seconds of one monotonic clock.
 
 CUT = 0.85
 """What is left of a bound when it was too high."""
 
-DEEPEST = 0.125
+GUESS_CUT = 0.5
+"""The same of a pace as long as it is only guessed."""
+
+DEEPEST_CUT = 0.125
 """No share of what was last known to go is less than that: it must find back when the trouble is over."""
 
-MIN_LIMIT = 3
+NOISE_REFUSALS = 3
 """So many refusals without a reason are needed to call them noise."""
 
-MEMORY = 400
+NOISE_CALLS = 400
 """Calls over which noise is counted, about."""
 
 
@@ -42,13 +45,25 @@ class Phase(Enum):
     TRYING = 3
 
 
-class CubicLimit:
+class TriedBound:
     """A bound that falls when it was too high and comes back along a cubic curve: fast at first, flat around `top`,
-    where it last went well, then faster and faster, because nothing says any more that this is still the end."""
+    where it last went well, then faster and faster, because nothing says any more that this is still the end.
 
-    __slots__ = ("_low", "_proven", "_seconds", "_span", "top", "value")
+    Who would cut it for refusals that come whatever we do would crawl. They are recognised by their coming now and then
+    while the bound is below what went before: there nothing should be refused. Once that makes us doubt what went
+    before, and it is measured anew; the second time it is noise. `cut_at` is the last call that was sent before a cut.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most_noise: float) -> None:
+        """`most_noise`: who refuses more than this share of calls has lowered its limit."""
+        self._most_noise = most_noise
+        self.cut_at = 0
+        self._counted_in, self._doubted = Phase.TRYING, False
+        self._calls = self._refusals = self._calm_calls = self._calm_refusals = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known any more of what goes."""
         self.value = self.top = math.inf
         self._proven = False
         self._low = self._seconds = self._span = 0.0
@@ -62,11 +77,12 @@ class CubicLimit:
             return Phase.GUESSED
         return Phase.CUT if self._seconds < self._span / 10 else Phase.CALM
 
-    def cut(self, top: float, span: float, share: float = CUT) -> None:
-        """Falls to a share of where it stands, or of `top` if that is less; `span` seconds later it is at `top`."""
+    def cut(self, call: int, top: float, span: float, share: float = CUT) -> None:
+        """Falls to a share of where it stands, or of `top` if that is less; `span` seconds later it is at `top`. `call`
+        is the last one that was sent."""
         self._proven = self._proven and self.phase is Phase.TRYING
-        self.top, self._span, self._seconds = top, span, 0.0
-        self._low = self.value = max(share * min(self.value, top), DEEPEST * top)
+        self.cut_at, self.top, self._span, self._seconds = call, top, span, 0.0
+        self._low = self.value = max(share * min(self.value, top), DEEPEST_CUT * top)
 
     def grow(self, seconds: float) -> None:
         """So long it was what held calls back."""
@@ -76,79 +92,60 @@ class CubicLimit:
         self.value = self.top + depth * x * x * x
         self._proven = self._proven or x >= 0
 
-
-class SpuriousRefusals:
-    """Refusals that come whatever we do; who would cut for each of them would crawl.
-
-    They are told by their coming now and then while a bound is below what went before: there nothing should be refused.
-    Once that makes us doubt what went before, and it is measured anew; the second time it is noise.
-    """
-
-    __slots__ = ("_calls", "_calm_calls", "_calm_refusals", "_doubted", "_most", "_phase", "_refusals")
-
-    def __init__(self, most: float) -> None:
-        """`most`: who refuses more than this share of calls has lowered its limit."""
-        self._most = most
-        self._phase = Phase.TRYING
-        self._doubted = False
-        self._calls = self._refusals = self._calm_calls = self._calm_refusals = 0.0
-
-    def sent(self, phase: Phase) -> None:
-        """One more call."""
-        self._pass_to(phase)
+    def count_call(self) -> None:
+        """One more call was sent."""
+        phase = self._count_anew()
         self._calls += 1
-        if self._calls > MEMORY:
+        if self._calls > NOISE_CALLS:
             self._calls, self._refusals = self._calls / 2, self._refusals / 2
         if phase is Phase.CALM:
             self._calm_calls += 1
-            if self._calm_calls > MEMORY:
+            if self._calm_calls > NOISE_CALLS:
                 self._forget_half()
 
-    def refused(self, phase: Phase) -> bool:
-        """One more refusal: whether it says nothing about the bound."""
-        self._pass_to(phase)
+    def is_noise(self) -> bool:
+        """One more call was refused: whether that says nothing about the bound."""
+        phase = self._count_anew()
         self._refusals += 1
         match phase:
             case Phase.CUT:
                 return True
-            case Phase.GUESSED:
-                return self._refusals < self._most * self._calls
             case Phase.CALM:
                 self._calm_refusals += 1
-                if self._refusals < MIN_LIMIT:
+                if self._refusals < NOISE_REFUSALS:
                     return True
-                if self._doubted:
-                    return self._refusals < self._most * self._calls
-                self._doubted = True
-                self._calm_calls = self._calm_refusals = 0.0
-                return False
+                if not self._doubted:
+                    self._doubted = True
+                    self._calm_calls = self._calm_refusals = 0.0
+                    return False
             case Phase.TRYING:
-                if self._calm_refusals >= MIN_LIMIT:
+                if self._calm_refusals >= NOISE_REFUSALS:
                     expected = self._calls * self._calm_refusals / self._calm_calls
                     if self._refusals <= expected + 2 * math.sqrt(expected) + 1:  # as usual: two standard deviations
                         return True
                 self._forget_half()
                 return False
+        return self._refusals < self._most_noise * self._calls
 
-    def _pass_to(self, phase: Phase) -> None:
-        if phase is not self._phase:
-            if self._phase is Phase.CALM and self._refusals < MIN_LIMIT:
+    def _count_anew(self) -> Phase:
+        """The phase; calls and refusals are counted within one."""
+        phase = self.phase
+        if phase is not self._counted_in:
+            if self._counted_in is Phase.CALM and self._refusals < NOISE_REFUSALS:
                 self._doubted = False
-            self._phase, self._calls, self._refusals = phase, 0.0, 0.0
+            self._counted_in, self._calls, self._refusals = phase, 0.0, 0.0
+        return phase
 
     def _forget_half(self) -> None:
         self._calm_calls, self._calm_refusals = self._calm_calls / 2, self._calm_refusals / 2
 
 
-FIRST = 8
+INITIAL_CALLS = 8
 """Calls at once at the beginning."""
 
 DOUBLING = 0.1
 """Seconds after which the calls at once double while nothing speaks against it. By time, not by replies: a model that
 takes ten seconds is as soon at full width as one that takes ten milliseconds."""
-
-HALF = 0.5
-"""What is left of a pace that was too high as long as it is only guessed."""
 
 RECOVERY = 6.0
 """Seconds, while it holds calls back, until a bound that was cut is where it was. Twice as long: a seventh higher;
@@ -185,14 +182,12 @@ class Adaptive:
     """
 
     def __init__(self, most: int, now: float) -> None:
-        self.limit = min(FIRST, most)
+        self.limit = min(INITIAL_CALLS, most)
         self.interval = 0.0
         self._most = most
-        self._room, self._pace = CubicLimit(), CubicLimit()
-        self._room_noise, self._pace_noise = SpuriousRefusals(ROOM_NOISE), SpuriousRefusals(PACE_NOISE)
+        self._room, self._pace = TriedBound(ROOM_NOISE), TriedBound(PACE_NOISE)
         self._starting = 0.0
         self._sent = self._refused = 0
-        self._room_cut = self._pace_cut = 0
         self._older = self._newer = (now, 0)
         self._refused_since = 0
         self._measured = False
@@ -201,22 +196,22 @@ class Adaptive:
     def sent(self, now: float) -> int:
         """A call is sent: its number, from 1."""
         if self.interval:
-            self._pace_noise.sent(self._pace.phase)
+            self._pace.count_call()
         elif now - self._newer[0] > MEASURED:
             self._older, self._newer = self._newer, (now, self._sent)
-        if self._room_cut:
-            self._room_noise.sent(self._room.phase)
+        if self._room.cut_at:
+            self._room.count_call()
         self._sent += 1
         return self._sent
 
     def held_by_limit(self, seconds: float) -> None:
         """So long calls waited because others were under way."""
-        if self._room_cut:
+        if self._room.cut_at:
             self._room.grow(seconds)
             self.limit = max(1, int(min(self._room.value, self._most)))
         elif self.limit < self._most:
             self._starting += seconds
-            self.limit = min(int(FIRST * 2 ** min(self._starting / DOUBLING, 20)), self._most)
+            self.limit = min(int(INITIAL_CALLS * 2 ** min(self._starting / DOUBLING, 20)), self._most)
 
     def held_by_pace(self, seconds: float) -> None:
         """So long calls waited because the last one had only just been sent."""
@@ -232,42 +227,41 @@ class Adaptive:
         else:
             self._delays.append(delay or AT_ONCE)
         if self._refused >= self._sent:  # nothing ever went well: it is not the pace
-            self._pace, self.interval, self._measured = CubicLimit(), 0.0, False
-            return
-        if number <= self._pace_cut:
-            return
-        self._refused_since += 1
-        if not self._pace_noise.refused(self._pace.phase):
-            self._slow_down(now, took, delay)
+            self._pace.reset()
+            self.interval, self._measured = 0.0, False
+        elif number > self._pace.cut_at:
+            self._refused_since += 1
+            if not self._pace.is_noise():
+                self._slow_down(now, took, delay)
 
     def marked(self, number: int, now: float, *, took: float) -> None:
         """The answer to call `number` says that the account is at its end: what would be refused next is not sent."""
-        if number > self._pace_cut and (not self.interval or now - self._newer[0] >= MEASURED):
+        if number > self._pace.cut_at and (not self.interval or now - self._newer[0] >= MEASURED):
             self._slow_down(now, took, None)
 
     def overloaded(self, number: int, *, took: float, beside: int) -> None:
         """Call `number` met a server that cannot cope; `beside` others are under way."""
-        if number <= self._room_cut or self._room_noise.refused(self._room.phase):
-            return
-        self._room_cut = self._sent
-        self._room.value = min(self._room.value, float(self.limit))
-        self._room.cut(max(1.0, min(float(beside), self._room.value)), _recovery(took))
-        self.limit = max(1, int(self._room.value))
+        room = self._room
+        if number > room.cut_at and not room.is_noise():
+            room.value = min(room.value, float(self.limit))
+            room.cut(self._sent, max(1.0, min(float(beside), room.value)), _recovery(took))
+            self.limit = max(1, int(room.value))
 
     def _slow_down(self, now: float, took: float, delay: float | None) -> None:
+        top, span, share = self._pace.top, GUESS_RECOVERY, CUT
         if not self.interval:  # a guess: what was sent in the last second or two, or when the server expects a call
             since, before = self._older
             rate = max(self._sent - before - 1, 1) / max(now - since, MEASURED)
-            self._pace.cut(max(rate, 1 / delay if delay else 0.0, SLOWEST), GUESS_RECOVERY)
+            top = max(rate, 1 / delay if delay else 0.0, SLOWEST)
             self._newer, self._refused_since = (now, self._sent), 0
         elif now - self._newer[0] >= MEASURED:
             top = self._measure(now)
-            self._pace.cut(top, _recovery(took, top))
+            span = _recovery(took, top)
         elif self._measured:
-            self._pace.cut(self._pace.top, _recovery(took, self._pace.top))
+            span = _recovery(took, top)
         else:
-            self._pace.cut(self._pace.value, GUESS_RECOVERY, HALF)
-        self._pace_cut = self._sent
+            top, share = self._pace.value, GUESS_CUT
+        self._pace.cut(self._sent, top, span, share)
         self.interval = self._between()
 
     def _between(self) -> float:
@@ -277,8 +271,8 @@ class Adaptive:
         return min(wanted, 2 * max(self._delays)) if self._delays else wanted
 
     def _measure(self, now: float) -> float:
-        """What the server took a second since it last said that it was too much: from end to end of its patience, so
-        that what it had saved up for us does not count."""
+        """What the server took a second since it last said that it was too much: from one end of what it allows to the
+        next, so that what it had saved up for us does not count."""
         since, before = self._newer
         taken = self._sent - before - self._refused_since
         self._newer, self._refused_since = (now, self._sent), 0

@@ -116,10 +116,7 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 class MessageAssembly(Assembly):
     """A message. It ends with `message_stop`, or with an `error` in its place."""
 
-    __slots__ = ("_blocks", "_error", "_frame")
-
     def __init__(self) -> None:
-        super().__init__()
         self._frame: dict[str, JSONValue] = {}
         self._blocks: dict[int, tuple[dict[str, Any], list[tuple[str, str]]]] = {}
         self._error: JSONValue = None
@@ -168,15 +165,14 @@ class MessageAssembly(Assembly):
     def _heard(self, name: str, piece: str) -> None:
         """Notes that a token came."""
         if piece and name != "signature":
-            self.begun = True
-            self.answering = self.answering or name == "text"
+            self.token(answer=name == "text")
 
     def _tell(self, delta: Any, usage: Any) -> None:
         """Why it stopped, and the counts, which replace those of the beginning."""
         if isinstance(delta, dict):
             self._frame |= delta
             if delta.get("stop_reason") == "refusal":
-                self.begun = self.answering = True
+                self.token(answer=True)
         if isinstance(usage, dict):
             counts = {name: value for name, value in usage.items() if value is not None}
             self._frame["usage"] = {**mapping(self._frame.get("usage")), **counts}

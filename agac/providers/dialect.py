@@ -10,7 +10,7 @@ from typing import Any
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateState, Reply, Request, Usage
-from agac.providers.bodies import json_of, text
+from agac.providers.bodies import count, json_of, mapping, text
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
 
@@ -21,26 +21,19 @@ class Assembly:
     """One streamed answer being put together, into the body that its dialect reads, whatever the transport. Times are
     `time.monotonic()` seconds."""
 
-    __slots__ = ("answering", "answering_at", "begun", "begun_at", "done")
+    done = False
+    """The end that the protocol promises has come, or an error in its place."""
+    begun_at: float | None = None
+    """When the first token came, be it of thinking."""
+    answering_at: float | None = None
+    """When the first token of the answer itself came: of text or of a refusal."""
 
-    def __init__(self) -> None:
-        self.begun = False
-        """The first token has come, be it of thinking."""
-        self.answering = False
-        """The first token of the answer itself has come: of text or of a refusal."""
-        self.done = False
-        """The end that the protocol promises has come, or an error in its place."""
-        self.begun_at: float | None = None
-        self.answering_at: float | None = None
-
-    def watch(self, event: Any) -> None:
-        """Takes one event, which came now."""
-        self.take(event)
-        if self.answering_at is None and self.begun:
+    def token(self, *, answer: bool) -> None:
+        """A token came now: of the answer, or of thinking."""
+        if self.answering_at is None:
             now = time.monotonic()
             self.begun_at = self.begun_at or now
-            if self.answering:
-                self.answering_at = now
+            self.answering_at = now if answer else None
 
     def take(self, event: Any) -> None:
         """One event, as JSON. What is no event is left out, and what comes after the end."""
@@ -114,11 +107,15 @@ def asking(wire: bytes, how: bytes) -> bytes:
 
 def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str]) -> dict[str, JSONValue]:
     """Those of the parameters that are set. `renames` are their names on the wire where they differ from the fields."""
-    wire: dict[str, JSONValue] = {}
-    for name in names:
-        if (value := getattr(params, name)) is not None:
-            wire[renames.get(name, name)] = list(value) if isinstance(value, tuple) else value
-    return wire
+    values = {renames.get(name, name): getattr(params, name) for name in names}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+
+
+def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought: tuple[str, str]) -> Usage:
+    """The counts of tokens by these names; the last two are within an object each."""
+    usage = mapping(usage)
+    inner = (count(usage.get(outer), name) for outer, name in (cached, thought))
+    return Usage(count(usage, given), count(usage, made), *inner)
 
 
 SIMULATOR_MARK = "agac-simulator"

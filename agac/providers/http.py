@@ -107,7 +107,7 @@ async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly) -> 
     events = Events()
     while not assembly.done and (chunk := await response.content.readany()):
         for event in events.feed(chunk):
-            assembly.watch(event)
+            assembly.take(event)
     if not assembly.finish():
         raise aiohttp.ClientPayloadError
     if response.content.at_eof():
@@ -345,7 +345,7 @@ class SocketSender:
                     raise aiohttp.ServerDisconnectedError
                 event = parsed_event(message.data)
                 first_byte = first_byte or time.monotonic()
-                assembly.watch(event)
+                assembly.take(event)
             status, _, body = assembly.result()
             sound = status == 200 and isinstance(body, dict) and not body.get("error")
         except aiohttp.ClientError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, Usage
 from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
+from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable, usage_of
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import openai_format, shape_of
@@ -98,15 +99,14 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
 
 def _chat_usage(usage: Any) -> Usage:
     usage = mapping(usage)
-    given = count(usage, "prompt_tokens")
-    made = count(usage, "completion_tokens")
-    cached = count(usage.get("prompt_tokens_details"), "cached_tokens")
-    if cached is None:  # DeepSeek's name for it
-        cached = count(usage, "prompt_cache_hit_tokens")
-    thought = count(usage.get("completion_tokens_details"), "reasoning_tokens")
+    details = ("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")
+    found = usage_of(usage, "prompt_tokens", "completion_tokens", *details)
+    if found.cached_tokens is None:  # DeepSeek's name for it
+        found = replace(found, cached_tokens=count(usage, "prompt_cache_hit_tokens"))
+    given, made, thought = found.input_tokens, found.output_tokens, found.reasoning_tokens
     if thought and given is not None and made is not None and usage.get("total_tokens") == given + made + thought:
-        made += thought  # xAI counts thinking beside the completion, not within it
-    return Usage(given, made, cached, thought)
+        return replace(found, output_tokens=made + thought)  # xAI counts thinking beside the completion, not within it
+    return found
 
 
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
@@ -122,13 +122,9 @@ class ChatAssembly(Assembly):
     The first choice counts, as it does where nothing is streamed.
     """
 
-    __slots__ = ("_finish", "_frame", "_refused", "_texts")
-
     def __init__(self) -> None:
-        super().__init__()
         self._frame: dict[str, JSONValue] = {}
-        self._texts: list[str] = []
-        self._refused: list[str] = []
+        self._pieces: dict[str, list[str]] = {"content": [], "refusal": []}
         self._finish: JSONValue = None
 
     def take(self, event: Any) -> None:
@@ -154,21 +150,23 @@ class ChatAssembly(Assembly):
         """The completion, or the error that came in its place."""
         if is_error(self._frame):
             return 200, NO_HEADERS, self._frame
+        content, refusal = map("".join, self._pieces.values())
         message = {
             "role": "assistant",
-            "content": "".join(self._texts) if self._texts or not self._refused else None,
-            "refusal": "".join(self._refused) or None,
+            "content": content if content or not refusal else None,
+            "refusal": refusal or None,
         }
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return 200, NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
-        for name, pieces in (("content", self._texts), ("refusal", self._refused)):
+        for name, pieces in self._pieces.items():
             if piece := text(delta, name):
                 pieces.append(piece)
-                self.begun = self.answering = True
-        self.begun = self.begun or any(text(delta, name) for name in _THOUGHTS)
+                self.token(answer=True)
+        if any(text(delta, name) for name in _THOUGHTS):
+            self.token(answer=False)
         if choice.get("finish_reason") is not None:
             self._finish = choice["finish_reason"]
 
@@ -241,18 +239,9 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     finish = Finish.LENGTH if cut and not texts else Finish.STOP
     if stage == "incomplete":
         finish = _INCOMPLETE.get(text(data.get("incomplete_details"), "reason"), Finish.OTHER)
-    usage = _response_usage(data.get("usage"))
+    details = ("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")
+    usage = usage_of(data.get("usage"), "input_tokens", "output_tokens", *details)
     return reply_of(data, texts or cut[:1], finish, usage=usage, refusal=refusal, provider=provider, model=model)
-
-
-def _response_usage(usage: Any) -> Usage:
-    usage = mapping(usage)
-    return Usage(
-        count(usage, "input_tokens"),
-        count(usage, "output_tokens"),
-        count(usage.get("input_tokens_details"), "cached_tokens"),
-        count(usage.get("output_tokens_details"), "reasoning_tokens"),
-    )
 
 
 # Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.
@@ -266,10 +255,7 @@ class ResponseAssembly(Assembly):
     """A response: its last event carries it whole. Some servers leave `output` empty there; then the items' own events
     fill it."""
 
-    __slots__ = ("_body", "_headers", "_items", "_status")
-
     def __init__(self) -> None:
-        super().__init__()
         self._items: list[Any] = []
         self._status = 200
         self._headers = NO_HEADERS
@@ -283,11 +269,9 @@ class ResponseAssembly(Assembly):
         if not isinstance(kind, str):
             if event.get("error"):  # as a gateway says it
                 self._failed(event)
-        elif kind in _ANSWER:
-            self.answering = self.answering or bool(event.get("delta"))
-            self.begun = self.begun or self.answering
-        elif kind in _THOUGHT:
-            self.begun = self.begun or bool(event.get("delta"))
+        elif kind in _ANSWER or kind in _THOUGHT:
+            if event.get("delta"):
+                self.token(answer=kind in _ANSWER)
         elif kind == "response.output_item.done":
             self._items.append(event.get("item"))
         elif kind in _LAST:
@@ -331,15 +315,13 @@ CHAT = Dialect(
     asks_usage=b'"stream_options":{"include_usage":true},',
 )
 
-RESPONSES = Dialect(
+RESPONSES = replace(
+    CHAT,
     path="/responses",
     refused=_RESPONSES_REFUSED,
-    headers=_headers,
     build=_build_response,
     read=_read_response,
-    read_error=read_openai_error,
-    rules=OPENAI_RULES,
-    rates=rate_state,
     assembly=ResponseAssembly,
+    asks_usage=b"",
     socket_asks=b'"type":"response.create",',
 )

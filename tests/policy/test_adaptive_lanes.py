@@ -10,7 +10,7 @@ from support.limited import Crowd, Limited, crowd, per_second
 from support.soak import few
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.rate_limiter import CUT, Adaptive, CubicLimit, Phase, SpuriousRefusals
+from agac.engine.rate_limiter import CUT, Adaptive, Phase, TriedBound
 
 LATENCIES = [(0.001, 64), (0.05, 64), (0.5, 64), (5.0, 256)]
 
@@ -212,8 +212,8 @@ def test_bounds_stay_bounds_whatever_happens(most: int, events: Any) -> None:
 
 
 def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None:
-    curve = CubicLimit()
-    curve.cut(20.0, 6.0)
+    curve = TriedBound(0.2)
+    curve.cut(1, 20.0, 6.0)
     seen = []
     for _ in range(5):
         seen.append(curve.value)
@@ -221,34 +221,33 @@ def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None
     assert seen == pytest.approx([17, 20, 23, 44, 101])
 
 
-def calm(noise: SpuriousRefusals, calls: int) -> bool:
-    """So many calls while nothing should be refused, the last of them refused: whether that is noise."""
-    for _ in range(calls):
-        noise.sent(Phase.CALM)
-    return noise.refused(Phase.CALM)
+class Placed(TriedBound):
+    """A bound that stands where the test says."""
+
+    phase = Phase.TRYING
+
+    def noise(self, phase: Phase, calls: int) -> bool:
+        """So many calls in this phase, the last of them refused: whether that is noise."""
+        self.phase = phase
+        for _ in range(calls):
+            self.count_call()
+        return self.is_noise()
 
 
 def test_refusals_where_there_should_be_none_are_noise_once_the_bound_was_measured_anew() -> None:
-    noise = SpuriousRefusals(0.2)
-    assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
-    noise.sent(Phase.CUT)
-    assert noise.refused(Phase.CUT)
-    assert [calm(noise, 30) for _ in range(6)] == [True] * 6
-    for _ in range(60):
-        noise.sent(Phase.TRYING)
-    assert [noise.refused(Phase.TRYING) for _ in range(6)] == [True] * 5 + [False]  # one of thirty was usual
+    bound = Placed(0.2)
+    assert [bound.noise(Phase.CALM, 30) for _ in range(3)] == [True, True, False]
+    assert bound.noise(Phase.CUT, 1)
+    assert [bound.noise(Phase.CALM, 30) for _ in range(6)] == [True] * 6
+    assert bound.noise(Phase.TRYING, 60)
+    assert [bound.is_noise() for _ in range(5)] == [True] * 4 + [False]  # one of thirty was usual
 
 
-def test_a_refusal_where_one_was_to_be_expected_is_no_noise() -> None:
-    noise = SpuriousRefusals(0.2)
-    assert calm(noise, 30)
-    for _ in range(60):
-        noise.sent(Phase.TRYING)
-    assert not noise.refused(Phase.TRYING)
-
-
-def test_many_refusals_where_there_should_be_none_mean_a_lower_limit() -> None:
-    noise = SpuriousRefusals(0.2)
-    assert [calm(noise, 30) for _ in range(3)] == [True, True, False]
-    noise.sent(Phase.CUT)
-    assert [calm(noise, 3) for _ in range(5)] == [True, True, False, False, False]
+def test_refusals_where_they_were_to_be_expected_or_many_where_there_should_be_none_are_no_noise() -> None:
+    bound = Placed(0.2)
+    assert bound.noise(Phase.CALM, 30)
+    assert not bound.noise(Phase.TRYING, 60)
+    bound = Placed(0.2)
+    assert [bound.noise(Phase.CALM, 30) for _ in range(3)] == [True, True, False]
+    assert bound.noise(Phase.CUT, 1)
+    assert [bound.noise(Phase.CALM, 3) for _ in range(5)] == [True, True, False, False, False]
