@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
+from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
 from support.commands import ForkedPython
 from support.project import ProjectFolder
@@ -138,6 +139,17 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
             return stack.enter_context(simulator(*flags, faults=faults, folder=tmp_path / "faults"))
 
         yield start
+
+
+@pytest.fixture
+def case_at(faulty: Faulty, tmp_path: Path) -> Start:
+    """Makes a case at a simulator with faults: a project whose rows are asked in one batch of so many `seconds`."""
+
+    def start(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
+        server = faulty(list(faults), "--batch-seconds", str(seconds))
+        return BatchCase(tmp_path / "project", server, api, **more)
+
+    return start
 
 
 @pytest.fixture

@@ -31,18 +31,14 @@ NO_BATCHES = (
 )
 
 
-@pytest.mark.parametrize("batch", [{}, {"batch": "none"}])
-def test_a_provider_without_batches_is_named_with_both_ways_out(project: ProjectFolder, batch: dict[str, str]) -> None:
-    configure(project, local={**LOCAL, **batch})
-    assert found(project) == [f"workflows/reviews.yml:7:13: stages[0].run_mode: {NO_BATCHES}"]
-    assert found(project, {"run_mode": "sync"}) == []
-
-
-def test_stages_that_share_a_default_are_one_problem(project: ProjectFolder) -> None:
-    configure(project, local=LOCAL, other={**LOCAL, "batch": "openai"})
+def test_a_provider_without_batches_is_named_with_both_ways_out(project: ProjectFolder) -> None:
+    """Stages that share a default are one problem."""
+    for batch in ({}, {"batch": "none"}):
+        configure(project, local={**LOCAL, **batch}, other={**LOCAL, "batch": "openai"})
+        assert found(project) == [f"workflows/reviews.yml:7:13: stages[0].run_mode: {NO_BATCHES}"]
+        assert found(project, {"run_mode": "sync"}) == []
     stages = [{"name": name, "prompt": "x"} for name in ("a", "b", "c")]
     stages.append({"name": "d", "prompt": "x", "model": "other/m"})
-    project.numbered(1)
     project.workflow(stages=stages, defaults={"run_mode": "batch"})
     [problem] = agac.validate("reviews", project=project.root).problems
     assert "provider 'local' of stages 'a', 'b' and 'c' has no batches" in problem.message
@@ -109,11 +105,7 @@ def test_what_a_stage_asks_of_batches_is_checked(project: ProjectFolder) -> None
         for problem, words in zip(problems, said, strict=True):
             assert words in problem
             assert problem.startswith("workflows/reviews.yml:")
-
-
-def test_all_problems_come_at_once(project: ProjectFolder) -> None:
-    configure(project, local={**LOCAL, "batch": {"api": "openai", "max_requests": 10}})
-    batch = {"max_requests": 11, "max_bytes": "1GB", "completion_window": "1h", "on_deadline": "wait"}
+    batch = {"max_requests": 50_001, "max_bytes": "1GB", "completion_window": "1h", "on_deadline": "wait"}
     messages = found(project, {"batch": batch})
     assert [message.split(": ")[1] for message in messages] == [f"stages[0].batch.{key}" for key in batch]
 

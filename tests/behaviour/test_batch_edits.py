@@ -82,6 +82,7 @@ def test_new_rows_join_without_a_question(project: BatchProject, server: Server)
 
 @pytest.mark.parametrize("edit", ["changed", "removed"])
 def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server: Server, edit: str) -> None:
+    """What was removed leaves the outputs, and its answer is kept."""
     project.submit(A)
     if edit == "changed":
         rows(project, *range(1, 12), r9="another", r10="too")
@@ -97,19 +98,12 @@ def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server
     assert (agreed.code, agreed.err) == (0, "")
     assert "did not finish" not in agreed.out
     assert project.account["posts"] == 2
-    project.assert_ends_as_sync(server, (2, 13 if edit == "changed" else 11), seconds=SECONDS)
-
-
-def test_a_row_that_was_removed_leaves_the_outputs_and_its_answer_is_kept(project: BatchProject) -> None:
-    project.submit(A)
-    rows(project, *range(1, 9))
-    project.run(yes=True)
-    project.to_the_end(seconds=SECONDS)
-    assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 9)]
-    rows(project, *range(1, 11))
+    charged = (2, 13 if edit == "changed" else 11)
+    project.assert_ends_as_sync(server, charged, seconds=SECONDS)
+    rows(project, *range(1, 12))
     assert project.run().exit_code == 0
-    assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 11)]
-    assert project.charged() == (1, 10)
+    assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 12)]
+    assert project.charged() == charged
 
 
 def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, server: Server) -> None:
@@ -132,7 +126,6 @@ def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, serve
     assert [run for run, *_ in sent] == [1, sent[-1][0]]
     assert sent[-1][0] > 1
     report = project.to_the_end(seconds=SECONDS)
-    assert report.run is not None
     assert report.run.summary["run"] == sent[-1][0]
     project.assert_as_sync(server, charged=(2, 20))
     assert project.account["cancelled"] == 0

@@ -31,10 +31,16 @@ def sizes(project: BatchProject) -> list[int]:
     return [tasks for (tasks,) in project.query("SELECT tasks FROM batch WHERE submitted_at IS NOT NULL ORDER BY id")]
 
 
-@pytest.mark.parametrize(("rows", "most", "expected"), [(25, 10, [10, 10, 5]), (20, 10, [10, 10]), (3, 1, [1, 1, 1])])
-def test_split_by_requests(make: Make, server: Server, rows: int, most: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "most", "of_provider", "expected"),
+    [(25, 10, 50, [10, 10, 5]), (20, 10, 50, [10, 10]), (3, 1, 50, [1, 1, 1]), (7, None, 3, [3, 3, 1])],
+)
+def test_split_by_requests(
+    make: Make, server: Server, rows: int, most: int | None, of_provider: int, expected: list[int]
+) -> None:
     """Case 1."""
-    project = make(rows=rows, batch={"max_requests": most})
+    project = make(rows=rows, batch={"max_requests": most} if most else {})
+    project.provider(batch={**BATCHES, "max_requests": of_provider})
     project.run()
     assert sizes(project) == expected
     project.assert_ends_as_sync(server, (len(expected), rows), seconds=SECONDS)
@@ -52,13 +58,6 @@ def test_split_by_bytes(make: Make, server: Server, most: int) -> None:
         assert (project.root / ".agac/batches" / file).stat().st_size == size
     project.to_the_end(seconds=SECONDS)
     project.assert_as_sync(server)
-
-
-def test_what_the_provider_takes_at_most_bounds_it(make: Make) -> None:
-    project = make(rows=7)
-    project.provider(batch={**BATCHES, "max_requests": 3})
-    project.run()
-    assert sizes(project) == [3, 3, 1]
 
 
 def test_a_cap_that_fits_one_batch_makes_the_other_wait(make: Make, server: Server) -> None:
@@ -108,14 +107,6 @@ def test_a_cap_that_is_known_is_never_met(make: Make, server: Server) -> None:
     assert (project.charged()[1], project.doubles()) == (20, 0)
 
 
-def test_a_batch_larger_than_a_known_cap_is_cut(make: Make) -> None:
-    project = make(limits={"enqueued_tokens": 200})
-    project.run()
-    assert project.query("SELECT max(tokens) <= 200, sum(tasks) FROM batch") == [(1, 20)]
-    project.to_the_end(seconds=SECONDS, most=20)
-    assert project.charged()[1] == 20
-
-
 def test_a_batch_larger_than_a_cap_that_shows_is_cut(make: Make, server: Server) -> None:
     project = make({"kind": "batch_enqueued_cap", "tokens": 250})
     project.run()
@@ -126,14 +117,24 @@ def test_a_batch_larger_than_a_cap_that_shows_is_cut(make: Make, server: Server)
 
 
 def test_waiting_submits_what_waits_by_itself(tmp_path: Path, server: Server) -> None:
+    """A batch that is larger than the known cap is cut."""
     project = BatchProject(tmp_path / "project", server, limits={"enqueued_tokens": 200})
     project.numbered(20)
     project.batched(ECHO, defaults={"batch": {"poll_interval": 0.01}})
     report = project.run(wait=True)
     assert (report.exit_code, report.summary["complete"]) == (0, True)
+    assert project.query("SELECT max(tokens) <= 200, sum(tasks) FROM batch") == [(1, 20)]
     assert len(sizes(project)) >= 2
     assert project.charged()[1] == 20
     project.assert_sound()
+
+
+def test_lanes_do_not_wait_for_one_another(make: Make) -> None:
+    project = make(limits={"enqueued_tokens": 150})
+    other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
+    project.submit(ECHO, other, defaults={"batch": {"max_requests": 5}})
+    submitted = project.query("SELECT DISTINCT model FROM batch WHERE state = 'SUBMITTED' ORDER BY 1")
+    assert submitted == [("echo",), ("small",)]
 
 
 def test_no_more_open_than_the_account_takes(make: Make, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,17 +153,6 @@ def test_no_more_open_than_the_account_takes(make: Make, server: Server, monkeyp
     project.assert_ends_as_sync(server, (4, 20), seconds=SECONDS)
 
 
-def test_lanes_do_not_wait_for_one_another(make: Make) -> None:
-    project = make(batch={"max_requests": 5})
-    project.provider(batch={**BATCHES}, limits={"enqueued_tokens": 150})
-    other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
-    project.submit(ECHO, other, defaults={"batch": {"max_requests": 5}})
-    submitted = project.query("SELECT DISTINCT model FROM batch WHERE state = 'SUBMITTED' ORDER BY 1")
-    assert submitted == [("echo",), ("small",)]
-    project.to_the_end(seconds=SECONDS, most=25)
-    assert project.charged()[1] == 40
-
-
 def test_a_second_run_of_a_workflow_waits_for_the_same_room(make: Make) -> None:
     """Room is the account's: what another workflow has enqueued counts."""
     project = make(limits={"enqueued_tokens": 250}, rows=10)
@@ -177,24 +167,16 @@ def test_a_second_run_of_a_workflow_waits_for_the_same_room(make: Make) -> None:
     assert project.run("others").exit_code == 0
 
 
-@pytest.mark.parametrize("retry_after", [0, 2])
+@pytest.mark.parametrize("retry_after", [0, 2, 3000])
 def test_a_create_that_is_limited_is_made_later(make: Make, retry_after: int) -> None:
+    """After a long time by a later command: it waits in the store."""
     project = make({"kind": "batch_status", "status": 429, "retry_after": retry_after, "first": 1})
-    assert project.run().exit_code == 0
-    assert (project.account["posts"], project.account["created"]) == (2, 1)
-
-
-def test_a_create_that_is_limited_for_long_waits_in_the_store(make: Make) -> None:
-    project = make({"kind": "batch_status", "status": 429, "retry_after": 3000, "first": 1})
     report = project.run()
     assert report.exit_code == 0, report.stopped
-    assert project.account["posts"] == 1
-    [one] = report.invocation["waiting_batches"]
-    assert one["waits"]
-    assert project.retrieve().exit_code == 75
-    assert project.account["posts"] == 1
-    project.set_batch(try_at=1.0)
-    assert project.retrieve().exit_code == 0
-    assert project.account["posts"] == 2
-    project.to_the_end(seconds=SECONDS)
-    assert (project.charged(), project.doubles()) == ((1, 20), 0)
+    if retry_after == 3000:
+        [one] = report.invocation["waiting_batches"]
+        assert (bool(one["waits"]), project.account["posts"]) == (True, 1)
+        assert (project.retrieve().exit_code, project.run().exit_code, project.account["posts"]) == (75, 0, 1)
+        project.set_batch(try_at=1.0)
+        assert project.retrieve().exit_code == 0
+    assert (project.account["posts"], project.account["created"]) == (2, 1)

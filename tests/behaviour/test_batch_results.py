@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, Make, advance, outcomes
+from support.batchrun import BatchProject, Make, advance, failed
 from support.server import Server
 
 import agac
@@ -33,11 +33,6 @@ def counts(report: agac.RetrieveReport) -> dict[str, int]:
     """What the lines of the one batch that was taken came to."""
     [one] = report.ingested
     return {name: value for name, value in one.items() if name not in ("id", "provider_id") and value}
-
-
-def failed(project: BatchProject) -> dict[str, str]:
-    """Rows that failed, with the kinds of their errors."""
-    return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
 
 
 def strange(project: BatchProject) -> list[bytes]:
@@ -109,17 +104,15 @@ def test_every_row_has_its_answer_in_the_end(
     project.assert_ends_as_sync(server, charged, doubles=charged[1] - 10)
 
 
-def test_in_another_order_with_a_mark_and_blank_lines(make: Make, server: Server) -> None:
+def test_in_another_order_with_a_mark_and_blank_lines(batches_at: Make, server: Server) -> None:
     """Case 20: rows whose contents hold what ends lines elsewhere are joined by their names."""
-    project = make({"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"}, rows=1)
+    project = batches_at({"kind": "batch_shuffle"}, {"kind": "batch_bom"}, {"kind": "batch_blank_lines"})
     texts = ["a\u2028b", "c\u2029d", "e\u0085f", "🙂 g", "h\r\ni", "j\nk", 'l"m\\', "n\tp", "q\x0br", "s"]
     project.rows({"id": f"s-{n}", "text": text} for n, text in enumerate(texts))
-    project.batched({"name": "say", "prompt": "${text}", "model": "local/echo"})
-    project.run(yes=True)
+    project.submit({"name": "say", "prompt": "${text}", "model": "local/echo"})
     project.to_the_end()
-    project.assert_as_sync(server)
-    assert len(project.envelopes()) == 10
-    assert (project.account["created"], project.account["charged"], strange(project)) == (2, 11, [])
+    project.assert_as_sync(server, charged=(1, 10))
+    assert strange(project) == []
 
 
 @pytest.mark.parametrize("kind", ["batch_null_output", "batch_empty_output_id"])
@@ -158,10 +151,8 @@ def test_lines_that_are_missing_are_asked_again_and_told(make: Make, server: Ser
     project = make(fault, provider={"prices": prices}, defaults={"max_tokens": 100})
     first = project.retrieve()
     assert counts(first) == {"done": 8, "again": 2, "missing": 2}
-    report = project.to_the_end()
-    assert report.run is not None
-    assert project.charged() == (2, 12)
-    assert project.doubles() == 2
+    project.to_the_end()
+    assert (project.charged(), project.doubles()) == ((2, 12), 2)
     assert project.query("SELECT count(*), min(error_type) FROM attempt WHERE ambiguous = 1") == [(2, "BatchLost")]
     [(held,)] = project.query("SELECT sum(held_usd) FROM v_costs")
     assert held > 0
@@ -246,8 +237,7 @@ def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: P
     project.rows({"id": f"r-{n}", "text": text} for n, text in enumerate(texts))
     project.submit({"name": "say", "prompt": "${text}", "model": "local/echo"}, defaults={"batch": {"max_bytes": 4000}})
     assert project.to_the_end().exit_code == 3
-    [(id_, kind)] = failed(project).items()
-    assert (id_, kind) == ("r-5", "InvalidRow")
+    assert failed(project) == {"r-5": "InvalidRow"}
     [error] = project.envelopes(file="errors.jsonl")
     assert "a batch of local/echo takes 4,000" in error["error"]["message"]
     assert project.charged()[1] == 11
@@ -255,30 +245,19 @@ def test_a_row_that_fits_into_no_batch_fails_before_anything_is_sent(tmp_path: P
     project.assert_sound()
 
 
-@pytest.mark.parametrize(
-    ("fault", "downloads"),
-    [
-        ({"kind": "batch_truncate", "after_bytes": 700, "first": 2}, 3),
-        ({"kind": "batch_status", "op": "download", "status": 500, "first": 3}, 4),
-    ],
-    ids=["torn", "500"],
-)
-def test_a_download_that_went_wrong_is_done_again_and_nothing_is_asked(
-    make: Make, server: Server, fault: Fault, downloads: int
+@pytest.mark.parametrize(("status", "wait"), [(500, None), (429, 3000)])
+def test_results_that_are_not_to_be_had_for_now_are_fetched_again(
+    make: Make, server: Server, status: int, wait: int | None
 ) -> None:
-    project = make(fault)
+    """By the same command, or by the next one; nothing is asked."""
+    fault = {"kind": "batch_status", "op": "download", "status": status, "first": 1}
+    project = make(fault | ({"retry_after": wait} if wait else {}))
+    if wait:
+        assert project.agac("batch", "retrieve").code in (0, 75)
+        assert project.steps() == ["TERMINAL"]
+        assert "could not be fetched" in str(project.notes()[0])
     assert counts(project.retrieve()) == {"done": 10}
-    assert project.account["calls"]["download"] == downloads
-    project.assert_as_sync(server, charged=(1, 10))
-
-
-def test_results_that_are_not_to_be_had_for_now_are_fetched_by_the_next_command(make: Make, server: Server) -> None:
-    project = make({"kind": "batch_status", "op": "download", "status": 429, "retry_after": 3000, "first": 1})
-    first = project.agac("batch", "retrieve")
-    assert project.steps() == ["TERMINAL"]
-    assert "could not be fetched" in str(project.notes()[0])
-    assert first.code in (0, 75)
-    assert counts(project.retrieve()) == {"done": 10}
+    assert project.account["calls"]["download"] == 2
     project.assert_as_sync(server, charged=(1, 10))
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.batchrun import BATCHES, BatchProject, Make, outcomes
+from support.batchrun import BATCHES, BatchProject, Make, failed, outcomes
 from support.server import Faulty, Server
 
 Fault = dict[str, Any]
@@ -23,10 +23,6 @@ def make(batches_at: Make) -> Make:
         return project
 
     return start
-
-
-def failed(project: BatchProject) -> dict[str, str]:
-    return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
 
 
 def other_server(project: BatchProject, server: Server, **row: Any) -> None:

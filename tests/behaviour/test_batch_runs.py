@@ -131,7 +131,6 @@ def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Serv
     assert [one["id"] for one in first.ingested] == [2]
     assert [one["requests"] for one in first.submitted] == [4]
     assert slow.steps() == ["SUBMITTED", "CLEANED", "SUBMITTED", "SUBMITTED"]
-    assert first.run is not None
     assert [stage["done"] for stage in first.run.summary["stages"]] == [4, 4, 0]
     advance(slow.server, SECONDS)
     assert slow.retrieve(4).exit_code == 0

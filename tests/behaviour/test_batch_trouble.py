@@ -3,31 +3,14 @@
 The numbers of cases are those of the list of crash points that agac's design refers to.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchcase import APIS, ROWS, BatchCase, assert_ended
+from support.batchcase import APIS, ROWS, Start, assert_ended
 from support.processes import ended, interrupt, wait_until
-from support.server import Faulty
 from support.soak import few
 
 import agac
-
-Start = Callable[..., BatchCase]
-
-
-@pytest.fixture
-def start(faulty: Faulty, tmp_path: Path) -> Start:
-    """A project at a simulator with these faults. `seconds` is what a batch takes by the simulator's clock."""
-
-    def started(api: str, *faults: dict[str, Any], seconds: float = 0.0, **more: Any) -> BatchCase:
-        server = faulty(list(faults), "--batch-seconds", str(seconds))
-        return BatchCase(tmp_path / "project", server, api, **more)
-
-    return started
-
 
 FIRST: dict[str, Any] = {"at": [1]}
 CREATE: dict[str, Any] = {"op": "create", **FIRST}
@@ -84,10 +67,10 @@ OVERCOME: dict[str, Trouble] = {
     ],
 )
 def test_what_goes_wrong_once_is_overcome_and_nothing_is_paid_twice(
-    api: str, fault: dict[str, Any], counted: dict[str, int], start: Start
+    api: str, fault: dict[str, Any], counted: dict[str, int], case_at: Start
 ) -> None:
     """The numbers are those of cases. Nothing is sent again before it is proved that it did not come."""
-    case = start(api, fault)
+    case = case_at(api, fault)
     case.submit()
     assert case.steps() == ["SUBMITTED"]
     case.finish("retrieve")
@@ -106,10 +89,10 @@ def test_what_goes_wrong_once_is_overcome_and_nothing_is_paid_twice(
     ids=["from the start", "between its end and its results"],
 )
 def test_a_batch_that_its_provider_does_not_find_is_looked_at_again(
-    api: str, fault: dict[str, Any], start: Start
+    api: str, fault: dict[str, Any], case_at: Start
 ) -> None:
     """Case 35: late, or seen as ended and then not found."""
-    case = start(api, fault)
+    case = case_at(api, fault)
     case.submit()
     for _ in range(2):
         assert case.retrieve().code in (0, 75)
@@ -119,20 +102,10 @@ def test_a_batch_that_its_provider_does_not_find_is_looked_at_again(
     case.assert_whole()
 
 
-@pytest.mark.parametrize("api", BY_KEY_OR_COUNT)
-def test_a_create_that_has_to_wait_for_long_is_left_to_a_later_command(api: str, start: Start) -> None:
-    """Case 32: nobody sits out an hour, and the time is kept to."""
-    case = start(api, {"kind": "batch_status", "op": "create", "status": 429, "retry_after": 3600, "at": [1]})
-    assert_ended(case.run())
-    assert_ended(case.run())
-    assert case.account()["posts"] == 1
-    assert case.steps() in (["UPLOADED"], ["BUILT"])
-
-
 @pytest.mark.parametrize("code", ["credit_balance_exhausted", "insufficient_quota"])
-def test_without_money_the_run_stops_at_once_and_goes_on_when_there_is_some(code: str, start: Start) -> None:
+def test_without_money_the_run_stops_at_once_and_goes_on_when_there_is_some(code: str, case_at: Start) -> None:
     """Case 33."""
-    case = start("openai", {"kind": "batch_status", "op": "create", "status": 429, "code": code, "at": [1]})
+    case = case_at("openai", {"kind": "batch_status", "op": "create", "status": 429, "code": code, "at": [1]})
     ran = case.run()
     assert ran.code == 1
     assert "credit" in ran.err or "quota" in ran.err, ran.err
@@ -143,9 +116,9 @@ def test_without_money_the_run_stops_at_once_and_goes_on_when_there_is_some(code
 
 
 @pytest.mark.parametrize("api", BY_KEY_OR_COUNT)
-def test_a_key_that_was_revoked_stops_and_a_new_one_of_the_same_project_goes_on(api: str, start: Start) -> None:
+def test_a_key_that_was_revoked_stops_and_a_new_one_of_the_same_project_goes_on(api: str, case_at: Start) -> None:
     """Case 34 (a)."""
-    case = start(api)
+    case = case_at(api)
     case.connect(api, api_key="${MY_KEY}")
     assert_ended(case.run(env={"MY_KEY": "sk-first"}))
     revoked = case.retrieve(env={"MY_KEY": "sk-invalid"})
@@ -156,9 +129,9 @@ def test_a_key_that_was_revoked_stops_and_a_new_one_of_the_same_project_goes_on(
 
 
 @pytest.mark.parametrize("api", BY_KEY_OR_COUNT)
-def test_a_key_of_another_project_sees_no_batch_and_submits_none(api: str, start: Start) -> None:
+def test_a_key_of_another_project_sees_no_batch_and_submits_none(api: str, case_at: Start) -> None:
     """Case 34 (b): the batch is not found there, which proves nothing."""
-    case = start(api, {"kind": "batch_status", "op": "poll", "status": 404, "at": [1, 2, 3, 4]})
+    case = case_at(api, {"kind": "batch_status", "op": "poll", "status": 404, "at": [1, 2, 3, 4]})
     case.connect(api, api_key="${MY_KEY}")
     assert_ended(case.run(env={"MY_KEY": "sk-first"}))
     for _ in range(2):
@@ -172,10 +145,12 @@ def test_a_key_of_another_project_sees_no_batch_and_submits_none(api: str, start
     case.assert_whole()
 
 
-def test_results_that_are_no_longer_kept_are_not_asked_for_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_no_longer_kept_are_not_asked_for_again(
+    case_at: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case 40: they were paid for, so a human decides."""
     monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", ())
-    case = start("anthropic")
+    case = case_at("anthropic")
     case.submit()
     case.advance(30 * 86_400)
     report = agac.batch_retrieve(project=case.project.root)
@@ -189,9 +164,9 @@ def test_results_that_are_no_longer_kept_are_not_asked_for_again(start: Start, m
 
 
 @pytest.mark.parametrize("op", ["poll", "download"])
-def test_a_second_interrupt_gives_up_what_is_asked_of_a_provider(op: str, start: Start) -> None:
+def test_a_second_interrupt_gives_up_what_is_asked_of_a_provider(op: str, case_at: Start) -> None:
     """The first one waits for it, as long as it takes: two minutes here. Neither loses anything."""
-    case = start("openai", {"kind": "batch_slow", "op": op, "seconds": 120, "at": [1]})
+    case = case_at("openai", {"kind": "batch_slow", "op": op, "seconds": 120, "at": [1]})
     case.submit()
     process = case.project.start("batch", "retrieve")
     wait_until(lambda: case.account()["calls"].get(op, 0) == 1, f"a {op}", process)

@@ -20,25 +20,22 @@ STALE: dict[str, Any] = {"batch": 4, "requests": 1_200, "held_usd": 3.1, "simula
 
 
 @pytest.mark.parametrize(
-    ("changed", "line"),
+    ("changed", "said"),
     [
-        ({}, "Submitted batch batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price"),
+        ({}, "batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price"),
         (
             {"requests": 1, "held_usd": 0.0103, "simulated": True, "model": "simulator/small", "of": 1},
-            "Submitted batch batch_abc123: 1 request, 1 of 1, simulator/small, up to simulated $0.0103 at batch price",
+            "batch_abc123: 1 request, 1 of 1, simulator/small, up to simulated $0.0103 at batch price",
         ),
-        (
-            {"held_usd": None},
-            "Submitted batch batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, price unknown",
-        ),
+        ({"held_usd": None}, "batch_abc123: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, price unknown"),
         (
             {"provider_id": "batch\x1b[2J", "model": "m"},
-            "Submitted batch batch\\x1b[2J: 50,000 requests, 1 of 3, m, up to $12.40 at batch price",
+            "batch\\x1b[2J: 50,000 requests, 1 of 3, m, up to $12.40 at batch price",
         ),
     ],
-)  # fmt: skip
-def test_a_submitted_batch_has_a_line(changed: dict[str, Any], line: str) -> None:
-    assert list(submitted.batch_lines({"batches": [BATCH | changed]})) == [line]
+)
+def test_a_submitted_batch_has_a_line(changed: dict[str, Any], said: str) -> None:
+    assert list(submitted.batch_lines({"batches": [BATCH | changed]})) == [f"Submitted batch {said}"]
 
 
 def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
@@ -71,12 +68,9 @@ def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> Non
     assert list(submitted.next_lines(summary, {"open_batches": None}, "agac run -a reviews")) == []
 
 
-def test_who_waited_for_a_batch_need_not_read_that_it_was_submitted() -> None:
+def test_what_was_taken_is_counted_and_need_not_be_read_as_submitted() -> None:
     assert list(submitted.batch_lines({"batches": [BATCH | {"step": "CLEANED"}]})) == []
     assert set(submitted.CLOSED) == CLOSED
-
-
-def test_what_was_taken_is_counted() -> None:
     taken = {"id": 4, "provider_id": "batch_abc123", "done": 49_990, "failed": 3, "missing": 7, "again": 10}
     assert submitted.retrieved_line(taken) == (
         "Retrieved batch 4 (batch_abc123): 49,990 done, 3 failed, 7 without an answer, 10 sent again"
@@ -102,31 +96,24 @@ def test_what_wants_attention_is_said_with_its_command() -> None:
 
 def test_stale_requests_want_a_yes() -> None:
     asked: list[str] = []
-
-    def yes(question: str) -> bool:
-        asked.append(question)
-        return True
-
     confirm_stale("reviews", [], None)
-    confirm_stale("reviews", [STALE, STALE | {"batch": 5}], yes)
+    confirm_stale("reviews", [STALE, STALE | {"batch": 5}], lambda question: not asked.append(question))
     (question,) = asked
     assert question == (
         "reviews no longer needs 2,400 of the requests in 2 open batches (up to $6.20). They run on; to cancel them: "
         "agac batch cancel 4; agac batch cancel 5. Submit the others now?"
     )
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"), [(False, "nothing was submitted"), (None, "nothing was submitted: reviews")]
-)
-def test_without_a_yes_nothing_is_submitted(answer: bool | None, said: str) -> None:
-    with pytest.raises(agac.UsageError, match=said) as refused:
-        confirm_stale("reviews", [STALE | {"held_usd": None}], lambda _: answer)
-    assert refused.value.remedy == (
-        "Add --yes to submit the others as well, or cancel them first with: agac batch cancel 4"
-    )
-    with pytest.raises(agac.UsageError, match=r"1,200 of the requests in 1 open batch \(price unknown\)"):
-        confirm_stale("reviews", [STALE | {"held_usd": None}], None)
+    unpriced = r"reviews no longer needs 1,200 of the requests in 1 open batch \(price unknown\)"
+    for confirm, said in (
+        (lambda _: False, "nothing was submitted"),
+        (lambda _: None, f"nothing was submitted: {unpriced}"),
+        (None, unpriced),
+    ):
+        with pytest.raises(agac.UsageError, match=said) as refused:
+            confirm_stale("reviews", [STALE | {"held_usd": None}], confirm)
+        assert refused.value.remedy == (
+            "Add --yes to submit the others as well, or cancel them first with: agac batch cancel 4"
+        )
 
 
 def test_progress_shows_the_batches() -> None:

@@ -87,28 +87,21 @@ def test_a_cancel_that_is_killed_has_ended_the_batch_once(
 
 @pytest.mark.parametrize("api", KINDS)
 def test_a_cancel_that_is_killed_before_it_was_decided_has_ended_nothing(
-    api: str, undisturbed: dict[str, list[Any]], case: BatchCase
-) -> None:
-    case.killed("journal.cancel.before", "batch", "cancel")
-    assert_ended(case.run())
-    case.advance(DAY_LONG)
-    case.finish("run")
-    assert case.account()["cancelled"] == 0
-    case.assert_whole(undisturbed[api])
-
-
-@pytest.mark.parametrize("api", KINDS)
-def test_a_batch_that_was_not_created_yet_is_ended_where_it_is(
     api: str, undisturbed: dict[str, list[Any]], server: Server, tmp_path: Path
 ) -> None:
-    """Killed before the request went out: it is looked for, is not there, and never will be."""
+    """What was killed before its creation went out is ended where it is: it is looked for, is not there, and never will
+    be."""
     case = BatchCase(tmp_path / "project", server, api)
     case.killed("provider.create.before", "run", "-a", "reviews")
     assert_ended(case.agac("batch", "cancel"))
     assert (case.account()["posts"], case.steps()) == (0, ["NOT_CREATED"])
     assert_ended(case.run())
+    case.advance(FOUR_DONE)
+    case.killed("journal.cancel.before", "batch", "cancel")
+    assert_ended(case.run())
     case.advance(DAY_LONG)
     case.finish("run")
+    assert case.account()["cancelled"] == 0
     case.assert_whole(undisturbed[api])
 
 

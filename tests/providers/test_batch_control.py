@@ -441,135 +441,84 @@ def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Can
     assert [one.path for one in server.asked] == paths
 
 
-def seen(**told: Any) -> ProviderBatch:
-    found = OpenAIBatches.seen_of({"id": "b", **told}, batchtraits.OPENAI, REDACTOR)
-    assert found is not None
-    return found
+def counts(**more: int) -> dict[str, Any]:
+    return {"request_counts": {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0} | more}
+
+
+OUTPUT, ERRORS, DAY = Remote("o", "output"), Remote("e", "errors"), 86_400
+NOON, AT_NOON = "2026-11-20T12:00:00Z", 1_795_176_000.0
+TIMES = {"created_at": 100, "expired_at": 200, "completed_at": 150, "expires_at": 900}  # some fill all in at once
+NOTHING_TOLD: list[Any] = [None, {}, {"total": None}, {"total": "5"}, {"total": -1}, [5], {"total": True}]
+ENDS = ("completed", "failed", "expired", "cancelled")
+TOLD: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # what OpenAI and those who look alike tell of a batch, and how it is read
+    *(({"status": state.value}, {"state": state, "known": True, "word": state.value}) for state in BatchState),
+    ({"status": "COMPLETED"}, {"state": BatchState.COMPLETED, "known": True}),
+    ({"status": "canceled"}, {"state": BatchState.CANCELLED, "known": True}),
+    ({"status": "canceling"}, {"state": BatchState.CANCELLING, "known": True}),
+    ({"status": "paused"}, {"state": BatchState.IN_PROGRESS, "known": False, "word": "paused"}),
+    *(({"status": odd}, {"state": BatchState.IN_PROGRESS, "known": False, "word": ""}) for odd in ("", None, 5)),
+    # either file may be missing
+    *(({"status": word, "output_file_id": output, "error_file_id": errors}, {"results": results})
+      for word in ENDS for output, errors, results in (
+        ("o", "e", (OUTPUT, ERRORS)), (None, "e", (ERRORS,)), ("", "e", (ERRORS,)), ("o", None, (OUTPUT,)),
+        ("o", "o", (OUTPUT,)), (["o"], None, ()), (None, None, ()))),
+    ({"status": "in_progress", "output_file_id": "o"}, {"results": ()}),
+    # why it was refused
+    *(({"status": "failed", "errors": told}, {"errors": tuple(BatchError(*error) for error in errors)})
+      for told, errors in (
+        ({"object": "list", "data": [{"code": "bad_line", "line": 3, "message": "why"}]}, [("bad_line", "why", 3)]),
+        ([{"code": "empty_file", "message": f"of {KEY}"}], [("empty_file", "of [redacted]")]),
+        ("no space", [("", "no space")]), ({"type": "quota", "message": ""}, [("quota", "quota")]),
+        ({"data": [{"code": "x", "line": "3", "message": "why"}]}, [("x", "why")]),
+        ({"data": None}, []), ({"data": []}, []), ([None, "a"], [("", "a")]), (None, []))),
+    ({"status": "completed", "errors": "no space"}, {"errors": ()}),
+    # a moment however it is written
+    *(({"created_at": told}, {"created_at": AT_NOON}) for told in (1_795_176_000, "1795176000", NOON, NOON[:-1])),
+    ({"created_at": 1_795_176_000_123}, {"created_at": 1_795_176_000.123}),
+    *(({"created_at": told}, {"created_at": None})
+      for told in (0, -1, True, "soon", float("nan"), float("inf"), None, {})),
+    ({"status": "in_progress", **TIMES}, {"ended_at": None}),
+    ({"status": "completed", **TIMES}, {"ended_at": 150.0, "expires_at": 900.0, "results_until": 100 + 30 * DAY}),
+    ({"request_counts": {"total": 5, "completed": 2, "failed": 1}}, {"total": 5, "done": 2, "failed": 1}),
+    *(({"request_counts": told}, {"total": None, "done": None}) for told in NOTHING_TOLD),
+]  # fmt: skip
+TOLD_BY_ANTHROPIC: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"processing_status": "in_progress", "created_at": NOON, **counts(processing=5)},
+     {"state": BatchState.IN_PROGRESS, "total": 5, "done": None, "failed": None, "results": (),
+      "results_until": AT_NOON + 29 * DAY}),
+    ({"processing_status": "canceling"}, {"state": BatchState.CANCELLING}),
+    ({"processing_status": "paused"}, {"state": BatchState.IN_PROGRESS, "known": False}),
+    ({"processing_status": "ended", **counts(succeeded=3, errored=2)},
+     {"state": BatchState.COMPLETED, "total": 5, "done": 3, "failed": 2, "results": (Remote("b", "output"),)}),
+    ({"processing_status": "ended", **counts(succeeded=3, expired=2)},
+     {"state": BatchState.EXPIRED, "done": 3, "failed": 2}),
+    ({"processing_status": "ended", "cancel_initiated_at": NOON, **counts(canceled=2)},
+     {"state": BatchState.CANCELLED}),
+    ({"processing_status": "ended", "archived_at": NOON}, {"results": (), "results_until": AT_NOON}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("word", "state", "known"),
-    [
-        *((state.value, state, True) for state in BatchState),
-        ("COMPLETED", BatchState.COMPLETED, True),
-        ("canceled", BatchState.CANCELLED, True),
-        ("canceling", BatchState.CANCELLING, True),
-        ("paused", BatchState.IN_PROGRESS, False),
-        ("", BatchState.IN_PROGRESS, False),
-        (None, BatchState.IN_PROGRESS, False),
-        (5, BatchState.IN_PROGRESS, False),
-    ],
+    ("api", "told", "expected"),
+    [(OpenAIBatches, *case) for case in TOLD] + [(AnthropicBatches, *case) for case in TOLD_BY_ANTHROPIC],
 )
-def test_the_words_of_a_state(word: Any, state: BatchState, known: bool) -> None:
-    found = seen(status=word)
-    assert (found.state, found.known, found.word) == (state, known, word if isinstance(word, str) else "")
+def test_how_a_batch_is_read(api: type[BatchApi], told: dict[str, Any], expected: dict[str, Any]) -> None:
+    traits = batchtraits.OPENAI if api is OpenAIBatches else batchtraits.ANTHROPIC
+    found = api.seen_of({"id": "b", **told}, traits, REDACTOR)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
-OUTPUT, ERRORS = Remote("o", "output"), Remote("e", "errors")
-
-
-@pytest.mark.parametrize(
-    ("told", "results"),
-    [
-        ({"output_file_id": "o", "error_file_id": "e"}, (OUTPUT, ERRORS)),
-        ({"output_file_id": None, "error_file_id": "e"}, (ERRORS,)),
-        ({"output_file_id": "", "error_file_id": "e"}, (ERRORS,)),
-        ({"output_file_id": "o"}, (OUTPUT,)),
-        ({"output_file_id": "o", "error_file_id": "o"}, (OUTPUT,)),
-        ({"output_file_id": ["o"]}, ()),
-        ({}, ()),
-    ],
-)
-def test_either_file_may_be_missing(told: dict[str, Any], results: tuple[Remote, ...]) -> None:
-    for word in ("completed", "failed", "expired", "cancelled"):
-        assert seen(status=word, **told).results == results
-    assert seen(status="in_progress", **told).results == ()
-
-
-@pytest.mark.parametrize(
-    ("told", "errors"),
-    [
-        (
-            {"object": "list", "data": [{"code": "invalid_json_line", "line": 3, "message": "why", "param": None}]},
-            (BatchError("invalid_json_line", "why", 3),),
-        ),
-        ([{"code": "empty_file", "message": f"of {KEY}"}], (BatchError("empty_file", "of [redacted]"),)),
-        ("no space", (BatchError("", "no space"),)),
-        ({"type": "quota", "message": ""}, (BatchError("quota", "quota"),)),
-        ({"data": [{"code": "x", "line": "3", "message": "why"}]}, (BatchError("x", "why"),)),
-        ({"data": None}, ()),
-        ({"data": []}, ()),
-        ([None, "a"], (BatchError("", "a"),)),
-        (None, ()),
-    ],
-)
-def test_why_a_batch_was_refused(told: Any, errors: tuple[BatchError, ...]) -> None:
-    assert seen(status="failed", errors=told).errors == errors
-    assert seen(status="completed", errors=told).errors == ()
-
-
-@pytest.mark.parametrize(
-    ("told", "at"),
-    [
-        (1_795_176_000, 1_795_176_000.0), (1_795_176_000_123, 1_795_176_000.123), ("1795176000", 1_795_176_000.0),
-        ("2026-11-20T12:00:00Z", 1_795_176_000.0), ("2026-11-20T12:00:00", 1_795_176_000.0),
-        *((odd, None) for odd in (0, -1, True, "soon", float("nan"), float("inf"), None, {})),
-    ],
-)  # fmt: skip
-def test_a_moment_however_it_is_written(told: Any, at: float | None) -> None:
-    assert seen(created_at=told).created_at == at
-
-
-def test_counts_that_are_not_told() -> None:
-    full = seen(request_counts={"total": 5, "completed": 2, "failed": 1})
-    assert (full.total, full.done, full.failed) == (5, 2, 1)
-    for counts in (None, {}, {"total": None}, {"total": "5"}, {"total": -1}, [5], {"total": True}):
-        assert (seen(request_counts=counts).total, seen(request_counts=counts).done) == (None, None)
-
-
-def test_when_it_ended_and_until_when_it_is_kept() -> None:
-    # some fill in the end from the start
-    told = {"created_at": 100, "expired_at": 200, "completed_at": 150, "expires_at": 900}
-    running, done = seen(status="in_progress", **told), seen(status="completed", **told)
-    assert (running.ended_at, done.ended_at, done.expires_at) == (None, 150.0, 900.0)
-    assert done.results_until == 100 + 30 * 86_400
-    azure = OpenAIBatches.seen_of({"id": "b", **told}, batchtraits.AZURE, REDACTOR)
+def test_azure_goes_on_after_its_time() -> None:
+    azure = OpenAIBatches.seen_of({"id": "b", **TIMES}, batchtraits.AZURE, REDACTOR)
     assert azure is not None
-    assert azure.expires_at is None, "it goes on after that"
+    assert azure.expires_at is None
 
 
 @pytest.mark.parametrize("told", [None, [], {}, {"id": None}, {"id": ""}, {"id": 5}, "b"])
 def test_a_batch_without_an_id_is_none(told: Any) -> None:
     assert OpenAIBatches.seen_of(told, batchtraits.OPENAI, REDACTOR) is None
     assert AnthropicBatches.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
-
-
-def message_batch(word: str, **told: Any) -> ProviderBatch:
-    found = AnthropicBatches.seen_of({"id": "b", "processing_status": word, **told}, batchtraits.ANTHROPIC, REDACTOR)
-    assert found is not None
-    return found
-
-
-def counts(**more: int) -> dict[str, int]:
-    return {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0} | more
-
-
-def test_how_a_message_batch_stands() -> None:
-    running = message_batch("in_progress", request_counts=counts(processing=5), created_at="2026-11-20T12:00:00Z")
-    assert (running.state, running.total, running.done, running.failed) == (BatchState.IN_PROGRESS, 5, None, None)
-    assert running.results == ()
-    assert message_batch("canceling").state is BatchState.CANCELLING
-    assert (message_batch("paused").state, message_batch("paused").known) == (BatchState.IN_PROGRESS, False)
-    done = message_batch("ended", request_counts=counts(succeeded=3, errored=2))
-    assert (done.state, done.total, done.done, done.failed) == (BatchState.COMPLETED, 5, 3, 2)
-    assert done.results == (Remote("b", "output"),)
-    expired = message_batch("ended", request_counts=counts(succeeded=3, expired=2))
-    assert (expired.state, expired.done, expired.failed) == (BatchState.EXPIRED, 3, 2)
-    halted = message_batch("ended", request_counts=counts(canceled=2), cancel_initiated_at="2026-11-20T12:00:00Z")
-    assert halted.state is BatchState.CANCELLED
-    assert running.results_until == 1_795_176_000 + 29 * 86_400
-    archived = message_batch("ended", archived_at="2026-11-20T12:00:00Z")
-    assert (archived.results, archived.results_until) == ((), 1_795_176_000)
 
 
 def test_an_sdk_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

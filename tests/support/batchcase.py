@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ class BatchCase:
         folder = self.project.root / ".agac/batches"
         assert not folder.exists() or sorted(folder.iterdir()) == []
         self.project.assert_sound()
+
+
+Start = Callable[..., BatchCase]
+"""What makes a case at a simulator with faults, as the fixture `case_at` does."""
 
 
 def assert_ended(ran: Ran) -> Ran:

@@ -31,6 +31,11 @@ def outcomes(project: ProjectFolder, name: str = "reviews") -> list[tuple[Any, .
     ]
 
 
+def failed(project: ProjectFolder) -> dict[str, str]:
+    """Rows that failed, with the kinds of their errors."""
+    return {id_: kind for id_, ok, _, kind in outcomes(project) if not ok}
+
+
 class BatchProject(ProjectFolder):
     """A project with one server for everything, which does batches."""
 
@@ -62,7 +67,6 @@ class BatchProject(ProjectFolder):
             if seconds:
                 advance(self.server, seconds)
             report = self.retrieve()
-            assert report.run is not None
             if report.run.summary["complete"]:
                 return report
         raise AssertionError(f"not finished after {most} times: {report.message}, {self.steps()}")

@@ -132,10 +132,8 @@ class Batches:
 
     async def _too_late(self, record: BatchRecord) -> bool:
         """Whether a batch met its deadline before there was room for it: then its tasks are called."""
-        if not self._context.is_due(record) or record.state not in UNSENT or record.run_id != self._context.run:
-            return False
-        form = await self._context.format(record)
-        if form is None or form.stage.batch.on_deadline != "sync":
+        own_unsent = record.state in UNSENT and record.run_id == self._context.run
+        if not own_unsent or not await self._context.is_due(record):
             return False
         await self._let_go(record, "sync", "its deadline came before there was room for it: its tasks are called")
         self._released = True

@@ -267,7 +267,7 @@ class Enrolment:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
         record = await context.journal.plan(form, first, run=context.run, event=context.event)
-        _, cap = await context.lane_load(record)
+        cap = (await context.lane_load(record)).cap
         most = form.max_requests
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER

@@ -7,7 +7,6 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -123,47 +122,40 @@ async def ingest(context: BatchContext, record: BatchRecord, form: BatchFormat, 
 async def keep_late(context: BatchContext, record: BatchRecord, form: BatchFormat, file: Path) -> tuple[int, int]:
     """Keeps the good answers in a file for which no result is stored: how many, and how many others were there, which
     were paid for twice. Whoever asks their tasks next finds these. All calls are counted: they were paid."""
-    reader, kept = ResultReader(context, record, form), 0
+    reader, kept = ResultReader(context, record, form, late=True), 0
     for lines in _chunks([file]):
-        named = {}
-        for line in lines:
-            with suppress(UnreadableLine):
-                result = form.result(line)
-                name = read_custom_id(result.custom_id)
-                if name is not None and name[0] == record.intent and result.ended == "answered":
-                    named[name[1]] = result
-        tasks = await tasks_at(context.database, record.id, list(named))
-        known = await earlier_results(context.database, [task.fingerprint for task in tasks.values()], 0.0)
-        for place, task in tasks.items():
-            reader.take_line(task, named[place])
-        fresh = [result for result in reader.write.results if result.fingerprint not in known]
-        kept += len(fresh)
-        reader.write.results = fresh
+        await reader.lines(lines)
+        results = reader.write.results
+        known = await earlier_results(context.database, [result.fingerprint for result in results], 0.0)
+        reader.write.results = [result for result in results if result.fingerprint not in known]
+        kept += len(reader.write.results)
         reader.write.ended.clear()
-        await reader.put(counted=False)
+        await reader.put()
     return kept, reader.counts["done"] - kept
 
 
 @dataclass(slots=True)
 class ResultReader:
-    """One reading of a batch's results. `counts` by what lines came to; `real` what they cost."""
+    """One reading of a batch's results. `counts` by what lines came to; `real` what they cost. `late`: its tasks went
+    into other batches, and have their ends."""
 
     context: BatchContext
     record: BatchRecord
     form: BatchFormat
     counts: Counter[str] = field(default_factory=Counter)
+    late: bool = False
     real: Amount = NOTHING
     unpriced: int = 0
     write: WriteBatch = field(default_factory=WriteBatch)
     under_way: set[int] = field(default_factory=set)
     """Places whose ends are being committed: the store does not show them yet."""
 
-    def put(self, *, counted: bool = True) -> asyncio.Future[None]:
+    def put(self) -> asyncio.Future[None]:
         """Commits what was read, as calls of the invocation that asked them."""
         record = self.record
         write, self.write = self.write, WriteBatch()
         spent = sum(a.call.cost or 0.0 for a in write.attempts)
-        counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if counted else None
+        counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if not self.late else None
 
         def further(writer: sqlite3.Connection) -> None:
             writer.execute(sql("batch_chunk"), (spent, counts, record.id))
@@ -201,7 +193,7 @@ class ResultReader:
                 self.counts["duplicate"] += 1
             elif task is None or task.fingerprint[:6].hex() != mark:
                 self.counts["unknown"] += 1
-            elif task.state == TaskState.ENROLLED:
+            elif task.state == TaskState.ENROLLED or self.late:
                 self.take_line(task, result)
 
     def take_line(self, task: PlacedTask, line: ResultLine) -> None:

@@ -79,7 +79,7 @@ class BatchFormat(Route):
 
 
 def _format(
-    stage: PlannedStage, position: int, model: PlannedModel, checker: Checker, redactor: Redactor, *, keeps_all: bool
+    stage: PlannedStage, position: int, model: PlannedModel, redactor: Redactor, *, keeps_all: bool
 ) -> BatchFormat:
     traits, path = model.provider.batch, DIALECTS[model.provider.dialect].path
     assert traits is not None
@@ -92,7 +92,7 @@ def _format(
         traits=traits,
         lines=lines,
         overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)),
-        checker=checker,
+        checker=Checker(stage),
         most=WorstCase(model, in_dollars=True, batch=True),
         redactor=redactor,
         keeps_all=keeps_all,
@@ -291,15 +291,13 @@ class BatchContext:
         if run not in self._formats:
             own = self.plan if run == self.run else None
             plan = own or await self.batching.recorded(self.database, run)
-            found: dict[tuple[int, int], BatchFormat] = {}
-            for stage in plan.asking:
-                checker = Checker(stage)
-                for position, model in enumerate(stage.models):
-                    if model.provider.batch is not None:
-                        keeps_all = plan.rules.keep_replies == "all"
-                        route = _format(stage, position, model, checker, self.redactor, keeps_all=keeps_all)
-                        found[stage.index, position] = route
-            self._formats[run] = found
+            keeps_all = plan.rules.keep_replies == "all"
+            self._formats[run] = {
+                (stage.index, position): _format(stage, position, model, self.redactor, keeps_all=keeps_all)
+                for stage in plan.asking
+                for position, model in enumerate(stage.models)
+                if model.provider.batch is not None
+            }
         return self._formats[run]
 
     async def format(self, record: BatchRecord) -> BatchFormat | None:
@@ -310,24 +308,27 @@ class BatchContext:
         found = next((form for form in own if (form.model.provider.name, form.model.model) == asked), None)
         if found is not None or not own:
             return found
-        like, model = own[0], PlannedModel(self.account(record.provider).provider, record.model, Params())
-        return _format(like.stage, record.position, model, like.checker, like.redactor, keeps_all=like.keeps_all)
+        model = PlannedModel(self.account(record.provider).provider, record.model, Params())
+        return _format(own[0].stage, record.position, model, self.redactor, keeps_all=own[0].keeps_all)
 
-    async def lane_load(self, record: BatchRecord) -> tuple[LaneLoad, int | None]:
-        """What is under way in a batch's lane, and how many enqueued tokens its account takes; None: not known."""
+    async def lane_load(self, record: BatchRecord) -> LaneLoad:
+        """What is under way in a batch's lane, and how many enqueued tokens its account takes, or is said to take."""
         account = self.account(record.provider)
         lane = (record.provider, account.mark, record.model)
         load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
-        return load, min(caps, default=None)
+        return load._replace(cap=min(caps, default=None))
 
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
-    def is_due(self, record: BatchRecord) -> bool:
-        """Whether a batch has met its deadline."""
-        return record.deadline is not None and self.clocks.wall() >= record.deadline
+    async def is_due(self, record: BatchRecord) -> bool:
+        """Whether a batch has met its deadline, at which its stage calls what is not finished."""
+        if record.deadline is None or self.clocks.wall() < record.deadline:
+            return False
+        form = await self.format(record)
+        return form is not None and form.stage.batch.on_deadline == "sync"
 
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when the run stops, which

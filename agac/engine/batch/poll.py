@@ -86,15 +86,9 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         note = "; ".join(one.words for one in seen.errors) or None
         return await context.journal.step(record, BatchStep.TERMINAL, note)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
-    form = await context.format(record)
     if record.note == UNSURE:  # it may be somebody else's
         return record
-    if (
-        context.is_due(record)
-        and record.cancel_at is None
-        and form is not None
-        and form.stage.batch.on_deadline == "sync"
-    ):
+    if record.cancel_at is None and await context.is_due(record):
         record = await context.journal.cancel(record, "sync")
     if record.cancel_at is not None and record.status != BatchState.CANCELLING:
         return await cancel(context, record)

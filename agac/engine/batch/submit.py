@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from itertools import chain, islice, repeat
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,17 +201,17 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
     while True:
         context.stop_signal.check()
         before = record
+        if record.state == BatchStep.BUILT or (record.state == BatchStep.UPLOAD_INTENT and not fresh):
+            path = context.path(record)
+            if not await asyncio.to_thread(is_whole, path, record.bytes, record.sha256):
+                note = f"{path.name} is not what was written; its tasks go into another batch"
+                return await context.journal.release(record, "batch", note)
         match BatchStep(record.state):
-            case BatchStep.BUILT:
-                if (spoiled := await _if_spoiled(context, record)) is not None:
-                    return spoiled
-                if context.account(record.provider).api.uploads:
-                    record = await context.journal.step(record, BatchStep.UPLOAD_INTENT)
-                else:
-                    record = await _intend(context, record)
+            case BatchStep.BUILT if context.account(record.provider).api.uploads:
+                record = await context.journal.step(record, BatchStep.UPLOAD_INTENT)
             case BatchStep.UPLOAD_INTENT:
                 record = await _upload(context, record, fresh=fresh)
-            case BatchStep.UPLOADED:
+            case BatchStep.BUILT | BatchStep.UPLOADED:
                 record = await _intend(context, record)
             case BatchStep.CREATE_INTENT:
                 record = await (_create(context, record) if fresh else look_for(context, record))
@@ -222,27 +222,15 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
         fresh = record.state in (BatchStep.UPLOAD_INTENT, BatchStep.CREATE_INTENT)
 
 
-async def _if_spoiled(context: BatchContext, record: BatchRecord) -> BatchRecord | None:
-    """The batch without its tasks where its file is not what was written; None: it is."""
-    path = context.path(record)
-    if await asyncio.to_thread(is_whole, path, record.bytes, record.sha256):
-        return None
-    note = f"{path.name} is not what was written; its tasks go into another batch"
-    return await context.journal.release(record, "batch", note)
-
-
 async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) -> BatchRecord:
     """Its input goes to the provider. Killed after the upload: the file is found by its name and size."""
     api, name = context.account(record.provider).api, f"agac-{record.file}"
-    if not fresh and (spoiled := await _if_spoiled(context, record)) is not None:
-        return spoiled
-    for attempt in range(1, 100):
-        given = None if fresh else await api.uploaded(name, record.bytes)
+    for attempt in count(1):
+        given = None if fresh and attempt == 1 else await api.uploaded(name, record.bytes)
         if given is None:
             given = await api.upload(context.path(record), name)
         if isinstance(given, str):
             return await context.journal.write(record, "uploaded", file_id=given)
-        fresh = False
         if not await context.wait_and_retry(given, attempt, f"uploading {name}"):
             return await context.journal.remark(record, given.message)
     return record
@@ -250,25 +238,29 @@ async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) ->
 
 async def _intend(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Commits that it is about to be created, once there is room for it."""
-    account, now = context.account(record.provider), context.clocks.wall()
-    if record.try_at is not None and record.try_at > now:
-        return await context.journal.remark(record, record.note or "it is tried again later")
-    by_count = account.traits.finds_by == "count"
-    if by_count and await others_in_intent(context.database, account.mark, record.id):
-        why = "another batch of the account may have been created: run `agac doctor` first"
+    if (why := await _waits_for(context, record)) is not None:
         return await context.journal.remark(record, why)
-    load, cap = await context.lane_load(record)
-    if cap is not None and load.batches and load.tokens + record.tokens > cap:
-        why = (
-            f"{load.tokens:,} tokens are enqueued in {record.lane} and it would add {record.tokens:,}: "
-            f"the account takes about {cap:,}"
-        )
-        return await context.journal.remark(record, why)
-    if account.traits.max_open is not None and load.of_account >= account.traits.max_open:
-        why = f"{load.of_account} batches are open, and the account takes no more"
-        return await context.journal.remark(record, why)
+    account = context.account(record.provider)
     base_url = context.redactor.clean(account.provider.base_url)
     return await context.journal.write(record, "intend", account=account.mark, base_url=base_url)
+
+
+async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
+    """Why a batch is not created now."""
+    account = context.account(record.provider)
+    if record.try_at is not None and record.try_at > context.clocks.wall():
+        return record.note or "it is tried again later"
+    if account.traits.finds_by == "count" and await others_in_intent(context.database, account.mark, record.id):
+        return "another batch of the account may have been created: run `agac doctor` first"
+    load = await context.lane_load(record)
+    if load.cap is not None and load.batches and load.tokens + record.tokens > load.cap:
+        return (
+            f"{load.tokens:,} tokens are enqueued in {record.lane} and it would add {record.tokens:,}: "
+            f"the account takes about {load.cap:,}"
+        )
+    if account.traits.max_open is not None and load.of_account >= account.traits.max_open:
+        return f"{load.of_account} batches are open, and the account takes no more"
+    return None
 
 
 async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -304,8 +296,7 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
     """The account has too many tokens enqueued: nothing ran. What it takes is learned; the batch waits until there is
     room, or is cut into smaller ones where it can never have any."""
     now, back = context.clocks.wall(), _back(record)
-    lane = (record.provider, record.account, record.model)
-    load = await lane_load(context.database, *lane, now - CAP_KEPT)
+    load = await lane_load(context.database, *record.account_lane, now - CAP_KEPT)
     others = load.tokens - (record.tokens if load.batches else 0)
     found = _CAP_WORDS.search(message)
     limit = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
@@ -330,7 +321,7 @@ async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
     form = await context.format(record)
     if form is None:
         return record
-    for attempt in range(1, 100):
+    for attempt in count(1):
         verdict = await _find(context, record, form)
         if not isinstance(verdict, Fault):
             break
@@ -345,16 +336,13 @@ async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
                 note = f"also there under its name, and cancelled: {', '.join(one.id for one in others)}"
             _log.info("batch %d was found as %s", record.id, seen.id)
             return await context.journal.submitted(record, seen, deadline(context, form), note)
-        case Undecided(reason, for_good):
-            if for_good:
-                return await context.journal.step(record, BatchStep.NEEDS_HUMAN, reason)
+        case Undecided(reason, for_good=True):
+            return await context.journal.step(record, BatchStep.NEEDS_HUMAN, reason)
+        case Undecided(reason):
             return await context.journal.remark(record, reason)
-        case None:
-            return await context.journal.write(
-                record, "defer", to=_back(record), try_at=None, note="it was not there: it is created again"
-            )
         case _:
-            return record
+            note = "it was not there: it is created again"
+            return await context.journal.write(record, "defer", to=_back(record), try_at=None, note=note)
 
 
 async def look_once(context: BatchContext, record: BatchRecord) -> BatchRecord:
