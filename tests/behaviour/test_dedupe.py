@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from scripted_server import Step, answering
 from support.made import asked, made, ran, settled, values
 from support.project import ProjectFolder
 from support.server import Faulty
@@ -53,12 +52,14 @@ def test_the_first_of_equal_rows_goes_on(project: ProjectFolder) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_which_one_is_first_is_said_by_the_input_not_by_who_was_fast(project: ProjectFolder, concurrency: int) -> None:
-    rows = [(f"r{n}", f"m{n % 37}", "t") for n in range(600)]
-    mails(project, rows)
-    workflow(project, {"name": "before", "prompt": "b${id}"}, UNIQ, {"name": "say", "prompt": "${id}"})
+    """Dropped rows are not compared, and skipped ones are. The workflow ends there."""
+    mails(project, [(f"r{n}", f"m{n % 37}", "t") for n in range(600)])
+    some = {"name": "some", "filter": 'id != "r1"'}
+    workflow(project, some, {"name": "before", "prompt": "b${id}", "when": 'id != "r2"'}, UNIQ)
     report = settled(project, concurrency=concurrency)
-    assert report.invocation["calls"] == 600 + 37
-    assert set(values(project, "say")) == {f"r{n}" for n in range(37)}
+    assert report.invocation["calls"] == 598
+    assert set(made(project, "uniq")) == {"r0", *(f"r{n}" for n in range(2, 37)), "r38"}
+    assert report.summary["rows"]["dropped"] == 600 - 37
 
 
 EDITS: list[tuple[str, list[Row], int, list[str], dict[str, str]]] = [
@@ -98,22 +99,6 @@ def test_values_of_each_kind_are_different(project: ProjectFolder) -> None:
     assert set(values(project, "say")) == {f"a{n}" for n in range(len(kinds))}
 
 
-def test_several_fields_and_those_of_results(project: ProjectFolder) -> None:
-    def answer(text: str) -> Step:
-        return Step(json.dumps({"kind": text[-1]})) if text.startswith("class") else Step(text)
-
-    with answering(answer, project):
-        mails(project, [("1", "a", "1x"), ("2", "a", "2x"), ("3", "a", "3y"), ("4", "b", "4x")])
-        stages = [
-            {"name": "class", "prompt": "class ${text}", "output_schema": {"kind": "string"}},
-            {"name": "uniq", "dedupe": ["mail", "class.kind"]},
-            {"name": "say", "prompt": "${id} ${class.kind} ${mail}"},
-        ]
-        project.workflow(path=PATH, stages=stages)
-        assert asked(project) == 4 + 3
-        assert values(project, "say") == {"1": "1 x a", "3": "3 y a", "4": "4 x b"}
-
-
 def test_a_failed_winner_leaves_its_place_until_it_is_done(project: ProjectFolder, faulty: Faulty) -> None:
     project.configure(faulty([{"kind": "refusal", "match": "b1!", "first": 2}]).base_url)
     mails(project, FOUR)
@@ -136,16 +121,6 @@ def test_who_goes_on_and_fails_later_keeps_its_place(project: ProjectFolder, fau
     assert values(project, "say") == {"2": "2 b x"}
     assert [line["id"] for line in project.envelopes(file="errors.jsonl")] == ["1"]
     assert report.summary["rows"]["dropped"] == 2
-
-
-def test_dropped_rows_are_not_compared_and_skipped_ones_are(project: ProjectFolder) -> None:
-    mails(project, FOUR)
-    workflow(
-        project, {"name": "some", "filter": 'id != "1"'}, {"name": "before", "prompt": "b${id}", "when": 'id != "3"'},
-        UNIQ, {"name": "say", "prompt": "${id}[${before}]"},
-    )  # fmt: skip
-    settled(project)
-    assert values(project, "say") == {"2": "2[b2]", "3": "3[]"}
 
 
 def test_a_dedupe_takes_no_guard(project: ProjectFolder) -> None:
@@ -173,36 +148,6 @@ def test_children_are_alike_across_their_parents_in_the_order_of_place(project: 
     )
 
 
-def test_a_dedupe_after_a_dedupe(project: ProjectFolder) -> None:
-    rows: list[Row] = [("1", "a", "x"), ("2", "a", "y"), ("3", "b", "x"), ("4", "c", "z")]
-    workflow(project, UNIQ, {"name": "again", "dedupe": ["text"]}, {"name": "say", "prompt": "${id}"})
-    for there, calls, expected in ((rows, 2, "14"), (rows[1:], 2, "234"), (rows, 0, "14")):
-        mails(project, there)
-        assert (asked(project), results(project)) == (calls, list(expected))
-
-
-def test_groups_of_kept_rows(project: ProjectFolder) -> None:
-    workflow(project, UNIQ, {"name": "sum", "group_by": [], "prompt": "${rows_json}"})
-    for gone, kept in ((0, "12"), (1, "23"), (2, "3")):
-        mails(project, FOUR[gone:])
-        assert asked(project) == 1
-        assert [row["id"] for row in json.loads(values(project, "sum")["all"])] == list(kept)
-
-
-def test_a_kept_row_is_exploded(project: ProjectFolder) -> None:
-    project.rows([{"id": str(n), "mail": "ab"[n % 2], "tags": ["x", "y"][: n % 3]} for n in range(6)], PATH)
-    workflow(project, UNIQ, {"name": "say", "explode": "tags", "prompt": "${id}${item}${index}"})
-    settled(project)
-    assert values(project, "say") == {"1/0": "1x0"}
-
-
-def test_a_workflow_may_end_in_a_dedupe(project: ProjectFolder) -> None:
-    mails(project, FOUR)
-    workflow(project, {"name": "before", "prompt": "b${id}"}, UNIQ)
-    assert settled(project).summary["rows"]["dropped"] == 2
-    assert results(project) == ["b1", "b2"]
-
-
 def test_more_alike_than_are_held_at_once(project: ProjectFolder) -> None:
     rows: list[Row] = [(f"r{n}", "same" if n % 10 else f"m{n}", "t") for n in range(3000)]
     workflow(project, UNIQ, {"name": "say", "prompt": "${id}"})
@@ -210,10 +155,3 @@ def test_more_alike_than_are_held_at_once(project: ProjectFolder) -> None:
         mails(project, there)
         assert asked(project) == calls
         assert {"r1", "r2"} & set(values(project, "say")) == {first}
-
-
-def test_an_edited_field_list_makes_a_run_of_its_own(project: ProjectFolder) -> None:
-    mails(project, FOUR)
-    for fields, calls, ids in ((["mail"], 2, [*"12"]), (["mail", "text"], 2, [*"1234"]), (["mail"], 0, [*"12"])):
-        workflow(project, {**UNIQ, "dedupe": fields}, SAY)
-        assert (asked(project), [line["id"] for line in project.envelopes()]) == (calls, ids)

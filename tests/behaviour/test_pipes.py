@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from support.commands import template
-from support.project import ProjectFolder, clean_environment, command, fresh_command
+from support.project import ProjectFolder, clean_environment, fresh_command
 from support.terminals import on_pty
 
 from agac.cli.main import cli
@@ -155,14 +155,6 @@ def test_a_reader_that_has_seen_enough_hears_no_complaint(name: str, where: str,
 @pytest.mark.parametrize("words", [["run", "-a", "nothing"], ["nothing"], ["run", "-a", "reviews", "--fresh"]])
 def test_errors_keep_their_exit_code_when_nobody_reads_them(words: list[str], finished: ProjectFolder) -> None:
     assert unread(words, finished, "both")[0] in (0, 2)
-
-
-def test_head_takes_one_line_and_nothing_is_said(finished: ProjectFolder) -> None:
-    line = " ".join(["set -o pipefail;", *command(["status"]), "2>&1 | head -n 1; echo ${PIPESTATUS[@]}"])
-    ran = subprocess.run(["bash", "-c", line], cwd=finished.root, env=clean_environment({}), capture_output=True)
-    head, codes = ran.stdout.decode().splitlines()
-    assert head.startswith("run  workflow")
-    assert codes == "0 0"
 
 
 def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFolder) -> None:

@@ -245,17 +245,10 @@ def test_a_changed_row_that_a_guard_now_passes_over_keeps_no_replicas(project: P
     assert report.summary["stages"][0]["skipped"] == 1
     assert project.query("SELECT replica, outcome FROM v_results WHERE row_id = 'r-2'") == [(0, "skipped")]
     assert report.summary["stages"][0]["agreement"]["rows"] == 2
-    sound(project, 1)
-
-
-def test_rows_that_leave_and_come_back_count_their_votes_once(project: ProjectFolder) -> None:
-    voted(project, 4, 2)
-    project.run()
-    things(project, 2)
-    assert project.run().summary["stages"][0]["agreement"]["rows"] == 2
-    things(project, 4)
-    report = project.run()
-    assert (report.invocation["calls"], report.summary["stages"][0]["agreement"]["rows"]) == (0, 4)
+    for rows in (2, 3):  # of which the second has its votes back
+        things(project, rows)
+        report = project.run()
+        assert (report.invocation["calls"], report.summary["stages"][0]["agreement"]["rows"]) == (0, rows)
     sound(project, 1)
 
 

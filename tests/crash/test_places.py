@@ -152,15 +152,6 @@ def test_a_project_in_another_place_asks_nothing_again(how: str, project: Projec
     there.assert_sound()
 
 
-def test_a_lease_that_came_along_with_a_copy_keeps_nobody_out(project: ProjectFolder) -> None:
-    project.numbered(2)
-    project.workflow()
-    assert project.run().exit_code == 0
-    with closing(sqlite3.connect(project.root / ".agac/agac.db")) as database, database:
-        database.execute("UPDATE lease SET holder = 'elsewhere boot/pid 4711 1', heartbeat_at = unixepoch('now') - 61")
-    assert project.run().exit_code == 0
-
-
 def test_a_project_on_a_read_only_disk_can_be_read_and_copied(small_disk: ProjectFolder, tmp_path: Path) -> None:
     small_disk.numbered(5)
     small_disk.workflow()

@@ -97,26 +97,17 @@ async def test_what_a_call_really_used_takes_the_place_of_what_was_expected(used
     assert round((await one.enter(1)).at - start, 6) == third
 
 
-async def test_a_pause_holds_everyone_and_ends() -> None:
-    one = lane()
-    one.pause(7.0)
-    assert await sent_at(one, 1, 1) == [7.0, 7.0]
-
-
-async def test_a_pause_holds_those_who_wait_already() -> None:
+async def test_a_pause_holds_those_who_wait_already_and_the_longest_counts() -> None:
     one, start = lane(rpm=60), loop_time()
     await one.enter(1)
     waiting = asyncio.ensure_future(one.enter(1))
     await asyncio.sleep(0.5)
     one.pause(7.0)
     assert (await waiting).at - start == 7.5
-
-
-async def test_the_longest_pause_counts() -> None:
     one = lane()
     one.pause(7.0)
     one.pause(2.0)
-    assert await sent_at(one, 1) == [7.0]
+    assert await sent_at(one, 1, 1) == [7.0, 7.0]
     one.pause(MAX_RETRY_DELAY_S * 50)
     assert await sent_at(one, 1) == [MAX_RETRY_DELAY_S]
 
@@ -335,26 +326,6 @@ async def test_slots_go_to_whoever_has_waited_longest() -> None:
     assert order == [0, 1, 2, 3, 4, 99]
 
 
-async def test_one_who_gives_and_takes_at_once_does_not_overtake() -> None:
-    slots = CallLimit(1)
-    order: list[str] = []
-
-    async def greedy() -> None:
-        for _ in range(3):
-            await slots.enter()
-            order.append("greedy")
-            await asyncio.sleep(0)
-            slots.leave()
-
-    async def patient() -> None:
-        await slots.enter()
-        order.append("patient")
-        slots.leave()
-
-    await asyncio.gather(greedy(), patient())
-    assert order[:2] == ["greedy", "patient"]
-
-
 async def entered(exposure: CallLimit, calls: int) -> list[asyncio.Task[None]]:
     tasks = [asyncio.ensure_future(exposure.enter()) for _ in range(calls)]
     await settle()
@@ -371,16 +342,10 @@ async def test_calls_wait_until_earlier_ones_are_durable() -> None:
     exposure.leave(1)
     await settle()
     assert all(task.done() for task in tasks)
-
-
-async def test_a_commit_of_many_calls_lets_no_more_in_than_the_limit() -> None:
-    exposure = CallLimit(3)
-    first = await entered(exposure, 3)
     waiting = await entered(exposure, 10)
     exposure.leave(3)
     await settle()
-    assert all(task.done() for task in first)
-    assert sum(task.done() for task in waiting) == 3
+    assert sum(task.done() for task in waiting) == 3, "no more than the commit made durable"
     for task in waiting:
         task.cancel()
 
