@@ -33,7 +33,7 @@ from agac.simulator.batch_api import (
 )
 from agac.simulator.batch_inputs import MAX_FILE_BYTES
 from agac.simulator.batch_store import BatchStore
-from agac.simulator.batch_worker import BatchThreads
+from agac.simulator.batch_worker import Batches
 from agac.simulator.faults import (
     SINGLE_PHASES,
     BatchFaults,
@@ -250,7 +250,7 @@ class Simulator:
         self.writer = AnswerWriter()
         self.account = SimulatorAccount()
         batch_faults = BatchFaults([rule for rule in rules if rule.phase not in SINGLE_PHASES], settings.seed)
-        self.batches = BatchThreads(
+        self.batches = Batches(
             store, batch_faults, settings.batch_seconds, self.faults, lambda digest: digest in self.account.contents
         )
         self.stopping = asyncio.Event()
@@ -423,7 +423,7 @@ class Simulator:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             message = 'the clock is moved by a JSON object such as {"advance": 3600}, in seconds; it never goes back'
             return json_response({"error": {"message": message}}, 400)
-        return json_response({"now": await self.batches.do(self.batches.store.advance, seconds)})
+        return json_response({"now": self.batches.store.advance(seconds)})
 
     async def unknown(self, http: web.Request) -> web.Response:
         """Every address that is not simulated."""

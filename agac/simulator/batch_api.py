@@ -10,7 +10,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from aiohttp import web
 from agac.simulator.anthropic import MESSAGES, bad, results_url
 from agac.simulator.batch_inputs import read_order, read_upload, split_requests
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.batch_worker import FAMILIES, BatchThreads
+from agac.simulator.batch_worker import FAMILIES, Batches
 from agac.simulator.faults import FaultRule, mentions, rule_error
 from agac.simulator.openai import CHAT, file_object
 from agac.simulator.replies import MARK, ApiError, ModelApi, read_object
@@ -32,7 +32,7 @@ Answer = dict[str, Any] | Path | ApiError
 """What a call comes to: JSON, a file, or an error that leaves its changes as they are."""
 
 Effect = Callable[[Any], Answer]
-"""A method of a call that does what is requested, in the store's thread; raises ApiError, and then nothing changed."""
+"""A method of a call that does what is requested; raises ApiError, and then nothing changed."""
 
 
 class Dropped(Exception):
@@ -65,9 +65,9 @@ class BatchCall:
 
     file_headers = MARK
 
-    def __init__(self, family: str, threads: BatchThreads, operation: str, http: web.Request) -> None:
-        self.family, self.threads, self.operation, self.http = family, threads, operation, http
-        self.store, self.format = threads.store, FAMILIES[family]
+    def __init__(self, family: str, batches: Batches, operation: str, http: web.Request) -> None:
+        self.family, self.batches, self.operation, self.http = family, batches, operation, http
+        self.store, self.format = batches.store, FAMILIES[family]
         self.id = http.match_info.get("id", "")
         self.number = 0
         self.rules: list[FaultRule] = []
@@ -76,17 +76,17 @@ class BatchCall:
 
     async def serve(self, effect: Effect) -> web.StreamResponse:
         """The answer to the call, which has its effect unless a fault comes first; raises ApiError."""
-        self.number = await self.threads.count(self.operation)
-        self.rules = self.threads.faults.of_call(self.operation, self.number)
+        self.number = self.batches.count(self.operation)
+        self.rules = self.batches.faults.of_call(self.operation, self.number)
         try:
             await self._apply("before")
             await self.receive()
             if self.operation != "create" and "/batches" in self.http.path:
-                await self.threads.caught_up(self.id or None)
-            run = self.threads.do if self.http.method == "GET" else self.threads.change
-            done = await run(effect, self)
+                await self.batches.caught_up(self.id or None)
+            with nullcontext() if self.http.method == "GET" else self.store.write():
+                done = effect(self)
             if self.begun:
-                self.threads.start(self.begun)
+                self.batches.start(self.begun)
             if isinstance(done, ApiError):
                 raise done
             await self._apply("after")
@@ -102,17 +102,14 @@ class BatchCall:
         """The faults of one moment of the call: it waits, its connection is dropped, or it is refused."""
         for rule in self.rules:
             if rule.kind == "batch_slow" and when == "before":
-                await self._count(rule)
+                self.store.counted(f"fault.{rule.kind}")
                 await asyncio.sleep(rule.value("seconds"))
             elif rule.kind == f"batch_drop_{when}":
-                await self._count(rule)
+                self.store.counted(f"fault.{rule.kind}")
                 raise Dropped
             elif rule.kind == "batch_status" and rule.value("when") == when:
-                await self._count(rule)
+                self.store.counted(f"fault.{rule.kind}")
                 raise rule_error(rule.values)
-
-    async def _count(self, rule: FaultRule) -> None:
-        await self.threads.change(self.store.count, f"fault.{rule.kind}")
 
     async def _send(self, path: Path) -> web.StreamResponse:
         """A file as the body, piece by piece; a fault ends it early, with the connection."""
@@ -122,7 +119,7 @@ class BatchCall:
         response.content_type = "application/octet-stream"
         response.content_length = size
         if cut is not None:
-            await self._count(cut)
+            self.store.counted(f"fault.{cut.kind}")
             after = cut.value("after_bytes")
             left = min(size // 2 if after is None else after, max(0, size - 1))
         with suppress(ConnectionError), path.open("rb") as file:
@@ -149,7 +146,7 @@ class BatchCall:
         if text is not None and (not text.isdecimal() or not 1 <= int(text) <= most):
             raise ApiError(400, f"Invalid 'limit': expected an integer from 1 to {most}.", param="limit")
         limit = usual if text is None else int(text)
-        return min(limit, self.threads.faults.page_size or limit)
+        return min(limit, self.batches.faults.page_size or limit)
 
     def found(self, batch_id: str, *, hidden: bool = False) -> Batch:
         """A batch that exists, and that no fault hides unless a `hidden` one is meant too; raises ApiError."""
@@ -188,9 +185,9 @@ class BatchCall:
             id=self.store.new_id(prefix, self.number, now),
             family=self.family,
             created_at=now,
-            seconds=self.threads.seconds,
+            seconds=self.batches.seconds,
             expires_at=None if self.family == "azure" else now + DAY,
-            faults=self.threads.faults.of_batch(self.number, contains),
+            faults=self.batches.faults.of_batch(self.number, contains),
             number=self.number,
             **more,
         )

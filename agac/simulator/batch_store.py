@@ -349,6 +349,11 @@ class BatchStore:
         )
         return int(row.fetchone()[0])
 
+    def counted(self, name: str) -> int:
+        """Adds one to a counter, in a transaction of its own."""
+        with self.write():
+            return self.count(name)
+
     def counters(self) -> dict[str, int]:
         """All that is counted."""
         return dict(self.rows("SELECT name, n FROM counter"))

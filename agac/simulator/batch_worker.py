@@ -1,6 +1,6 @@
 """The work on batches: a thread checks inputs, answers requests, charges them once, and writes results and their files.
 
-The web application uses `BatchThreads`: short work on the store in one thread, the work on batches in another.
+The web application uses `Batches`: what is short it does at once, the work on batches is done in a thread.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from random import Random
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any
 
 from agac.simulator.anthropic import MessageBatches
 from agac.simulator.batch_inputs import CheckedInput, input_problem
@@ -53,9 +52,6 @@ FOREIGN_LINES = {
 
 SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
 """Faults that change a whole file of results."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -342,8 +338,8 @@ def shuffled(lines: IO[bytes], seed: int) -> Iterator[bytes]:
         yield lines.readline()
 
 
-class BatchThreads:
-    """The batches of one simulator. Its threads are started when the first file or batch is."""
+class Batches:
+    """The batches of one simulator. The thread that works on them is started when the first one is."""
 
     def __init__(
         self,
@@ -356,31 +352,17 @@ class BatchThreads:
         self.store, self.faults, self.seconds = store, faults, seconds
         self._stopping = threading.Event()
         self._worker = BatchWorker(store, plan, charged_before, self._stopping)
-        self._store_thread = ThreadPoolExecutor(1, "simulator-state")
-        self._work_thread = ThreadPoolExecutor(1, "simulator-batches")
+        self._thread = ThreadPoolExecutor(1, "simulator-batches")
         self._queue_lock = threading.Lock()
         self._early: Counter[str] = Counter()
         self._queued: dict[str | None, Future[None]] = {}
-
-    async def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a function of the store, one such call at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._store_thread, partial(function, *args, **kwargs))
-
-    async def change(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same in one transaction."""
-
-        def changed() -> T:
-            with self.store.write():
-                return function(*args, **kwargs)
-
-        return await self.do(changed)
 
     def start(self, batch_id: str | None = None) -> Future[None]:
         """Queues the work that is due now, in one batch or in all. Work that waits in the queue is not queued twice."""
         with self._queue_lock:
             waiting = self._queued.get(batch_id)
             if waiting is None:
-                waiting = self._queued[batch_id] = self._work_thread.submit(self._catch_up, batch_id)
+                waiting = self._queued[batch_id] = self._thread.submit(self._catch_up, batch_id)
         return waiting
 
     def _catch_up(self, batch_id: str | None) -> None:
@@ -401,18 +383,17 @@ class BatchThreads:
             return False
         return True
 
-    async def count(self, operation: str) -> int:
+    def count(self, operation: str) -> int:
         """The number of this call among those of its operation, from 1. Looking alone creates no state."""
         if not self.store.exists and operation not in ("create", "upload"):
             self._early[operation] += 1
             return self._early[operation]
-        return self._early[operation] + await self.change(self.store.count, f"calls.{operation}")
+        return self._early[operation] + self.store.counted(f"calls.{operation}")
 
     async def account(self) -> dict[str, Any]:
         """The requests and charges of batches. `behind`: work is due that is not done yet."""
         behind = not await self.caught_up()
-        kept, waiting = await self.do(self.store.files, "batch"), await self.do(self.store.open_batches)
-        counters = await self.do(self.store.counters)
+        counters = self.store.counters()
         calls, faults = self._early.copy(), {}
         for name, n in counters.items():
             kind, _, what = name.partition(".")
@@ -424,8 +405,8 @@ class BatchThreads:
         return {
             "posts": counters.get("calls.create", 0),
             **{name: counters.get(name, 0) for name in (*names, "completion_tokens", "files")},
-            "kept": len(kept),
-            "open": len(waiting),
+            "kept": len(self.store.files("batch")),
+            "open": len(self.store.open_batches()),
             "calls": dict(sorted(calls.items())),
             "faults": dict(sorted(faults.items())),
             "behind": behind,
@@ -435,7 +416,7 @@ class BatchThreads:
         """Empties the account, once the work that was due is in it."""
         await self.caught_up()
         self._early.clear()
-        await self.do(self.store.reset)
+        self.store.reset()
 
     def stop(self) -> None:
         """Ends the work at the next commit; the rest is left for the next start."""
@@ -444,6 +425,5 @@ class BatchThreads:
     def close(self) -> None:
         """Stops, and closes the store."""
         self.stop()
-        self._store_thread.shutdown()
-        self._work_thread.shutdown()
+        self._thread.shutdown()
         self.store.close()

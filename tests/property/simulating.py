@@ -54,8 +54,7 @@ class Running:
 
     def advance(self, seconds: float) -> None:
         """Moves the clock of its batches."""
-        batches = self._simulator.batches
-        self._loop.do(batches.do(batches.store.advance, seconds))
+        self._simulator.batches.store.advance(seconds)
 
     def hurry(self) -> None:
         """From here on batches are done at once, and those that are there soon are."""
@@ -64,8 +63,7 @@ class Running:
 
     def batches(self) -> list[Batch]:
         """All that were created."""
-        batches = self._simulator.batches
-        rows = self._loop.do(batches.do(batches.store.rows, "SELECT told FROM batch"))
+        rows = self._simulator.batches.store.rows("SELECT told FROM batch")
         return [read_batch(told) for (told,) in rows]
 
 
