@@ -37,41 +37,38 @@ async def post(client: Any, data: Any, **headers: str) -> tuple[int, Any, Any]:
         return response.status, response.headers, await response.json()
 
 
-async def test_the_sdk_reads_a_message(served: Any) -> None:
+async def test_the_sdk_reads_a_message_and_a_stream(served: Any) -> None:
+    asked = {
+        **body("Great!"), "system": "You judge.", "output_config": FORMAT, "stop_sequences": ["END"],
+        "service_tier": "auto",
+    }  # fmt: skip
     async with served() as client, sdk(client) as api:
-        message = await api.messages.create(
-            **body("Great!"), system="You judge.", output_config=FORMAT, stop_sequences=["END"], service_tier="auto"
-        )
-        Message.model_validate(message.to_dict())
-        assert (message.stop_reason, message.type, message.role) == ("end_turn", "message", "assistant")
-        [block] = message.content
-        assert block.type == "text"
-        assert json.loads(block.text)["sentiment"] in ("good", "bad")
-        assert message.usage.service_tier == "standard"
-        assert message.to_dict()["system_fingerprint"] == "agac-simulator"
+        whole = await api.messages.create(**asked)
         account = await client.account()
-        assert (account["prompt_tokens"], account["completion_tokens"]) == (
-            message.usage.input_tokens,
-            message.usage.output_tokens,
-        )
-
-
-async def test_the_sdk_reads_a_stream(served: Any) -> None:
-    async with served() as client, sdk(client) as api:
-        whole = await api.messages.create(**body("Tell me more."))
-        events = [event async for event in await api.messages.create(**body("Tell me more."), stream=True)]
-        for event in events:
-            EVENT.validate_python(event.to_dict())
-        kinds = [event.type for event in events]
-        assert kinds[:2] == ["message_start", "content_block_start"]
-        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-        async with api.messages.stream(**body("Tell me more.")) as stream:
+        events = [event async for event in await api.messages.create(**asked, stream=True)]
+        async with api.messages.stream(**body("Great!")) as stream:
             final = await stream.get_final_message()
+        plain = await api.messages.create(**body("Great!"))
+        assert (final.id, final.stop_reason, final.usage) == (plain.id, plain.stop_reason, plain.usage)
         assert [block.to_dict()["text"] for block in final.content] == [
-            block.to_dict()["text"] for block in whole.content
+            block.to_dict()["text"] for block in plain.content
         ]
-        assert (final.id, final.stop_reason) == (whole.id, whole.stop_reason)
-        assert final.usage.output_tokens == whole.usage.output_tokens
+    Message.model_validate(whole.to_dict())
+    assert (whole.stop_reason, whole.type, whole.role) == ("end_turn", "message", "assistant")
+    [block] = whole.content
+    assert json.loads(block.text)["sentiment"] in ("good", "bad")
+    assert whole.usage.service_tier == "standard"
+    assert whole.to_dict()["system_fingerprint"] == "agac-simulator"
+    assert account["prompt_tokens"] == whole.usage.input_tokens
+    assert account["completion_tokens"] == whole.usage.output_tokens
+    for event in events:
+        EVENT.validate_python(event.to_dict())
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "".join(event.delta.text for event in events if event.type == "content_block_delta") == block.text
+    assert (events[0].message.id, events[-2].delta.stop_reason) == (whole.id, whole.stop_reason)
+    assert events[-2].usage.output_tokens == whole.usage.output_tokens
 
 
 async def test_texts_may_come_in_blocks_and_the_same_body_gets_the_same_answer(served: Any) -> None:
@@ -100,12 +97,7 @@ ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str, str | No
     ({"kind": "unauthorized"}, anthropic.AuthenticationError, "authentication_error", None),
     ({"kind": "not_found"}, anthropic.NotFoundError, "not_found_error", None),
     ({"kind": "bad_request"}, anthropic.BadRequestError, "invalid_request_error", None),
-    (
-        {"kind": "bad_request", "code": "organization_on_hold"},
-        anthropic.BadRequestError,
-        "invalid_request_error",
-        "organization_on_hold",
-    ),
+    ({"kind": "bad_request", "code": "on_hold"}, anthropic.BadRequestError, "invalid_request_error", "on_hold"),
 ]
 
 
@@ -133,10 +125,8 @@ async def test_a_key_is_taken_in_both_headers(client: Any) -> None:
 
 
 async def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
-    async with (
-        served(faults=[{"kind": "stream_error", "code": "overloaded_error", "always": True}]) as client,
-        sdk(client) as api,
-    ):
+    fault = {"kind": "stream_error", "code": "overloaded_error", "always": True}
+    async with served(faults=[fault]) as client, sdk(client) as api:
         with pytest.raises(anthropic.APIStatusError) as caught:
             async for _ in await api.messages.create(**body(), stream=True):
                 pass
@@ -172,6 +162,10 @@ async def test_the_limits_are_told_with_the_moment_of_their_reset(served: Any) -
         assert float(headers["retry-after"]) > 0
 
 
+def formed(**more: Any) -> dict[str, Any]:
+    return {"output_config": {"format": {"type": "json_schema", **more}}}
+
+
 OPEN = {"type": "object", "properties": {}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, "temprature: Extra inputs are not permitted"),
@@ -193,15 +187,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "`max_tokens` must be greater than"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort: Input should be one of low, medium"),
     ({"output_config": {"efort": "low"}}, "output_config.efort: Extra inputs are not permitted"),
-    (
-        {"output_config": {"format": {"type": "json_object"}}},
-        "output_config.format.type: Input should be 'json_schema'",
-    ),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: Input should be an object with"),
-    (
-        {"output_config": {"format": {"type": "json_schema", "schema": OPEN}}},
-        "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false",
-    ),
+    (formed(type="json_object"), "output_config.format.type: Input should be 'json_schema'"),
+    (formed(), "output_config.format: Input should be an object with"),
+    (formed(schema=OPEN), "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly"),
 ]
 
 
@@ -229,7 +217,7 @@ def test_what_is_refused_is_said_where(change: dict[str, Any], words: str) -> No
 def test_which_schemas_are_refused(node: dict[str, Any], words: str) -> None:
     schema = {"type": "object", "properties": {"a": node}, "required": ["a"], "additionalProperties": False}
     with pytest.raises(ApiError) as caught:
-        read_message_request(body(output_config={"format": {"type": "json_schema", "schema": schema}}), 0)
+        read_message_request(body(**formed(schema=schema)), 0)
     assert words in caught.value.message
 
 

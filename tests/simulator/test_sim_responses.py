@@ -60,25 +60,23 @@ def texts(response: Any) -> list[tuple[str, str]]:
     return [(item["status"], item["content"][0]["text"]) for item in response["output"]]
 
 
-async def test_the_sdk_reads_a_response(served: Any) -> None:
+async def test_the_sdk_reads_a_response_and_a_stream(served: Any) -> None:
+    asked = {
+        "model": "small", "instructions": "You judge.", "input": "Great!", "text": {"format": FORMAT}, "store": False,
+        "max_output_tokens": 200, "reasoning": {"effort": "low"}, "service_tier": "flex",
+    }  # fmt: skip
     async with served() as client, sdk(client) as api:
-        response = await api.responses.create(
-            model="small", instructions="You judge.", input="Great!", text={"format": FORMAT}, store=False,
-            max_output_tokens=200, reasoning={"effort": "low"}, service_tier="flex",
-        )  # fmt: skip
-    Response.model_validate(response.to_dict())
-    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
-    assert json.loads(response.output_text)["sentiment"] in ("good", "bad")
-    assert (response.service_tier, response.store) == ("flex", False)
-    assert response.usage is not None
-    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    assert response.to_dict()["system_fingerprint"] == "agac-simulator"
-
-
-async def test_the_sdk_reads_a_stream(served: Any) -> None:
-    async with served() as client, sdk(client) as api:
-        whole = await api.responses.create(**body("Tell me more."))
-        events = [event async for event in await api.responses.create(**body("Tell me more."), stream=True)]
+        whole = await api.responses.create(**asked)
+        events = [event async for event in await api.responses.create(**asked, stream=True)]
+        async with api.responses.stream(**body()) as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == (await api.responses.create(**body())).output_text
+    Response.model_validate(whole.to_dict())
+    assert (whole.status, whole.error, whole.incomplete_details) == ("completed", None, None)
+    assert json.loads(whole.output_text)["sentiment"] in ("good", "bad")
+    assert (whole.service_tier, whole.store) == ("flex", False)
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert whole.to_dict()["system_fingerprint"] == "agac-simulator"
     kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
@@ -89,17 +87,8 @@ async def test_the_sdk_reads_a_stream(served: Any) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
         STREAM_EVENT.validate_python(event.to_dict())
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == whole.output_text
-    last = events[-1]
-    assert (last.type, last.response) == ("response.completed", whole)
-
-
-async def test_the_sdks_stream_helper_reads_it_too(served: Any) -> None:
-    async with served() as client, sdk(client) as api:
-        async with api.responses.stream(**body()) as stream:
-            final = await stream.get_final_response()
-        assert final.output_text == (await api.responses.create(**body())).output_text
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response == whole
 
 
 async def test_a_socket_takes_one_request_after_the_other_and_says_what_http_says(client: Any) -> None:
@@ -143,6 +132,8 @@ async def test_rate_limits_are_told_over_a_socket_with_their_headers(served: Any
         assert int(refused["error"]["headers"]["retry-after"]) >= 1
 
 
+UNNAMED, LOOSE = {"type": "json_schema", "schema": {}}, {**FORMAT, "schema": {"type": "object"}}
+JSON_MODE = {"format": {"type": "json_object"}}
 MALFORMED: dict[str, tuple[Any, str, str | None]] = {
     "no model": ({"input": "x"}, "model", "missing_required_parameter"),
     "no input": ({"model": "small"}, "input", None),
@@ -156,21 +147,9 @@ MALFORMED: dict[str, tuple[Any, str, str | None]] = {
     "tools": (body(tools=[{"type": "web_search"}]), "tools", None),
     "background": (body(background=True), "background", None),
     "a format that is none": (body(text={"format": {"type": "xml"}}), "text.format.type", None),
-    "an unnamed schema": (
-        body(text={"format": {"type": "json_schema", "schema": {}}}),
-        "text.format.name",
-        "missing_required_parameter",
-    ),
-    "a schema that is not strict": (
-        body(text={"format": {**FORMAT, "schema": {"type": "object"}}}),
-        "response_format",
-        "invalid_json_schema",
-    ),
-    "JSON mode that nobody was told of": (
-        body(text={"format": {"type": "json_object"}}, instructions="JSON, please."),
-        "input",
-        None,
-    ),
+    "an unnamed schema": (body(text={"format": UNNAMED}), "text.format.name", "missing_required_parameter"),
+    "a schema that is not strict": (body(text={"format": LOOSE}), "response_format", "invalid_json_schema"),
+    "JSON mode that nobody was told of": (body(text=JSON_MODE, instructions="JSON, please."), "input", None),
 }
 
 
@@ -226,25 +205,22 @@ async def test_two_messages_can_both_be_answers(served: Any, form: str) -> None:
     assert response["usage"]["output_tokens"] >= (len(first) + len(second)) // 4
 
 
-FINISHES = [("length", "incomplete", "max_output_tokens"), ("filter", "incomplete", "content_filter")]
+REFUSAL = {"type": "refusal", "refusal": "I'm sorry, I can't help with that."}
+FINISHES = [
+    ("length", "incomplete", {"reason": "max_output_tokens"}),
+    ("filter", "incomplete", {"reason": "content_filter"}),
+    ("refusal", "completed", None),
+]
 
 
 @forms
-@pytest.mark.parametrize(("kind", "status", "reason"), FINISHES)
-async def test_a_response_can_end_early(served: Any, form: str, kind: str, status: str, reason: str) -> None:
+@pytest.mark.parametrize(("kind", "status", "details"), FINISHES)
+async def test_a_response_can_end_early_or_refuse(served: Any, form: str, kind: str, status: str, details: Any) -> None:
     async with served(faults=[{"kind": kind, "always": True}]) as client:
         response = await last_of(client, form, body())
-    assert (response["status"], response["incomplete_details"]) == (status, {"reason": reason})
-    assert response["output"][0]["status"] == "incomplete"
-
-
-@forms
-async def test_a_refusal_is_a_part_of_a_message(served: Any, form: str) -> None:
-    async with served(faults=[{"kind": "refusal", "always": True}]) as client:
-        response = await last_of(client, form, body())
-    assert response["output"][0]["content"] == [
-        {"type": "refusal", "refusal": "I'm sorry, I can't help with that."}
-    ]  # fmt: skip
+    assert (response["status"], response["incomplete_details"]) == (status, details)
+    assert response["output"][0]["status"] == status
+    assert (response["output"][0]["content"] == [REFUSAL]) == (kind == "refusal")
 
 
 async def test_a_model_can_fail_while_it_is_at_work(served: Any) -> None:
