@@ -37,8 +37,8 @@ def test_a_file_that_is_cut_anywhere_is_never_taken_for_a_whole_one(suffix: str,
             list(opened(path).records())
 
 
-def test_rows_before_the_cut_are_given(suffix: str, tmp_path: Path) -> None:
-    packed = PACKS[suffix](lines(20_000))
+def test_rows_before_the_cut_are_given_and_damage_is_reported(suffix: str, tmp_path: Path) -> None:
+    packed = bytearray(PACKS[suffix](lines(20_000)))
     path = tmp_path / f"rows.jsonl{suffix}"
     path.write_bytes(packed[:-10])
     records = opened(path).records()
@@ -46,13 +46,8 @@ def test_rows_before_the_cut_are_given(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(AgacError, match="the file is cut off: its compressed data has no end") as caught:
         list(records)
     assert caught.value.remedy == "Get the file again, then run again."
-
-
-def test_damage_is_reported(suffix: str, tmp_path: Path) -> None:
-    packed = bytearray(PACKS[suffix](lines(20_000)))
-    packed[len(packed) // 2] ^= 0xFF
-    packed[len(packed) // 2 + 1] ^= 0xFF
-    path = tmp_path / f"rows.jsonl{suffix}"
+    for place in (len(packed) // 2, len(packed) // 2 + 1):
+        packed[place] ^= 0xFF
     path.write_bytes(packed)
     with pytest.raises(AgacError, match=r"the compressed data is damaged|the file is cut off"):
         list(opened(path).records())
