@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from itertools import islice
@@ -24,7 +24,14 @@ from agac.api.project import open_project
 from agac.api.status import blocking, database_bytes, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
-from agac.data.files import explained, refuse_what_is_no_file, write_whole
+from agac.data.files import (
+    create_temporary,
+    explained,
+    refuse_what_is_no_file,
+    remove_leftovers,
+    sync_folder,
+    write_whole,
+)
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
@@ -123,12 +130,23 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
             f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
             remedy="Free some space, or name a file on another disk.",
         )
-    with _beside(source, target) as temporary:
+    try:
+        temporary, descriptor = create_temporary(target)
+    except OSError as error:
+        what = f"{target.parent} cannot be written: {error.strerror}"
+        raise StoreError(what, remedy="Check that you may write there, or name a file elsewhere.") from error
+    try:
+        temporary.chmod(source.stat().st_mode & 0o777)
         copy_database(source, temporary)
-        _make_durable(temporary)
+        os.fsync(descriptor)
         _refuse_target(source, target, force)  # somebody may have been faster
         temporary.replace(target)
-        _make_durable(target.parent)
+    finally:
+        os.close(descriptor)
+        for path in (temporary, temporary.with_name(f"{temporary.name}-journal")):
+            path.unlink(missing_ok=True)
+    sync_folder(target.parent)
+    remove_leftovers(target.parent)
     return BackupReport(source, target, target.stat().st_size)
 
 
@@ -144,40 +162,6 @@ def _refuse_target(source: Path, target: Path, force: bool) -> None:
         raise UsageError(f"{target} is the database itself", remedy="Name another file for the copy.")
     if target.exists() and not force:
         raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
-
-
-@contextmanager
-def _beside(source: Path, target: Path) -> Iterator[Path]:
-    """An empty file beside the target, readable by whom the database is; it is gone after the block, and so is what
-    backups into the same file left that were killed."""
-    prefix = f".{target.name}.agac-backup-"
-    for path in [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]:
-        with suppress(ValueError, OSError):  # OSError: it is another user's, and lives
-            pid = int(path.name.removeprefix(prefix).partition("-")[0])
-            with suppress(ProcessLookupError):
-                os.kill(pid, 0)
-                if pid != os.getpid():
-                    continue
-            path.unlink()
-    temporary = target.with_name(f"{prefix}{os.getpid()}")
-    try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, source.stat().st_mode & 0o777))
-    except OSError as error:
-        what = f"{target.parent} cannot be written: {error.strerror}"
-        raise StoreError(what, remedy="Check that you may write there, or name a file elsewhere.") from error
-    try:
-        yield temporary
-    finally:
-        for path in (temporary, temporary.with_name(f"{temporary.name}-journal")):
-            path.unlink(missing_ok=True)
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Looking at an input without a workflow: what it is, what its columns hold, its first rows.

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -340,10 +341,8 @@ def backup(settings: Globals, file: Path, force: bool, as_json: bool) -> None:
 
 
 def backup_lines(report: BackupReport) -> list[str]:
-    copy, database = from_here(report.file), from_here(report.database)
-    old = shlex.join([f"{database}-wal", f"{database}-shm"])
-    restore = f"rm -f {old} && {shlex.join(['cp', copy, database])}"
-    return [f"{copy}: {megabytes(report.bytes)}", f"Restore it, while no run is at work, with: {restore}"]
+    here = replace(report, database=Path(from_here(report.database)), file=Path(from_here(report.file)))
+    return [f"{here.file}: {megabytes(report.bytes)}", f"Restore it, while no run is at work, with: {here.restore}"]
 
 
 PORT = 8088

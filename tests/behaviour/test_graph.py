@@ -82,23 +82,23 @@ def test_a_run_is_drawn_as_its_workflow_was_then(branching: ProjectFolder) -> No
     assert branching.agac("graph", "--run", "1", "--mermaid").out == then.mermaid()
 
 
-def test_results_of_several_stages_meet_in_the_output(branching: ProjectFolder) -> None:
+def test_results_of_several_stages_meet_in_the_output_which_may_be_called_like_a_stage(
+    branching: ProjectFolder,
+) -> None:
     branching.workflow(stages=STAGES[:4], output={"stages": ["start", "far"]})
     edges = [(e.source, e.target) for e in agac.graph("reviews", project=branching.root).edges()]
     assert edges[-2:] == [("start", "output/reviews"), ("far", "output/reviews")]
     branching.run()
     edges = [(e.source, e.target) for e in agac.graph(run=1, project=branching.root).edges()]
     assert edges[-2:] == [("start", "output/reviews"), ("far", "output/reviews")]
+    branching.workflow(stages=[{**STAGES[0], "name": "output"}], output={"dir": "output"})
+    alike = agac.graph("reviews", project=branching.root)
+    assert [(edge.source, edge.target) for edge in alike.edges()][-1] == ("output", "output ")
 
 
-def test_a_stage_may_be_called_like_the_input(project: ProjectFolder) -> None:
-    project.write("rows.csv", "id,text\na,b\n")
-    project.workflow(stages=[{"name": "output", "prompt": "x ${text}"}], path="rows.csv", output={"dir": "output"})
-    report = agac.graph("reviews", project=project.root)
-    assert [(edge.source, edge.target) for edge in report.edges()] == [("rows.csv", "output"), ("output", "output ")]
-
-
-def test_stages_that_ask_no_model_say_what_they_do_and_nothing_is_imported(project: ProjectFolder) -> None:
+def test_stages_that_ask_no_model_say_what_they_do_and_nothing_is_imported_and_no_key_needed(
+    project: ProjectFolder,
+) -> None:
     project.rows(ROWS)
     project.write("tools/clean.py", "raise SystemExit('imported')\n\ndef tidy(row):\n    return row\n")
     stages = [
@@ -108,22 +108,14 @@ def test_stages_that_ask_no_model_say_what_they_do_and_nothing_is_imported(proje
         {"name": "named", "rename": {"kind": "sort"}},
         {"name": "ask", "prompt": "${sort}"},
     ]
+    provider = "{dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', api_key: '${NOT_SET_API_KEY}'}"
+    project.write("agac.yml", f"providers: {{far: {provider}}}\ndefaults: {{model: far/large}}\n")
     project.workflow(stages=stages)
     report = agac.graph("reviews", project=project.root)
     assert [(one.kind, one.does) for one in report.stages] == [
         ("python", "tools/clean.py:tidy"), ("filter", "price > 2"), ("select", "id, kind"), ("rename", "kind → sort"),
-        ("ask", "local/small"),
+        ("ask", "far/large"),
     ]  # fmt: skip
-
-
-def test_no_key_is_needed(project: ProjectFolder) -> None:
-    provider = "{dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', api_key: '${NOT_SET_API_KEY}'}"
-    project.write("agac.yml", f"providers: {{far: {provider}}}\n")
-    project.numbered(1)
-    project.workflow(stages=[{"name": "ask", "prompt": "${text}", "model": "far/large"}])
-    ran = project.agac("graph", "-a", "reviews", "--json")
-    assert (ran.code, ran.err) == (0, "")
-    assert [one["does"] for one in ran.json["stages"]] == ["far/large"]
 
 
 def test_it_is_saved_whole_over_an_older_drawing_and_over_nothing_else(branching: ProjectFolder) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from support.processes import wait_until
 from support.project import ProjectFolder
 from support.server import Server, simulator
@@ -101,12 +100,17 @@ def test_without_utf8_bars_and_ids_are_ascii(project: ProjectFolder) -> None:
     assert "\x1b[2J" not in seen
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"CI": "true"}], ids=["dumb", "ci"])
-def test_a_dumb_terminal_and_ci_get_no_control_characters(project: ProjectFolder, env: dict[str, str]) -> None:
-    with slow(project, rows=20) as _, on_pty(project.root, *RUN, "--no-color", env=env) as terminal:
-        assert terminal.ended() == 0
-    assert "\x1b" not in terminal.seen
-    assert "20 rows, 20 done" in terminal.seen
+def test_where_lines_cannot_be_painted_or_are_not_wanted(project: ProjectFolder) -> None:
+    with slow(project, rows=8) as _:
+        for env, flag, shown in (
+            ({"TERM": "dumb"}, "--no-color", "8 rows, 8 done"),
+            ({"CI": "true"}, "--no-color", "8 rows, 8 done"),
+            ({}, "--quiet", ""),
+        ):
+            with on_pty(project.root, *RUN, "--fresh", flag, env=env) as terminal:
+                assert terminal.ended() == 0
+            assert "\x1b" not in terminal.seen
+            assert shown in terminal.seen if shown else terminal.seen == ""
 
 
 def test_no_color_leaves_the_lines_and_takes_the_colours(project: ProjectFolder) -> None:
@@ -115,12 +119,6 @@ def test_no_color_leaves_the_lines_and_takes_the_colours(project: ProjectFolder)
         terminal.press(b"\x03")
         assert terminal.ended() == 130
     assert not re.search(r"\x1b\[[\d;]*m", terminal.seen)
-
-
-def test_quiet_paints_nothing(project: ProjectFolder) -> None:
-    with slow(project, rows=12) as _, on_pty(project.root, *RUN, "--quiet") as terminal:
-        assert terminal.ended() == 0
-    assert terminal.seen == ""
 
 
 def test_what_is_logged_stands_whole_above_the_lines(project: ProjectFolder) -> None:

@@ -62,19 +62,18 @@ def test_a_line_gives_up_what_says_least_when_it_gets_narrow(width: int, line: s
     assert lines(watched(classify=classify()), width) == [line]
 
 
+def test_the_row_of_the_last_error_is_cut_before_its_type() -> None:
+    (line,) = lines(watched(classify=classify(last_error=(MISMATCH, "r-" + "9" * 100))), 125)
+    assert line.endswith("| errors 3 (last: SchemaMismatch, row r-99999999999999…)")
+    assert len(line) <= 125
+
+
 def test_no_line_is_ever_wider_than_the_terminal() -> None:
     run = watched(größe=classify(last_error=(MISMATCH, "行" * 80)), a_stage_with_a_very_long_name_indeed=classify())
     run.invocation.stop_signal.stop = StopReason.INTERRUPT
     for width in range(1, 200):
         for encoding in ("utf-8", "ascii"):
             assert all(cells(line) <= width for line in lines(run, width, encoding=encoding))
-
-
-def test_the_row_of_the_last_error_is_cut_before_its_type() -> None:
-    run = watched(classify=classify(last_error=(MISMATCH, "r-" + "9" * 100)))
-    (line,) = lines(run, 125)
-    assert line.endswith("| errors 3 (last: SchemaMismatch, row r-99999999999999…)")
-    assert len(line) <= 125
 
 
 def test_the_number_of_rows_is_shown_as_well_as_it_is_known() -> None:
@@ -86,10 +85,8 @@ def test_the_number_of_rows_is_shown_as_well_as_it_is_known() -> None:
         (line,) = lines(watched(total, exact, classify=classify()))
         assert line.startswith(f"classify {share} | 45/s | ")
         assert ("ETA" in line) is (total is not None)
-
-
-def test_more_rows_than_were_counted_are_no_longer_a_share() -> None:
-    run = watched(10, classify={"done": 11})
+    assert lines(watched(10, classify={"done": 10})) == ["classify ██████████ 10/10 (100.0%) | 45/s | $0.00"]
+    run = watched(10, classify={"done": 11})  # more than were counted are no longer a share
     run.invocation.totals.seen = 12
     assert lines(run)[0].startswith("classify 11 rows | ")
     run.invocation.totals.all_read = True
@@ -120,6 +117,9 @@ def test_the_rate_and_what_is_left_count_rows_that_are_passed_over() -> None:
     (stage,) = run.snapshot(run.count_rows()).stages
     assert (stage.settled, stage.counts.settled, stage.total) == (900, 900, RowCount(1000, exact=True))
     assert "ETA 10s" in lines(run, rate=10.0)[0]
+    run.invocation.totals.unchanged = 50  # rows that need nothing do not count for the rate
+    (stage,) = run.snapshot(run.count_rows()).stages
+    assert (stage.settled, stage.counts.settled) == (950, 900)
 
 
 def test_a_branch_does_not_wait_for_rows_that_left_in_another() -> None:
@@ -133,18 +133,6 @@ def test_a_branch_does_not_wait_for_rows_that_left_in_another() -> None:
         (100, 100),
         (70, 70),
     ]
-
-
-def test_rows_that_need_nothing_count_as_settled_but_not_for_the_rate() -> None:
-    run = watched(100, classify={"done": 10})
-    run.invocation.totals.unchanged = 50
-    (stage,) = run.snapshot(run.count_rows()).stages
-    assert (stage.settled, stage.counts.settled) == (60, 10)
-
-
-def test_a_finished_stage_has_no_eta() -> None:
-    (line,) = lines(watched(10, classify={"done": 10}))
-    assert line == "classify ██████████ 10/10 (100.0%) | 45/s | $0.00"
 
 
 def test_money_is_real_simulated_or_unknown() -> None:
@@ -199,13 +187,10 @@ def test_text_that_would_command_a_terminal_is_escaped_and_colours_stay() -> Non
     assert harmless("abc\u202efed\r") == "abc\\u202efed\\x0d"
 
 
-def test_width_is_counted_in_cells() -> None:
+def test_width_is_counted_in_cells_and_time_in_units_that_are_read_at_a_glance() -> None:
     assert (cells("行列"), cells("e\u0301"), cells("abc")) == (4, 1, 3)
     assert cropped("行列式", 5) == "行列…"
     assert cropped("行列式", 4) == "行…"
-
-
-def test_durations() -> None:
     times = {0.9: "0s", 59: "59s", 192: "3m 12s", 3600: "1h 00m", 7512: "2h 05m", 200_000: "2d 07h"}
     assert {seconds: duration(seconds) for seconds in times} == times
 

@@ -73,45 +73,6 @@ def test_a_log_scrolls_away_above_the_line(slow: ProjectFolder) -> None:
         assert window.cursor_is_on
 
 
-def test_a_pipe_takes_the_control_characters_away(slow: ProjectFolder) -> None:
-    slow.numbered(8)
-    with in_tmux(slow.root) as window:
-        window.type(f"{RUN} 2>&1 | cat -v; echo ended")
-        screen = window.until_seen(r"^ended$")
-        assert "^[" not in screen
-        assert "^M" not in screen
-        assert re.search(r"^reviews, run 1: 8 rows, 8 done$", screen, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("env", "bar"),
-    [
-        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, r"[#-]{10}"),
-        ({"PYTHONIOENCODING": "ascii"}, r"[#-]{10}"),
-        ({"NO_COLOR": "1"}, r"[█░]{10}"),
-    ],
-    ids=["C locale", "ascii", "NO_COLOR"],
-)
-def test_every_environment_gets_a_bar_that_it_can_show(slow: ProjectFolder, env: dict[str, str], bar: str) -> None:
-    with in_tmux(slow.root, env=env) as window:
-        window.type(RUN)
-        window.until_seen(rf"^classify {bar} \d+/2,000 ")
-        window.press("C-c")
-        window.until(lambda: window.text().count("PROMPT>") == 2, "the prompt")
-        assert window.cursor_is_on
-        assert "Traceback" not in window.history()
-
-
-def test_a_dumb_terminal_is_left_alone(slow: ProjectFolder) -> None:
-    slow.numbered(8)
-    with in_tmux(slow.root, env={"TERM": "dumb"}) as window:
-        window.type(f"{RUN}; echo ended")
-        screen = window.until_seen(r"^ended$")
-        assert window.cursor_is_on
-        assert not re.search(r"classify .*\d+/8 ", screen)
-        assert "8 rows, 8 done" in screen
-
-
 def test_ctrl_z_gives_the_terminal_back_nothing_is_painted_in_the_background_and_fg_paints_again(
     slow: ProjectFolder,
 ) -> None:

@@ -95,18 +95,9 @@ def test_attempts_tell_of_every_call_and_costs_add_them_up(project: ProjectFolde
     assert by_task == [{"calls": len(attempts), "cost": pytest.approx(costs["cost_usd"])}]
 
 
-def test_lineage_has_rows_of_the_input_with_their_errors(project: ProjectFolder) -> None:
-    project.write("data/rows.csv", "id,text\nr-1,fine\nr-2,too,many\n")
-    project.run(project.workflow(stages=STAGES[:1]))
-    found = asked(project, "SELECT * FROM v_lineage WHERE run = 1 ORDER BY row_number")
-    told = [(row["relation"], row["from_id"], row["stage"], row["state"], row["error_type"]) for row in found]
-    assert told == [("input", None, None, "done", None), ("input", None, None, "failed", "InvalidRow")]
-    assert found[1]["error_stage"] is None
-    assert json.loads(found[0]["data"])["text"] == "fine"
-    assert found[0]["error_stage"] is found[0]["error_message"] is None
-
-
-def test_lineage_joins_children_to_parents_and_groups_to_members(project: ProjectFolder) -> None:
+def test_lineage_has_rows_of_the_input_and_joins_children_to_parents_and_groups_to_members(
+    project: ProjectFolder,
+) -> None:
     project.numbered(3)
     project.run(project.workflow(stages=STAGES))
     with store(project) as database:
@@ -127,6 +118,13 @@ def test_lineage_joins_children_to_parents_and_groups_to_members(project: Projec
     ]
     one_each = "SELECT count(*) AS n FROM v_lineage WHERE run = 1 AND relation <> 'member'"
     assert asked(project, one_each) == [{"n": 6}]
+    project.write("data/rows.csv", "id,text\nr-1,fine\nr-2,too,many\n")
+    project.run(project.workflow("torn", stages=STAGES[:1]))
+    found = asked(project, "SELECT * FROM v_lineage WHERE run = 2 ORDER BY row_number")
+    told = [(row["relation"], row["from_id"], row["stage"], row["state"], row["error_type"]) for row in found]
+    assert told == [("input", None, None, "done", None), ("input", None, None, "failed", "InvalidRow")]
+    assert {row["error_stage"] for row in found} == {None}
+    assert json.loads(found[0]["data"])["text"] == "fine"
 
 
 @pytest.mark.parametrize(
@@ -182,24 +180,15 @@ def test_json_csv_tables_and_python_say_the_same(finished: ProjectFolder) -> Non
         "n  none  text     bytes      cost  cr",
         '1        a,"b"\\n  00ff   0.000025  \\r',
     ]
+    (row,) = asked(finished, "SELECT 9223372036854775807 AS i, 9e999 AS inf, CAST(x'ff41' AS TEXT) AS torn, 1e300 AS f")
+    assert row == {"i": 9223372036854775807, "inf": "inf", "torn": "\\xffA", "f": 1e300}
+    assert finished.agac("sql", "SELECT 1234567 AS n").out == "      n\n1234567\n"
+    none = "SELECT run, stage FROM v_costs WHERE run = 99"
+    for flags, out in ((["--json"], "[]\n"), (["--csv"], "run,stage\n"), ([], "run  stage\n")):
+        assert finished.agac("sql", none, *flags).out == out
     with agac.sql(query, project=finished.root) as answer:
         assert answer.columns == ["n", "none", "text", "bytes", "cost", "cr"]
         assert list(answer) == [(1, None, 'a,"b"\n', b"\x00\xff", 2.5e-05, "\r")]
-
-
-def test_an_answer_without_rows_has_its_columns(finished: ProjectFolder) -> None:
-    query = "SELECT run, stage FROM v_costs WHERE run = 99"
-    assert finished.agac("sql", query, "--json").out == "[]\n"
-    assert finished.agac("sql", query, "--csv").out == "run,stage\n"
-    assert finished.agac("sql", query).out == "run  stage\n"
-
-
-def test_numbers_of_any_size_and_bytes_that_are_no_text_come_through(finished: ProjectFolder) -> None:
-    (row,) = asked(
-        finished, "SELECT 9223372036854775807 AS big, 9e999 AS inf, CAST(x'ff41' AS TEXT) AS torn, 1e300 AS f"
-    )
-    assert row == {"big": 9223372036854775807, "inf": "inf", "torn": "\\xffA", "f": 1e300}
-    assert finished.agac("sql", "SELECT 1234567 AS n").out == "      n\n1234567\n"
 
 
 def test_limit_ends_the_answer_and_says_that_there_is_more(finished: ProjectFolder) -> None:
@@ -289,22 +278,17 @@ def test_tables_can_be_looked_at_and_json_taken_apart(finished: ProjectFolder) -
     assert asked(finished, "VALUES (1), (2);") == [{"column1": 1}, {"column1": 2}]
 
 
-def test_a_query_comes_through_standard_input(finished: ProjectFolder) -> None:
+def test_a_query_comes_through_standard_input_and_needs_a_store(finished: ProjectFolder, tmp_path: Path) -> None:
     assert finished.piped("-- größer\nSELECT 'ü' AS ü;\n".encode(), "sql", "-", "--csv").out == "ü\nü\n"
     assert "the query is empty" in finished.piped(b"", "sql", "-").err
     assert "-: byte 8 is not UTF-8" in finished.piped(b"SELECT '\xff'", "sql", "-").err
     with on_pty(finished.root, "sql", "-") as terminal:
         assert terminal.ended() == 2
     assert "nothing is piped in" in terminal.seen
-
-
-def test_without_a_store_there_is_nothing_to_ask_but_views_to_list(project: ProjectFolder, tmp_path: Path) -> None:
-    ran = project.agac("sql", "SELECT 1")
-    assert (ran.code, ran.err) == (
-        2, "error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.\n",
-    )  # fmt: skip
-    assert project.agac("sql").code == 0
-    assert not (project.root / ".agac/agac.db").exists()
+    new = ProjectFolder(tmp_path)  # without a store there is nothing to ask, but views to list
+    assert new.agac("sql", "SELECT 1", code=2).err.startswith("error: nothing was run in this project yet\n")
+    assert new.agac("sql", code=0).out
+    assert not (new.root / ".agac").exists()
 
 
 @pytest.mark.parametrize("lines", [json_lines, csv_lines, text_lines], ids=["json", "csv", "table"])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import pytest
 import yaml
 from consoles import file_of
 from pages import ROOT, blocks
@@ -46,18 +45,10 @@ def parsed(words: list[str]) -> str:
     return " ".join(path)
 
 
-def test_the_picture_has_every_step_of_a_batchs_life() -> None:
-    picture = (ROOT / "docs/assets/batch.svg").read_text("utf-8")
+def test_the_page_has_every_command_and_state_of_a_batch_and_its_picture_every_step() -> None:
+    picture, text = (ROOT / "docs/assets/batch.svg").read_text("utf-8"), PAGE.read_text("utf-8")
     assert {step.value for step in BatchStep} == set(re.findall(r">([A-Z]{2,}(?:_[A-Z]+)*)<", picture))
-
-
-def test_the_page_has_every_word_for_how_a_batch_stands() -> None:
-    text = PAGE.read_text("utf-8")
     assert [state for state in BatchState if f"`{state}`" not in text] == []
-
-
-def test_every_command_about_batches_is_on_the_page() -> None:
-    text = PAGE.read_text("utf-8")
     batch = cli.get_command(click.Context(cli), "batch")
     assert isinstance(batch, click.Group)
     assert [name for name in batch.commands if f"`agac batch {name}" not in text] == []
@@ -89,10 +80,10 @@ def test_the_jobs_never_overlap_and_their_state_comes_back() -> None:
     assert STEPS[save]["with"]["key"].startswith(STEPS[restore]["with"]["restore-keys"])
 
 
-@pytest.mark.parametrize("line", BLOCKS["crontab.txt"].split("\n"))
-def test_a_line_for_cron_is_one(line: str) -> None:
-    *times, command = line.split(maxsplit=5)
-    assert len(times) == 5
-    assert all(re.fullmatch(r"[\d*/]+", time) for time in times)
-    (words,) = commands(command)
-    assert parsed(words) in ("run", "batch retrieve")
+def test_the_lines_for_cron_are_some() -> None:
+    for line in BLOCKS["crontab.txt"].split("\n"):
+        *times, command = line.split(maxsplit=5)
+        assert len(times) == 5
+        assert all(re.fullmatch(r"[\d*/]+", time) for time in times)
+        (words,) = commands(command)
+        assert parsed(words) in ("run", "batch retrieve")

@@ -45,18 +45,13 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+def test_a_block_names_its_language_and_one_that_is_not_run_says_why(page: Path) -> None:
     for block in blocks(page):
+        assert block.language in {"console", "yaml", "json", "markdown", "python", "text"}
         assert block.directives.keys() <= DIRECTIVES
         if "not run" in block.directives:
             assert len(block.directives["not run"]) > 10, block.where
             assert not any(step.shown for step in steps(block)), f"{block.where}: shows output that nobody compares"
-
-
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_block_names_its_language(page: Path) -> None:
-    known = {"console", "yaml", "json", "markdown", "python", "text"}
-    assert {block.language for block in blocks(page)} <= known
 
 
 def test_the_readme_shows_a_run_a_crash_and_a_real_model() -> None:

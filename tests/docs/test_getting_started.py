@@ -110,6 +110,9 @@ def test_only_what_cannot_be_typed_here_is_skipped() -> None:
     assert sorted(marked) == sorted(SKIPPED)
     assert not SKIPPED.keys() & set(unmarked)
     assert len(unmarked) >= 8
+    commands = [step.command for block in consoles() for step in steps(block)]
+    assert (commands[0], commands[1:4]) == ("pip install .", ["agac init shop", "cd shop", "agac validate"])
+    assert any("--model openai/" in command for command in commands)
 
 
 def test_the_command_that_is_typed_is_the_one_that_pip_installed() -> None:
@@ -118,9 +121,3 @@ def test_the_command_that_is_typed_is_the_one_that_pip_installed() -> None:
     program = "import agac; print(agac.__file__)"
     where = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True).stdout
     assert Path(where.strip()).parent == ROOT / "agac"
-
-
-def test_the_page_begins_with_how_to_install_it_and_ends_with_a_real_model() -> None:
-    commands = [step.command for block in consoles() for step in steps(block)]
-    assert (commands[0], commands[1:4]) == ("pip install .", ["agac init shop", "cd shop", "agac validate"])
-    assert any("--model openai/" in command for command in commands)

@@ -41,19 +41,9 @@ def test_every_command_and_every_flag_has_help_and_is_documented() -> None:
             if isinstance(parameter, click.Option):
                 assert parameter.help, f"{path} {parameter.name}"
                 assert all(flag in text for flag in parameter.opts), f"{path} {parameter.name}"
-
-
-def test_every_flag_of_agac_itself_may_stand_after_the_command() -> None:
     assert isinstance(cli, LazyGroup)
-    assert cli.global_flags() == {
-        "--project-dir": True,
-        "--log-level": True,
-        "--log-file": True,
-        "--log-format": True,
-        "--quiet": False,
-        "-q": False,
-        "--no-color": False,
-    }
+    values = ["--project-dir", "--log-level", "--log-file", "--log-format"]
+    assert cli.global_flags() == {**dict.fromkeys(values, True), "--quiet": False, "-q": False, "--no-color": False}
 
 
 def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
@@ -84,22 +74,16 @@ def kinds(base: type[FileModel]) -> Iterator[type[FileModel]]:
         yield from kinds(model)
 
 
-@pytest.mark.parametrize("kind", list(ErrorType))
-def test_every_row_error_says_when_it_comes_and_what_to_do(kind: ErrorType) -> None:
-    assert re.search(rf"^\| `{kind}` \| .{{10,}} \| .{{10,}} \|$", read(REFERENCE / "errors.md"), re.M)
-
-
-@pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
-def test_every_exit_code_is_explained(code: ExitCode) -> None:
-    assert re.search(rf"^\| {int(code)} \| .+ \| .{{10,}} \|", read(REFERENCE / "errors.md"), re.M)
-
-
-def test_every_state_of_a_row_and_of_a_task_is_explained() -> None:
-    text = read(REFERENCE / "store.md")
+def test_every_error_exit_code_state_and_outcome_is_explained() -> None:
+    errors, store = read(REFERENCE / "errors.md"), read(REFERENCE / "store.md")
+    for kind in ErrorType:
+        assert re.search(rf"^\| `{kind}` \| .{{10,}} \| .{{10,}} \|$", errors, re.M), kind
+    for code in ExitCode:
+        assert re.search(rf"^\| {int(code)} \| .+ \| .{{10,}} \|", errors, re.M), code
     for state in State:
-        assert f"| {int(state)} | {state.name.lower()} |" in text
+        assert f"| {int(state)} | {state.name.lower()} |" in store
     for outcome in Outcome:
-        assert f"`{outcome}`" in text
+        assert f"`{outcome}`" in store
 
 
 def test_every_dependency_has_its_reason() -> None:

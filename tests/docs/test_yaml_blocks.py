@@ -87,16 +87,10 @@ def test_every_yaml_block_is_taken_by_its_schema(page: Path) -> None:
             assert [error.message for error in SCHEMAS[found[0]].iter_errors(found[1])] == [], block.where
 
 
-def test_the_workflow_of_the_readme_is_the_file_and_is_short() -> None:
+def test_the_workflow_of_the_readme_is_the_file_uses_a_card_and_is_short_and_valid() -> None:
     (block,) = [block for block in blocks(ROOT / "README.md") if block.language == "yaml"]
     text = (ROOT / "workflows/product_reviews.yml").read_text("utf-8")
     assert block.text == "# workflows/product_reviews.yml\n" + text.rstrip("\n")
     assert len(text.rstrip("\n").split("\n")) <= 21
-
-
-def test_the_example_workflows_have_no_problem() -> None:
+    assert "agent: support" in text
     assert problems(None, ROOT) == []
-
-
-def test_the_example_uses_an_agent_card() -> None:
-    assert "agent: support" in (ROOT / "workflows/product_reviews.yml").read_text("utf-8")

@@ -28,11 +28,13 @@ def put_batch(project: ProjectFolder, **columns: Any) -> int:
             "moved_at": now - HOUR, "seen_at": now - HOUR, "status": "in_progress", "word": "in_progress",
             "total": 10, "done": 4, "failed": 1, "expires_at": now + 23 * HOUR, "results_until": now + 30 * 24 * HOUR,
         }  # fmt: skip
-        values = usual | columns
-        names = ", ".join(values)
-        marks = ", ".join("?" * len(values))
-        database.execute(f"INSERT INTO batch ({names}) VALUES ({marks})", list(values.values()))
-    return int(values["id"])
+        _insert(database, "batch", usual | columns)
+    return int((usual | columns)["id"])
+
+
+def _insert(database: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
+    marks = ", ".join("?" * len(values))
+    database.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values()))
 
 
 def unsent(state: str = "BUILT", **columns: Any) -> dict[str, Any]:
@@ -47,10 +49,8 @@ def put_task(project: ProjectFolder, row_key: int, **columns: Any) -> None:
         "run_id": 1, "batch_id": 1, "place": row_key, "row_key": row_key, "stage": 0, "replica": 0,
         "fingerprint": row_key.to_bytes(16, "big"), "state": 1, "round": 1, "position": 0, "repairs": 0,
     }  # fmt: skip
-    values = usual | columns
     with store(project) as database:
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
-        database.execute(f"INSERT INTO batch_task ({names}) VALUES ({marks})", list(values.values()))
+        _insert(database, "batch_task", usual | columns)
 
 
 @contextmanager

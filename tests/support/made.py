@@ -5,7 +5,7 @@ from typing import Any
 
 import agac
 from support.project import ProjectFolder
-from support.recount import assert_at_rest, assert_descent, assert_recounted, contents, stage_names
+from support.recount import FAILED, GONE, assert_at_rest, assert_descent, assert_recounted, contents, stage_names
 
 STATES = ["open", "done", "failed", "repeated", "dropped", "skipped", "gone"]
 
@@ -18,49 +18,46 @@ def position(project: ProjectFolder, stage: str, run: int) -> int:
     return stage_names(project.query)[run].index(stage)
 
 
-def values(project: ProjectFolder, stage: str, run: int | None = None) -> dict[Any, Any]:
-    """What a stage gave, by the ids of its rows that are there; no parts of groups."""
+def _tasks(project: ProjectFolder, stage: str, run: int | None) -> list[tuple[Any, ...]]:
+    """The tasks of a stage with the ids and states of their rows, and what they gave; none of parts of groups."""
     run = run or newest_run(project)
-    rows = project.query(
-        "SELECT r.id, v.value FROM task t JOIN row r ON r.key = t.row_key JOIN result v ON v.id = t.result_id "
-        "WHERE r.run_id = ? AND t.stage = ? AND t.replica = 0 AND r.state <> 6 AND (r.place IS NULL OR r.place >= 0) "
-        "AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL) ORDER BY r.key",
+    return project.query(
+        "SELECT r.id, r.state, t.outcome, v.value FROM task t JOIN row r ON r.key = t.row_key "
+        "LEFT JOIN result v ON v.id = t.result_id WHERE r.run_id = ? AND t.stage = ? AND t.replica = 0 "
+        "AND (r.place IS NULL OR r.place >= 0) AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL) ORDER BY r.key",
         run, position(project, stage, run),
     )  # fmt: skip
+
+
+def values(project: ProjectFolder, stage: str, run: int | None = None) -> dict[Any, Any]:
+    """What a stage gave, by the ids of its rows that are there; no parts of groups."""
+    rows = [(id_, value) for id_, state, _, value in _tasks(project, stage, run) if state != GONE and value is not None]
     assert len({id_ for id_, _ in rows}) == len(rows), "an id twice"
     return {id_: json.loads(value) for id_, value in rows}
 
 
 def outcomes(project: ProjectFolder, stage: str, run: int | None = None) -> dict[Any, str]:
     """What became of a stage's tasks, by the ids of its rows that are there: reused is done."""
+    rows = _tasks(project, stage, run)
+    return {id_: "done" if outcome == "reused" else outcome for id_, _, outcome, _ in rows}
+
+
+def _made(project: ProjectFolder, maker: str, run: int | None) -> list[tuple[Any, ...]]:
     run = run or newest_run(project)
-    rows = project.query(
-        "SELECT r.id, t.outcome FROM task t JOIN row r ON r.key = t.row_key "
-        "WHERE r.run_id = ? AND t.stage = ? AND t.replica = 0 AND (r.place IS NULL OR r.place >= 0) "
-        "AND (r.ordinal IS NOT NULL OR r.origin IS NOT NULL) ORDER BY r.key",
-        run, position(project, stage, run),
+    return project.query(
+        "SELECT id, state, error_type, error_message FROM row WHERE run_id = ? AND origin = ? AND place >= 0 "
+        "ORDER BY key", run, position(project, maker, run),
     )  # fmt: skip
-    return {id_: "done" if outcome == "reused" else outcome for id_, outcome in rows}
 
 
 def made(project: ProjectFolder, maker: str, run: int | None = None, *, gone: bool = False) -> dict[Any, str]:
     """How the rows stand that a stage made, by id."""
-    run = run or newest_run(project)
-    rows = project.query(
-        "SELECT id, state FROM row WHERE run_id = ? AND origin = ? AND place >= 0 ORDER BY key",
-        run, position(project, maker, run),
-    )  # fmt: skip
-    return {id_: STATES[state] for id_, state in rows if gone or STATES[state] != "gone"}
+    return {id_: STATES[state] for id_, state, *_ in _made(project, maker, run) if gone or state != GONE}
 
 
 def errors(project: ProjectFolder, maker: str, run: int | None = None) -> dict[Any, tuple[str, str]]:
     """Kind and message of the errors of rows that a stage made, by id."""
-    run = run or newest_run(project)
-    rows = project.query(
-        "SELECT id, error_type, error_message FROM row WHERE run_id = ? AND origin = ? AND state = 2 AND place >= 0",
-        run, position(project, maker, run),
-    )  # fmt: skip
-    return {id_: (kind, message) for id_, kind, message in rows}
+    return {id_: (kind, text) for id_, state, kind, text in _made(project, maker, run) if state == FAILED}
 
 
 def parts(project: ProjectFolder, run: int | None = None) -> dict[str, str]:
