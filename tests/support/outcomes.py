@@ -67,7 +67,7 @@ GOES_ON = {
     "failed": Cell("failed", "done", "B"),
     "missing": Cell("failed", "done", "B"),
     "left out": Cell("open", "done", "B"),
-}
+}  # fmt: skip
 BESIDE = {"name": "c", "needs": [], "prompt": "C"}
 
 
@@ -82,60 +82,33 @@ def _both(done: str, skipped: str) -> Mapping[str, Cell]:
 STAGES = {
     "result": Reader('`prompt: "[${a}]"`', _both("[A]", "[]"), (_asks("[${a}]"),)),
     "field": Reader(
-        '`prompt: "[${a.word}]"`', _both("[A]", "[]"), (_asks("[${a.word}]"),), keys={"output_field": "word"}
-    ),
-    "whole result": Reader(
-        '`prompt: "[${a}]"`, `a` being an object',
-        _both('[{"word":"A"}]', "[]"),
-        (_asks("[${a}]"),),
-        keys={"output_field": "word"},
-    ),
-    "default prompt": Reader(
-        "no prompt: the row, then `a`",
-        _both('{\n  "id": "r-1",\n  "text": "t"\n}\n\nA', '{\n  "id": "r-1",\n  "text": "t"\n}\n\n'),
-        (_asks(None),),
-    ),
-    "guard that asks for it": Reader(
-        "`when: a != null`",
+        '`prompt: "[${a.word}]"`', _both("[A]", "[]"), (_asks("[${a.word}]"),), keys={"output_field": "word"}),
+    "whole result": Reader('`prompt: "[${a}]"`, `a` being an object', _both('[{"word":"A"}]', "[]"), (_asks("[${a}]"),),
+        keys={"output_field": "word"}),
+    "default prompt": Reader("no prompt: the row, then `a`",
+        _both('{\n  "id": "r-1",\n  "text": "t"\n}\n\nA', '{\n  "id": "r-1",\n  "text": "t"\n}\n\n'), (_asks(None),)),
+    "guard that asks for it": Reader("`when: a != null`",
         {"done": Cell("done", "done", "B"), "skipped": Cell("skipped", "skipped"), **NOT_BEGUN},
-        (_asks("B", when="a != null"),),
-    ),
-    "guard that drops": Reader(
-        "`when: a != null`, `otherwise: drop`",
+        (_asks("B", when="a != null"),)),
+    "guard that drops": Reader("`when: a != null`, `otherwise: drop`",
         {"done": Cell("done", "done", "B"), "skipped": Cell("dropped", "dropped"), **NOT_BEGUN},
-        (_asks("B", when="a != null", otherwise="drop"),),
-    ),
-    "guard that compares": Reader(
-        '`when: a != "A"`',
+        (_asks("B", when="a != null", otherwise="drop"),)),
+    "guard that compares": Reader('`when: a != "A"`',
         {"done": Cell("skipped", "skipped"), "skipped": Cell("done", "done", "B"), **NOT_BEGUN},
-        (_asks("B", when='a != "A"'),),
-    ),
-    "guard that computes": Reader(
-        '`when: a.startsWith("A")`',
+        (_asks("B", when='a != "A"'),)),
+    "guard that computes": Reader('`when: a.startsWith("A")`',
         {"done": Cell("done", "done", "B"), "skipped": Cell("failed", "failed", error="GuardError"), **NOT_BEGUN},
-        (_asks("B", when='a.startsWith("A")'),),
-    ),
-    "join": Reader(
-        '`needs: [a, c]`, `c` being done: `prompt: "[${a}${c}]"`',
-        _both("[AC]", "[C]"),
-        (BESIDE, _asks("[${a}${c}]", needs=["a", "c"])),
-    ),
-    "join of a join": Reader(
-        '`needs: [c, d]`, `d` being `needs: [a], prompt: "(${a})"`: `prompt: "[${d}${c}]"`',
+        (_asks("B", when='a.startsWith("A")'),)),
+    "join": Reader('`needs: [a, c]`, `c` being done: `prompt: "[${a}${c}]"`', _both("[AC]", "[C]"),
+        (BESIDE, _asks("[${a}${c}]", needs=["a", "c"]))),
+    "join of a join": Reader('`needs: [c, d]`, `d` being `needs: [a], prompt: "(${a})"`: `prompt: "[${d}${c}]"`',
         _both("[(A)C]", "[()C]"),
-        (BESIDE, {"name": "d", "needs": ["a"], "prompt": "(${a})"}, _asks("[${d}${c}]", needs=["c", "d"])),
-    ),
-    "beside it": Reader(
-        "`needs: []`: it begins together with `a`",
-        {**GOES_ON, "dropped": Cell("dropped")},
-        ({"name": "b", "needs": [], "prompt": "B"},),
-    ),
-    "after one beside it": Reader(
-        "`needs: [c]`, `c` being beside `a`",
-        {**GOES_ON, "dropped": Cell("dropped")},
-        (BESIDE, {"name": "b", "needs": ["c"], "prompt": "B"}),
-    ),
-}
+        (BESIDE, {"name": "d", "needs": ["a"], "prompt": "(${a})"}, _asks("[${d}${c}]", needs=["c", "d"]))),
+    "beside it": Reader("`needs: []`: it begins together with `a`", {**GOES_ON, "dropped": Cell("dropped")},
+        ({"name": "b", "needs": [], "prompt": "B"},)),
+    "after one beside it": Reader("`needs: [c]`, `c` being beside `a`", {**GOES_ON, "dropped": Cell("dropped")},
+        (BESIDE, {"name": "b", "needs": ["c"], "prompt": "B"})),
+}  # fmt: skip
 """What a stage does that reads `a`, or stands beside it."""
 
 
@@ -147,17 +120,12 @@ END = {"name": "b", "needs": [], "prompt": "B"}
 OUTPUTS = {
     "one": Reader("`output: {stages: a}`", _line("A", Cell("skipped")), (END,), output={"stages": "a"}),
     "several": Reader(
-        "two ends, `a` and `b`", _line({"a": "A", "b": "B"}, Cell("done", result={"a": None, "b": "B"})), (END,)
-    ),
-    "several, none of them there": Reader(
-        "two ends, `a` and `b`, and `b` was skipped",
-        _line({"a": "A", "b": None}, Cell("skipped")),
-        ({**END, **LET_IN_NONE},),
-    ),
+        "two ends, `a` and `b`", _line({"a": "A", "b": "B"}, Cell("done", result={"a": None, "b": "B"})), (END,)),
+    "several, none of them there": Reader("two ends, `a` and `b`, and `b` was skipped",
+        _line({"a": "A", "b": None}, Cell("skipped")), ({**END, **LET_IN_NONE},)),
     "upstream alone": Reader(
-        "one end, `b`, with `needs: a`", _line("[A]", Cell("done", result="[]")), (_asks("[${a}]"),)
-    ),
-}
+        "one end, `b`, with `needs: a`", _line("[A]", Cell("done", result="[]")), (_asks("[${a}]"),)),
+}  # fmt: skip
 """What is written of a row."""
 
 
@@ -218,57 +186,32 @@ def _makes(done: MadeCell, skipped: MadeCell, **others: MadeCell) -> Mapping[str
 
 SAYS = {"name": "c", "needs": ["b"], "prompt": "[${word}]"}
 MAKERS = {
-    "explode": Maker(
-        '`explode: tags`, a list of two: `prompt: "[${item}${a}]"`',
+    "explode": Maker('`explode: tags`, a list of two: `prompt: "[${item}${a}]"`',
         _makes(MadeCell("done", TWO, ("[xA]", "[yA]")), MadeCell("done", TWO, ("[x]", "[y]"))),
-        (_then(explode="tags", prompt="[${item}${a}]"),),
-    ),
-    "explode with a guard": Maker(
-        "the same with `when: a != null && index == 0`",
-        _makes(
-            MadeCell("done", {"r-1/0": "done", "r-1/1": "skipped"}, ("[xA]",)),
-            MadeCell("done", {"r-1/0": "skipped", "r-1/1": "skipped"}),
-        ),
-        (_then(explode="tags", prompt="[${item}${a}]", when="a != null && index == 0"),),
-    ),
-    "explode what is no list": Maker(
-        "`explode: a.echo`, which is a text",
+        (_then(explode="tags", prompt="[${item}${a}]"),)),
+    "explode with a guard": Maker("the same with `when: a != null && index == 0`", _makes(
+        MadeCell("done", {"r-1/0": "done", "r-1/1": "skipped"}, ("[xA]",)),
+        MadeCell("done", {"r-1/0": "skipped", "r-1/1": "skipped"})),
+        (_then(explode="tags", prompt="[${item}${a}]", when="a != null && index == 0"),)),
+    "explode what is no list": Maker("`explode: a.echo`, which is a text",
         _makes(MadeCell("failed", error="InvalidRow"), MadeCell("done")),
         (_then(explode="a.echo", prompt="[${item}]"),),
-        keys={"output_schema": {"type": "object", "properties": {"echo": {}}, "required": ["echo"]}},
-    ),
-    "a function that gives a row": Maker(
-        '`python`, gives a row: then `prompt: "[${word}]"`',
+        keys={"output_schema": {"type": "object", "properties": {"echo": {}}, "required": ["echo"]}}),
+    "a function that gives a row": Maker('`python`, gives a row: then `prompt: "[${word}]"`',
         _makes(MadeCell("done", said=("[wA]",)), MadeCell("done", said=("[wNone]",))),
-        (_then(python="tools/make.py:one"), SAYS),
-        stands=True,
-    ),
-    "a function that gives a list": Maker(
-        '`python`, gives a list of two: then `prompt: "[${word}]"`',
+        (_then(python="tools/make.py:one"), SAYS), stands=True),
+    "a function that gives a list": Maker('`python`, gives a list of two: then `prompt: "[${word}]"`',
         _makes(MadeCell("done", TWO, ("[vA]", "[wA]")), MadeCell("done", TWO, ("[vNone]", "[wNone]"))),
-        (_then(python="tools/make.py:many"), SAYS),
-    ),
-    "a function that gives nothing": Maker(
-        "`python`, gives `None`",
-        _makes(MadeCell("dropped"), MadeCell("dropped")),
-        (_then(python="tools/make.py:none"), {**SAYS, "prompt": "C"}),
-    ),
-    "dedupe": Maker(
-        '`dedupe: [text]`: then `prompt: "[${a}]"`',
+        (_then(python="tools/make.py:many"), SAYS)),
+    "a function that gives nothing": Maker("`python`, gives `None`", _makes(MadeCell("dropped"), MadeCell("dropped")),
+        (_then(python="tools/make.py:none"), {**SAYS, "prompt": "C"})),
+    "dedupe": Maker('`dedupe: [text]`: then `prompt: "[${a}]"`',
         _makes(MadeCell("done", KEPT, ("[A]",)), MadeCell("done", KEPT, ("[]",))),
-        (_then(dedupe=["text"]), {**SAYS, "prompt": "[${a}]"}),
-    ),
-    "group": Maker(
-        '`group_by: [text]`: `prompt: "[${text}${rows_count}]"`',
-        _makes(
-            MadeCell("done", GROUP, ("[t1]",)),
-            MadeCell("done", GROUP, ("[t1]",)),
-            failed=FAILED_GROUP,
-            missing=FAILED_GROUP,
-        ),
-        (_then(group_by=["text"], prompt="[${text}${rows_count}]"),),
-    ),
-}
+        (_then(dedupe=["text"]), {**SAYS, "prompt": "[${a}]"})),
+    "group": Maker('`group_by: [text]`: `prompt: "[${text}${rows_count}]"`', _makes(MadeCell("done", GROUP, ("[t1]",)),
+        MadeCell("done", GROUP, ("[t1]",)), failed=FAILED_GROUP, missing=FAILED_GROUP),
+        (_then(group_by=["text"], prompt="[${text}${rows_count}]"),)),
+}  # fmt: skip
 """What is made of a row, and what is said of that."""
 
 LISTED = {
