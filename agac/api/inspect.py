@@ -281,28 +281,6 @@ def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
     return ShownPrompt(messages, known.fingerprint(stage, messages), None, replicas)
 
 
-def _replicated(
-    known: RowHistory,
-    stage: RecordedStage,
-    rebuilt: ShownPrompt,
-    note: Mapping[str, Any],
-    origins: Mapping[int, Origin],
-) -> dict[str, Any]:
-    """The answers of a stage's replicas, and the vote on them."""
-    numbers = range(1, stage.replicas + 1)
-    replicas = {number: known.replicas.get((stage.index, number)) for number in numbers}
-    reports = [
-        {
-            "replica": number,
-            "outcome": one.outcome if one else "open",
-            "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
-            **(_task_report(one, origins) if one else {}),
-        }
-        for number, one in replicas.items()
-    ]
-    return {"vote": _vote(stage.vote, note, list(replicas.values())), "replicas": reports}
-
-
 def _stage_report(
     known: RowHistory,
     stage: RecordedStage,
@@ -310,11 +288,25 @@ def _stage_report(
     attempts: Sequence[AttemptRecord],
     origins: Mapping[int, Origin],
 ) -> dict[str, Any]:
+    """A stage with its attempts; where it has replicas with the answer of each, and the vote on them."""
     task = known.tasks.get(stage.index)
     stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
     note = json.loads(task.note) if task and task.note else {}
     passed_over = note if "values" in note else None
     prompt = None if stale or passed_over else rebuilt.messages
+    replicated = {}
+    if stage.replicas > 1:
+        replicas = {number: known.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+        reports = [
+            {
+                "replica": number,
+                "outcome": one.outcome if one else "open",
+                "stale": bool(one and one.fingerprint != rebuilt.print_of(number)),
+                **(_task_report(one, origins) if one else {}),
+            }
+            for number, one in replicas.items()
+        ]
+        replicated = {"vote": _vote(stage.vote, note, list(replicas.values())), "replicas": reports}
     return {
         "name": stage.name,
         "model": stage.model,
@@ -327,7 +319,7 @@ def _stage_report(
         "traceback": note.get("traceback"),
         **(_task_report(task, origins) if task else {}),
         "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index],
-        **(_replicated(known, stage, rebuilt, note, origins) if stage.replicas > 1 else {}),
+        **replicated,
         "prompt": texts_of(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, attempts),

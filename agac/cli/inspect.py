@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from io import StringIO
 from itertools import chain, islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -505,13 +505,9 @@ def _json_value(value: Any) -> Any:
 
 def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
     """A header, then one line per row, as in RFC 4180; null is empty."""
-    line = StringIO(newline="")
-    writer = csv.writer(line)  # its own line end makes it quote every line end in a value
+    writer: Any = csv.writer(SimpleNamespace(write=str))  # its line end makes it quote every line end in a value
     for row in chain([columns], rows):
-        writer.writerow(map(_json_value, row))
-        yield line.getvalue().removesuffix("\r\n")
-        line.seek(0)
-        line.truncate()
+        yield writer.writerow(map(_json_value, row)).removesuffix("\r\n")
 
 
 def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iterator[str]:

@@ -39,6 +39,10 @@ def restored(out: str, folder: Path) -> None:
 def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, server: Server) -> None:
     ran = finished.agac("backup", "copies of agac.db", code=0)
     copy = finished.root / "copies of agac.db"
+    with closing(sqlite3.connect(f"file:{copy}?mode=ro&immutable=1", uri=True)) as alone:  # it needs nothing beside it
+        assert alone.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert alone.execute("PRAGMA auto_vacuum").fetchall() == [(2,)], "space can be given back there too"
+        assert alone.execute("PRAGMA application_id").fetchall() == finished.query("PRAGMA application_id")
     assert ran.out.startswith(f"'copies of agac.db': {copy.stat().st_size / 1e6:,.1f} MB\n".replace("'", ""))
     shutil.rmtree(finished.root / ".agac")
     (finished.root / ".agac").mkdir()
@@ -50,19 +54,6 @@ def test_a_copy_that_is_put_back_asks_nothing_again(finished: ProjectFolder, ser
     assert len(finished.envelopes()) == 40
     assert server.account()["requests"] == 0
     finished.assert_sound()
-
-
-def test_a_copy_is_one_file_that_needs_nothing_beside_it(finished: ProjectFolder) -> None:
-    before = files_of(finished)
-    report = agac.backup(finished.root / "copy.db", project=finished.root)
-    assert files_of(finished) == before | {"copy.db"}
-    assert report.bytes == (finished.root / "copy.db").stat().st_size
-    with closing(sqlite3.connect(f"file:{report.file}?mode=ro&immutable=1", uri=True)) as copy, copy:
-        assert copy.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert copy.execute("PRAGMA auto_vacuum").fetchall() == [(2,)], "space can be given back there too"
-        assert copy.execute("PRAGMA application_id").fetchall() == finished.query("PRAGMA application_id")
-        assert copy.execute("SELECT count(*) FROM result").fetchall() == [(40,)]
-    copy.close()
 
 
 def test_a_copy_of_a_run_at_work_is_of_a_killed_one_that_nobody_holds(project: ProjectFolder, faulty: Faulty) -> None:
@@ -131,7 +122,7 @@ def test_what_was_written_after_the_copy_does_not_get_into_it_by_an_old_log(
     assert project.run(limit=10).invocation["calls"] == 0
 
 
-def test_nothing_is_overwritten_that_should_not_be(finished: ProjectFolder) -> None:
+def test_nothing_is_overwritten_but_a_file_by_force(finished: ProjectFolder) -> None:
     root = finished.root
     finished.write("notes.txt", "mine")
     (root / "link.db").symlink_to(root / "notes.txt")
@@ -153,15 +144,12 @@ def test_nothing_is_overwritten_that_should_not_be(finished: ProjectFolder) -> N
             assert files_of(finished) == before
     assert (root / "notes.txt").read_text("utf-8") == "mine"
     finished.assert_sound()
-
-
-def test_force_replaces_a_file_and_who_may_read_the_database_may_read_the_copy(finished: ProjectFolder) -> None:
-    finished.write("copy.db", "mine")
-    finished.agac("backup", "copy.db", code=2)
-    (finished.root / ".agac/agac.db").chmod(0o600)
-    finished.agac("backup", "copy.db", "--force", code=0)
-    assert (finished.root / "copy.db").read_bytes().startswith(b"SQLite format 3\0")
-    assert stat.S_IMODE((finished.root / "copy.db").stat().st_mode) == 0o600
+    (root / ".agac/agac.db").chmod(0o600)
+    finished.agac("backup", "notes.txt", "--force", code=0)
+    assert (root / "notes.txt").read_bytes().startswith(b"SQLite format 3\0")
+    mode = stat.S_IMODE((root / "notes.txt").stat().st_mode)
+    assert mode == 0o600, "who may read the database may read the copy"
+    assert files_of(finished) == before
 
 
 def test_a_project_without_a_database_says_so(project: ProjectFolder) -> None:

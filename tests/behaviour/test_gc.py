@@ -231,12 +231,9 @@ def test_what_cannot_be_meant_is_refused(three: ProjectFolder) -> None:
         assert (ran.code, ran.out) == (2, "")
         assert said in ran.err
     assert run_numbers(three) == [1, 2, 3]
-
-
-def test_a_project_without_runs_has_nothing_to_drop(project: ProjectFolder) -> None:
-    ran = project.agac("gc", "--keep-runs", "1")
-    assert (ran.code, ran.out.split("\n")[0]) == (0, "Nothing to delete")
-    assert not (project.root / ".agac").exists()
+    new = ProjectFolder(three.root / "new")
+    assert new.agac("gc", "--keep-runs", "1", code=0).out.startswith("Nothing to delete\n")
+    assert not (new.root / ".agac").exists()
 
 
 def test_newest_is_what_was_last_worked_on_and_no_number_comes_again(three: ProjectFolder) -> None:
@@ -315,18 +312,14 @@ def test_who_comes_in_meanwhile_loses_nothing(three: ProjectFolder, server: Serv
         assert three.run("others").invocation["calls"] == 0
 
 
-def test_a_workflow_that_has_just_begun_is_noticed_too(three: ProjectFolder) -> None:
-    async def dropping() -> None:
+def test_who_drops_notices_that_a_workflow_has_just_begun_or_that_it_was_taken_over_asleep(
+    three: ProjectFolder,
+) -> None:
+    async def at_the_same_time() -> None:
         async with collector_of(three) as collector, collector_of(three, "new"):
             await collector.drop_results([1])
 
-    with pytest.raises(LeaseHeld, match="workflow 'new' began while old runs were dropped"):
-        asyncio.run(dropping())
-    assert three.query("SELECT count(*) FROM result WHERE id = 1") == [(1,)]
-
-
-def test_one_that_was_asleep_and_was_taken_over_drops_nothing_more(three: ProjectFolder) -> None:
-    async def dropping() -> None:
+    async def asleep() -> None:
         async with collector_of(three) as collector:
             await collector.begin(3, {})
             with store(three) as database:
@@ -334,8 +327,11 @@ def test_one_that_was_asleep_and_was_taken_over_drops_nothing_more(three: Projec
             assert (await asyncio.to_thread(three.agac, "run", "-a", "reviews")).code == 0
             await collector.drop_run(1, ["classify", "reply"])
 
+    with pytest.raises(LeaseHeld, match="workflow 'new' began while old runs were dropped"):
+        asyncio.run(at_the_same_time())
+    assert three.query("SELECT count(*) FROM result WHERE id = 1") == [(1,)]
     with pytest.raises(LeaseLost):
-        asyncio.run(dropping())
+        asyncio.run(asleep())
     assert three.query("SELECT count(*) FROM row WHERE run_id = 1") == [(30,)]
     three.assert_sound()
 
@@ -484,16 +480,26 @@ def levels(project: ProjectFolder, word: str = "Clause", rows: list[dict[str, An
     return int(report.summary["run"])
 
 
-def test_rows_that_stages_made_stay_with_their_answers(project: ProjectFolder, server: Server) -> None:
-    levels(project)
+def test_rows_that_stages_made_stay_with_their_answers_and_go_with_their_run(
+    project: ProjectFolder, server: Server
+) -> None:
+    first = levels(project)
     before = content(project)
-    report = agac.gc(1, project=project.root)
-    assert (report.cleared.left_rows, report.cleared.gone_rows, report.cleared.results) == (0, 0, 0)
+    cleared = agac.gc(1, project=project.root).cleared
+    assert (cleared.left_rows, cleared.gone_rows, cleared.results) == (0, 0, 0)
     after = content(project)
     for table in before.keys() - {"event", "lease"}:
         assert after[table] == before[table], table
     with nothing_is_asked(server):
-        assert levels(project) == 1
+        assert levels(project) == first
+    second = levels(project, "Paragraph")
+    (dropped,) = agac.gc(1, project=project.root).cleared.dropped
+    assert dropped.line.id == first
+    assert dropped.rows > len(CONTRACTS)
+    assert_nothing_dangles(project)
+    for table in ("row", "made", "alike"):
+        assert project.query(f"SELECT DISTINCT run_id FROM {table}") == [(second,)]
+    assert agac.gc(1, project=project.root).cleared.dropped == []
 
 
 def test_rows_that_are_no_longer_made_are_dropped(project: ProjectFolder, server: Server) -> None:
@@ -514,17 +520,6 @@ def test_rows_that_are_no_longer_made_are_dropped(project: ProjectFolder, server
     assert project.envelopes("levels") == files
     levels(project)
     assert_nothing_dangles(project)
-
-
-def test_a_run_goes_with_all_that_its_stages_made(project: ProjectFolder) -> None:
-    first, second = levels(project), levels(project, "Paragraph")
-    report = agac.gc(1, project=project.root)
-    assert [doomed.line.id for doomed in report.cleared.dropped] == [first]
-    assert report.cleared.dropped[0].rows > len(CONTRACTS)
-    assert_nothing_dangles(project)
-    for table in ("row", "made", "alike"):
-        assert project.query(f"SELECT DISTINCT run_id FROM {table}") == [(second,)]
-    assert agac.gc(1, project=project.root).cleared.dropped == []
 
 
 def test_a_run_with_levels_of_which_some_is_dropped_is_gone_on_with(
