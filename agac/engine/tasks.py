@@ -25,7 +25,6 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
 from agac.store.records import Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
-from agac.tools.functions import FunctionFailed
 from agac.tools.processes import Call, open_function
 
 MAX_KEYS = 512
@@ -83,8 +82,8 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
         assert isinstance(stage.operation, Python)
         name = str(stage.operation.function)
         value = await calls[stage.index](given)
-        if isinstance(value, FunctionFailed):
-            return RowError(ErrorType.PYTHON_ERROR, clean(value.message), clean(value.traceback_text))
+        if isinstance(value, RowError):
+            return RowError(value.type, clean(value.message), clean(value.detail))
         if isinstance(value, list) and stage.makes != "rows":
             message = f"{name} gave a list of rows; after explode let it give one row, or None"
             return RowError(ErrorType.PYTHON_ERROR, message)

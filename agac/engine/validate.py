@@ -86,13 +86,7 @@ class Checker:
 
     def check(self, reply: Reply) -> ValidReply | RowError:
         """The result, or why the reply is none."""
-        error = _unusable(reply)
-        if error is not None:
-            return error
-        if reply.others:
-            return self._only((reply.text, *reply.others))
-        checked = self._one(reply.text)
-        return (self._mended(reply.text) if isinstance(checked, RowError) else None) or checked
+        return _unusable(reply) or self._only((reply.text, *reply.others))
 
     def _one(self, text: str) -> ValidReply | RowError:
         if self._validator is None:  # the text as it came, or trimmed in an object with one field
@@ -113,7 +107,7 @@ class Checker:
         return ValidReply(encoded, value)
 
     def _only(self, texts: tuple[str, ...]) -> ValidReply | RowError:
-        """The one of several messages that is the answer: the one that is valid. The same one twice is one.
+        """The one message that is the answer: of several the one that is valid. The same one twice is one.
 
         Mended ones count only where none is valid as it stands: mending makes an answer even of a message that was cut.
         Without a schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
@@ -122,11 +116,11 @@ class Checker:
         checked = [self._one(text) for text in texts]
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
-        if len({canonical(one.value) for one in found}) > 1:
+        if len(found) > 1 and len({canonical(one.value) for one in found}) > 1:
             many = f"the reply holds {len(found)} messages that are valid and differ"
             return RowError(ErrorType.SCHEMA_MISMATCH, f"{many}; nobody knows which one is meant")
-        if found:
-            return found[0]
+        if found or len(texts) == 1:
+            return (found or checked)[0]
         problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
         return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
 

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, TextIO, cast
 from weakref import WeakSet
 
-from agac.core.errors import UsageError
+from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.types import JSONValue
 from agac.data.json_formats import MAX_DEPTH
 from agac.spec.python_code import FunctionRef, as_written, import_file, source_hash
@@ -149,19 +149,14 @@ Record = dict[str, JSONValue]
 
 
 Returned = Record | list[Record] | None
-"""What a function gave for a row: one row, a list of rows (perhaps empty), or None; copies."""
+"""What a function gave for a row: one row, a list of rows (perhaps empty), or None; copies.
+
+Where it gave none of these there is a RowError: its message is one line and ends with the place in the user's file; its
+detail, a traceback, begins at the user's own frame, and is empty where no exception was raised.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionFailed:
-    """A function gave no result for a row. `message` is one line and ends with the place in the user's file;
-    `traceback_text` begins at the user's own frame, and is empty where no exception was raised."""
-
-    message: str
-    traceback_text: str = ""
-
-
-def returned(value: Any, named: str) -> Returned | FunctionFailed:
+def returned(value: Any, named: str) -> Returned | RowError:
     """What `value` means for the row, copied; a failure for what is no row, no list of rows and not None.
 
     `named` is the function as the workflow names it: `tools/clean.py:normalise`.
@@ -177,7 +172,7 @@ def returned(value: Any, named: str) -> Returned | FunctionFailed:
         raise Unfit(f"is {_kind(value)}; give a dict, a list of dicts, or None")
     except Unfit as unfit:
         subject = "" if unfit.path else "what it gave "
-        return FunctionFailed(f"{subject}{unfit} ({named})")
+        return RowError(ErrorType.PYTHON_ERROR, f"{subject}{unfit} ({named})")
 
 
 def _kind(value: Any) -> str:
@@ -185,7 +180,7 @@ def _kind(value: Any) -> str:
     return words.get(type(value)) or ("None" if value is None else type(value).__name__)
 
 
-def failure(error: BaseException, root: Path, named: str) -> FunctionFailed:
+def failure(error: BaseException, root: Path, named: str) -> RowError:
     """What a user should know of an exception that their function raised. The traceback leaves out the frames of agac,
     of Python's import and those before the user's first, and names the project's files from its root."""
     raised = traceback.TracebackException.from_exception(error, compact=True)
@@ -205,7 +200,7 @@ def failure(error: BaseException, root: Path, named: str) -> FunctionFailed:
     if len(text) > MOST_TRACEBACK:
         half = MOST_TRACEBACK // 2
         text = f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
-    return FunctionFailed(f"{_one_line(error)} ({place})", text)
+    return RowError(ErrorType.PYTHON_ERROR, f"{_one_line(error)} ({place})", text)
 
 
 def _chain(raised: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
@@ -247,7 +242,7 @@ def load_function(ref: FunctionRef, root: Path) -> Function:
     except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
         failed = failure(error, root, ref.shown)
         problem = UsageError(f"{ref} cannot be imported: {failed.message}", remedy=_remedy(error, ref))
-        problem.add_note(failed.traceback_text)
+        problem.add_note(failed.detail)
         raise problem from error
     if source_hash(ref.file, root)[0] != ref.source_hash:
         raise UsageError(
@@ -283,7 +278,7 @@ def is_awaited(function: Function, ref: FunctionRef) -> bool:
     return ref.is_async or inspect.iscoroutinefunction(function)
 
 
-def outcome_of(function: Function, row: Record, root: Path, named: str) -> Returned | FunctionFailed:
+def outcome_of(function: Function, row: Record, root: Path, named: str) -> Returned | RowError:
     """What a function makes of a copy of `row`, whatever it raises."""
     try:
         value = function(plain(row, SPARE_DEPTH))
@@ -298,7 +293,7 @@ async def awaited(function: Function, row: Record) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-async def awaited_outcome(function: Function, root: Path, named: str, row: Record) -> Returned | FunctionFailed:
+async def awaited_outcome(function: Function, root: Path, named: str, row: Record) -> Returned | RowError:
     """What such a function makes of a copy of `row`, here and now."""
     try:
         with user_code():

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from agac.core.errors import UsageError
+from agac.core.errors import ErrorType, RowError, UsageError
 from agac.spec.python_code import FunctionRef
 from agac.tools.functions import (
-    FunctionFailed,
     Record,
     Returned,
     Threads,
@@ -55,7 +54,7 @@ WATCH = 1.0
 THREADS = 32
 """Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
 
-Call = Callable[[Record], Awaitable[Returned | FunctionFailed]]
+Call = Callable[[Record], Awaitable[Returned | RowError]]
 
 
 @asynccontextmanager
@@ -80,7 +79,7 @@ async def open_function(ref: FunctionRef, root: Path, processes: int | None = No
             yield partial(awaited_outcome, function, root, str(ref))
             return
 
-        def in_thread(row: Record) -> Returned | FunctionFailed:
+        def in_thread(row: Record) -> Returned | RowError:
             with user_code():
                 return outcome_of(function, row, root, str(ref))
 
@@ -156,15 +155,15 @@ class Processes:
     async def __aexit__(self, *_: object) -> None:
         await self._end()
 
-    async def call(self, row: Record) -> Returned | FunctionFailed:
+    async def call(self, row: Record) -> Returned | RowError:
         """What the function gives for `row`; a failure also where the process dies of it."""
         async with self._places:
             worker = await self._free()
             worker.input.write(_frame(row))
             try:
-                outcome: Returned | FunctionFailed = await worker.answer()
+                outcome: Returned | RowError = await worker.answer()
             except _Died as died:
-                return FunctionFailed(f"{died} ({self._ref})")
+                return RowError(ErrorType.PYTHON_ERROR, f"{died} ({self._ref})")
             self._idle.append(worker)
         return outcome
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from agac.core.errors import UsageError, Where
+from agac.core.errors import RowError, UsageError, Where
 from agac.spec.python_code import FunctionRef, parse_reference
-from agac.tools.functions import FunctionFailed
 from agac.tools.processes import open_function
 
 WAYS = pytest.mark.parametrize("processes", [None, 1], ids=["here", "process"])
@@ -54,13 +53,13 @@ class Tools:
     def gives(self, row: dict[str, Any] | None = None, *more: Any, **named: Any) -> Any:
         """The row, or the rows, that a function gives for one row."""
         [outcome] = self.calls([row or {}], *more, **named)
-        assert not isinstance(outcome, FunctionFailed), outcome
+        assert not isinstance(outcome, RowError), outcome
         return outcome
 
-    def fails(self, row: dict[str, Any] | None = None, *more: Any, **named: Any) -> FunctionFailed:
+    def fails(self, row: dict[str, Any] | None = None, *more: Any, **named: Any) -> RowError:
         """Why a function gives nothing for one row."""
         [outcome] = self.calls([row or {}], *more, **named)
-        assert isinstance(outcome, FunctionFailed), outcome
+        assert isinstance(outcome, RowError), outcome
         return outcome
 
     async def refuses(self, ref: FunctionRef | None = None, processes: int | None = None) -> UsageError:

@@ -130,7 +130,7 @@ round = {}; round["round"] = round
 def test_what_json_does_not_hold_is_refused_by_name(tools: Any, value: str, message: str) -> None:
     tools.write("tools/clean.py", KINDS + f"def f(row):\n    return {value}\n")
     failed = tools.fails()
-    assert (failed.message, failed.traceback_text) == (f"{message} (tools/clean.py:f)", "")
+    assert (failed.message, failed.detail) == (f"{message} (tools/clean.py:f)", "")
 
 
 FAILING = """\
@@ -157,7 +157,7 @@ def test_an_exception_is_told_in_one_line_and_in_full_from_the_users_frame(
     tools.write("tools/words.py", "def length(text):\n    return len(text)\n")
     failed, strange = tools.calls([{"text": 5}, {}], processes=processes)
     assert failed.message == "TypeError: object of type 'int' has no len() (tools/words.py:2)"
-    lines = failed.traceback_text.splitlines()
+    lines = failed.detail.splitlines()
     assert lines[:3] == [
         "Traceback (most recent call last):",
         '  File "tools/clean.py", line 9, in f',
@@ -166,9 +166,9 @@ def test_an_exception_is_told_in_one_line_and_in_full_from_the_users_frame(
     assert lines[-1] == "TypeError: object of type 'int' has no len()"
     assert strange.message.startswith("Strange: (<function f.<locals>.<lambda> at 0x")
     assert strange.message.endswith("'two\\nlines') (tools/clean.py:11)")
-    assert "KeyError: 'text'" in strange.traceback_text
-    assert "tools.clean.Strange: " in strange.traceback_text
-    for text in (failed.traceback_text, strange.traceback_text):
+    assert "KeyError: 'text'" in strange.detail
+    assert "tools.clean.Strange: " in strange.detail
+    for text in (failed.detail, strange.detail):
         assert "agac" not in text
         assert str(tools.root) not in text
 
@@ -202,7 +202,7 @@ def test_a_text_that_cannot_be_made_and_one_that_is_too_long_to_be_kept(tools: A
         "tools/clean.py", f"{odd}def f(row):\n    raise Odd\ndef g(row):\n    raise ValueError('x' * 100_000)\n"
     )
     assert tools.fails().message == "Odd: (its text cannot be made) (tools/clean.py:4)"
-    text = tools.fails({}, "tools/clean.py:g").traceback_text
+    text = tools.fails({}, "tools/clean.py:g").detail
     assert len(text) < 21_000
     assert "characters are left out …" in text
 

@@ -177,4 +177,4 @@ def test_a_late_import_that_fails_or_leads_out_of_the_project_is_said_in_the_use
         failed = tools.fails()
         assert failed.message.startswith(message)
         assert failed.message.endswith(" (tools/clean.py:2)")
-        assert "agac" not in failed.traceback_text
+        assert "agac" not in failed.detail

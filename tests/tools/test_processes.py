@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
-from agac.tools.functions import FunctionFailed
+from agac.core.errors import ErrorType, RowError
 from agac.tools.processes import open_function
 
 DYING = """\
@@ -38,7 +38,7 @@ def row_dies(row):
 def test_a_process_that_dies_fails_the_row_that_it_had_and_no_other(tools: Any, how: str, message: str) -> None:
     tools.write("tools/clean.py", DYING.replace("HOW", how))
     outcomes = tools.calls([{"n": n} for n in range(8)], processes=2)
-    assert outcomes.pop(3) == FunctionFailed(f"{message} (tools/clean.py:f)")
+    assert outcomes.pop(3) == RowError(ErrorType.PYTHON_ERROR, f"{message} (tools/clean.py:f)")
     assert [one["n"] for one in outcomes] == [0, 1, 2, 4, 5, 6, 7]
     pids = {one["pid"] for one in outcomes}
     assert os.getpid() not in pids
