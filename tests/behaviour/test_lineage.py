@@ -37,7 +37,7 @@ def looked(project: ProjectFolder, row: str, run: int = 1) -> list[dict[str, Any
     return found
 
 
-def test_a_row_shows_what_was_made_of_it_and_a_group_its_members(finished: ProjectFolder) -> None:
+def test_a_row_shows_what_was_made_of_it_a_group_its_members_and_one_id_its_levels(finished: ProjectFolder) -> None:
     row, group = looked(finished, "c1")
     assert (row["relation"], row["made_by"], row["row_number"], row["parents"]) == ("input", None, 1, [])
     assert row["children"] == [
@@ -54,9 +54,6 @@ def test_a_row_shows_what_was_made_of_it_and_a_group_its_members(finished: Proje
     assert parts["count"] >= 2
     (part,) = looked(finished, parts["ids"][-1])
     assert (part["relation"], [above["id"] for above in part["parents"]]) == ("part", ["c1"])
-
-
-def test_one_id_on_two_levels_is_told_apart(finished: ProjectFolder) -> None:
     child, kept = looked(finished, "c1/1")
     assert (child["relation"], child["place"], child["row_number"]) == ("child", 1, 1)
     assert child["parents"] == [{"id": "c1", "relation": "input", "made_by": None}]
@@ -92,7 +89,7 @@ def test_every_prompt_is_the_one_that_was_asked(finished: ProjectFolder) -> None
     assert (member["id"], member["item"], member["index"]) == ("c3", "d", 1)
 
 
-def test_the_text_says_where_to_look_next(finished: ProjectFolder) -> None:
+def test_the_text_says_where_to_look_next_and_bounds_many_children(finished: ProjectFolder) -> None:
     text = finished.agac("inspect", "1", "c1/1").out
     assert "'c1/1' (child 1 by clause): done\n  made of: 'c1', a row of the input: agac inspect 1 c1\n" in text
     assert "'c1/1' (kept by uniq): done\n  made of: 'c1/1', a child by clause, of the same id\n" in text
@@ -101,17 +98,13 @@ def test_the_text_says_where_to_look_next(finished: ProjectFolder) -> None:
     assert "  children by clause: 3 (3 done): 'c1/0', 'c1/1', 'c1/2'; agac inspect 1 c1/0\n" in text
     assert "'c1' (group of sum): done\n  parts by sum: " in text
     assert "  members: 3: 'c1/0', 'c1/1', 'c1/2'; agac inspect 1 c1/0\n" in text
-
-
-def test_many_children_are_counted_and_bounded(project: ProjectFolder) -> None:
-    project.rows([{"id": "big", "numbers": list(range(1200))}], "data/rows.jsonl")
-    project.write("tools/f.py", "def f(row):\n    return {'n': row['item']}\n")
+    finished.write("tools/f.py", "def f(row):\n    return {'n': row['item']}\n")
     stages = [{"name": "f", "explode": "numbers", "python": "tools/f.py:f"}]
-    project.run(project.workflow(stages=stages, path="data/rows.jsonl"))
-    (row,) = looked(project, "big")
-    (below,) = row["children"]
+    many = [{"id": "big", "numbers": list(range(1200))}]
+    run = finished.run(finished.workflow("many", rows=many, stages=stages, path="data/many.jsonl")).summary["run"]
+    ((below,),) = (row["children"] for row in looked(finished, "big", run))
     assert (below["count"], len(below["ids"]), below["ids"][-1]) == (1200, 1000, "big/999")
-    text = project.agac("inspect", "1", "big").out
+    text = finished.agac("inspect", str(run), "big").out
     assert "children by f: 1,200 (1,200 done): 'big/0', 'big/1', 'big/2', 'big/3', 'big/4', …; agac inspect" in text
 
 
@@ -220,9 +213,29 @@ def test_status_and_graph_count_rows_of_every_level(finished: ProjectFolder) -> 
     assert agac.graph("reviews", run=1, project=finished.root).as_json()["written"]["done"] == 2
 
 
-def test_progress_says_nothing_that_is_not_known(project: ProjectFolder) -> None:
-    """How many rows come to a stage that is asked of children or groups is not known before they are made."""
-    project.workflow(rows=CONTRACTS, stages=STAGES, path="data/rows.jsonl")
+@pytest.mark.parametrize(
+    ("rows", "stages", "expected"),
+    [
+        (CONTRACTS, STAGES, [("clause", 6, None), ("uniq", 5, None), ("say", 4, None), ("sum", 2, None)]),
+        (
+            [{"id": "a", "text": "t"}, {"id": "b", "text": "t"}],
+            [
+                {"name": "ask", "prompt": "Ask ${text}"},
+                {"name": "f", "python": "tools/f.py:f"},
+                {"name": "say", "prompt": "Say ${text}"},
+                {"name": "beside", "prompt": "By ${text}", "needs": ["ask"]},
+            ],
+            [("ask", 2, 2), ("f", 2, 2), ("say", 2, None), ("beside", 2, 2)],
+        ),
+    ],
+)
+def test_progress_says_nothing_that_is_not_known(
+    project: ProjectFolder, rows: list[Any], stages: list[Any], expected: list[Any]
+) -> None:
+    """How many rows come to a stage that is asked of children, groups or what a function may give a list of is not
+    known before they are made."""
+    project.write("tools/f.py", "def f(row):\n    return row\n")
+    project.workflow(rows=rows, stages=stages, path="data/rows.jsonl")
     seen: list[tuple[str, int, int | None]] = []
 
     async def watch(watched: Any) -> None:
@@ -231,18 +244,4 @@ def test_progress_says_nothing_that_is_not_known(project: ProjectFolder) -> None
             await asyncio.sleep(0)
 
     agac.run("reviews", agac.RunOptions(), project=project.root, watch=watch)
-    assert seen == [("clause", 6, None), ("uniq", 5, None), ("say", 4, None), ("sum", 2, None)]
-
-
-def test_progress_counts_rows_of_the_input_as_ever(project: ProjectFolder) -> None:
-    from agac.api.report import uncounted
-    from agac.plan.stage import recorded_stages
-
-    project.numbered(2)
-    project.write("tools/f.py", "def f(row):\n    return row\n")
-    ask = {"name": "ask", "prompt": "Ask ${text}"}
-    stages = [ask, {"name": "f", "python": "tools/f.py:f"}, {"name": "say", "prompt": "Say ${text}"}]
-    beside = {"name": "beside", "prompt": "By ${text}", "needs": ["ask"]}
-    project.run(project.workflow(stages=[*stages, beside], output={"stages": ["beside"]}))
-    ((body,),) = project.query("SELECT body FROM definition")
-    assert uncounted(recorded_stages(json.loads(body))) == {"say"}
+    assert seen == expected

@@ -24,18 +24,15 @@ JSON_VALUES = st.one_of(
 )
 
 
-@st.composite
-def texts(draw: st.DrawFn) -> dict[str, Any]:
-    kind = draw(st.sampled_from(["plain", "bounded", "pattern", "format"]))
-    if kind == "pattern":
-        return {"type": "string", "pattern": draw(st.sampled_from(PATTERNS))}
-    if kind == "format":
-        known = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "odd"]
-        return {"type": "string", "format": draw(st.sampled_from(known))}
-    if kind == "bounded":
-        least = draw(st.integers(0, 200))
-        return {"type": "string", "minLength": least, "maxLength": least + draw(st.integers(0, 50))}
-    return {"type": "string"}
+FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "odd"]
+TEXTS = st.one_of(
+    st.just({"type": "string"}),
+    st.tuples(st.integers(0, 200), st.integers(0, 50)).map(
+        lambda ends: {"type": "string", "minLength": ends[0], "maxLength": sum(ends)}
+    ),
+    st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
+    st.sampled_from(FORMATS).map(lambda form: {"type": "string", "format": form}),
+)
 
 
 @st.composite
@@ -52,38 +49,32 @@ def numbers(draw: st.DrawFn) -> dict[str, Any]:
     return schema
 
 
-def lists(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    @st.composite
-    def build(draw: st.DrawFn) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "array", "items": draw(inner)}
-        if draw(st.booleans()):
-            schema["prefixItems"] = draw(st.lists(inner, min_size=1, max_size=2))
-        if draw(st.booleans()):
-            schema["minItems"] = draw(st.integers(0, 4))
-            schema["maxItems"] = schema["minItems"] + draw(st.integers(0, 3))
-        return schema
-
-    return build()
+@st.composite
+def lists(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "array", "items": draw(inner)}
+    if draw(st.booleans()):
+        schema["prefixItems"] = draw(st.lists(inner, min_size=1, max_size=2))
+    if draw(st.booleans()):
+        schema["minItems"] = draw(st.integers(0, 4))
+        schema["maxItems"] = schema["minItems"] + draw(st.integers(0, 3))
+    return schema
 
 
-def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    @st.composite
-    def build(draw: st.DrawFn) -> dict[str, Any]:
-        properties = draw(st.dictionaries(NAMES, inner, max_size=4))
-        schema: dict[str, Any] = {"type": "object", "properties": properties}
-        if properties:
-            schema["required"] = draw(st.lists(st.sampled_from(sorted(properties)), unique=True))
-        if draw(st.booleans()):
-            schema["additionalProperties"] = draw(st.one_of(st.just(False), inner))
-        elif draw(st.booleans()):
-            schema["minProperties"] = draw(st.integers(0, 6))
-        return schema
-
-    return build()
+@st.composite
+def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(NAMES, inner, max_size=4))
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if properties:
+        schema["required"] = draw(st.lists(st.sampled_from(sorted(properties)), unique=True))
+    if draw(st.booleans()):
+        schema["additionalProperties"] = draw(st.one_of(st.just(False), inner))
+    elif draw(st.booleans()):
+        schema["minProperties"] = draw(st.integers(0, 6))
+    return schema
 
 
 LEAVES = st.one_of(
-    texts(),
+    TEXTS,
     numbers(),
     st.lists(JSON_VALUES, min_size=1, max_size=5).map(lambda values: {"enum": values}),
     JSON_VALUES.map(lambda value: {"const": value}),
@@ -115,7 +106,7 @@ def wild(draw: st.DrawFn) -> Any:
             st.tuples(objects(inner), some).map(lambda pair: {**pair[0], "anyOf": pair[1]}),
             st.tuples(lists(inner), st.just({"uniqueItems": True})).map(lambda pair: {**pair[0], **pair[1]}),
             objects(inner).map(lambda part: {**part, "patternProperties": {"^s": {"type": "string"}}}),
-            st.tuples(texts(), numbers()).map(lambda pair: {**pair[1], **pair[0], "type": ["string", "number"]}),
+            st.tuples(TEXTS, numbers()).map(lambda pair: {**pair[1], **pair[0], "type": ["string", "number"]}),
         )
     )
     node = {"type": "object", "required": ["value"], "properties": {"value": draw(inner), "next": draw(inner)}}
