@@ -12,8 +12,6 @@ from support.project import ProjectFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data", "tools")
-MANY_ROWS = ("contract_risk", "product_catalog", "research_survey")
-"""Those in which rows multiply, or meet: tests/behaviour/test_shipped_many_rows.py."""
 
 
 def shipped_project(folder: Path) -> ProjectFolder:
