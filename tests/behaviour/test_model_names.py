@@ -51,15 +51,18 @@ def test_plan_summary_inspect_and_card_show_tell_what_a_short_name_means(named: 
     assert named.run().invocation["calls"] == 0, "what is written out is not asked again"
 
 
-def test_a_name_that_moved_makes_a_changed_run_and_plan_says_so(named: ProjectFolder, server: Server) -> None:
+def test_a_name_that_moved_makes_a_changed_run_and_plan_and_run_say_so(named: ProjectFolder, server: Server) -> None:
     named.run()
+    assert named.agac("run", "-a", "reviews").err.count("meant") == 0
     configure(named, server.base_url, {"fast": "local/large?max_tokens=50"})
+    now = "local/large?temperature=0.5&max_tokens=50"
     stage = planned(named)
     assert [(one["reason"], one["tasks"]) for one in stage["reasons"]] == [("model changed", 2)]
     assert stage["aliases"][0]["meant"] == MEANS
-    shown = named.agac("plan", "-a", "reviews").out
-    moved = f"Model fast?temperature=0.5 = local/large?temperature=0.5&max_tokens=50   (run 1: {MEANS})"
-    assert moved in shown
+    assert f"Model fast?temperature=0.5 = {now}   (run 1: {MEANS})" in named.agac("plan", "-a", "reviews").out
+    said = named.agac("run", "-a", "reviews").err
+    assert f"fast?temperature=0.5 meant {MEANS} in run 1 and means {now} now: its rows are run again; to keep" in said
+    assert "meant" not in named.agac("run", "-a", "reviews").err
     assert named.run().summary["run"] == 2
     assert "model of say: local/small → local/large" in named.agac("runs").out
 
@@ -79,23 +82,25 @@ def test_a_name_of_agac_that_moves_does_the_same(
     assert stage["aliases"] == [{"written": "sonnet", "means": "local/large", "meant": "local/small"}]
 
 
-@pytest.mark.parametrize("place", ["stage", "list", "defaults", "agac.yml", "card", "--model"])
-def test_a_short_name_is_read_wherever_a_model_is_named(project: ProjectFolder, server: Server, place: str) -> None:
-    aliases = {"fast": "local/small?seed=7"}
-    configure(project, server.base_url, aliases, **({"defaults": {"model": "fast"}} if place == "agac.yml" else {}))
-    project.numbered(1)
+FAST: dict[str, Any] = {"model": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "defaults", "shared", "flags"),
+    [
+        (FAST, {}, {}, ()), ({"model": ["fast", "local/large"]}, {}, {}, ()), ({}, {"defaults": FAST}, {}, ()),
+        ({}, {}, {"defaults": FAST}, ()), ({"agent": "a"}, {}, {}, ()),
+        ({"model": "local/large"}, {}, {}, ("--model", "fast")),
+    ],
+    ids=["stage", "list", "defaults", "agac.yml", "card", "--model"],
+)  # fmt: skip
+def test_a_short_name_is_read_wherever_a_model_is_named(
+    project: ProjectFolder, server: Server, stage: dict[str, Any], defaults: Any, shared: Any, flags: tuple[str, ...]
+) -> None:
+    configure(project, server.base_url, {"fast": "local/small?seed=7"}, **shared)
     project.write("agentcards/a.md", "---\nmodel: fast\n---\nBe brief.\n")
-    stage = {
-        **SAY,
-        **({"model": "fast"} if place == "stage" else {}),
-        **({"model": ["fast", "local/large"]} if place == "list" else {}),
-        **({"agent": "a"} if place == "card" else {}),
-        **({"model": "local/large"} if place == "--model" else {}),
-    }
-    project.workflow(stages=[stage], **({"defaults": {"model": "fast"}} if place == "defaults" else {}))
-    ran = project.agac("run", "-a", "reviews", *(("--model", "fast") if place == "--model" else ()))
-    assert ran.code == 0, ran.err
-    assert "Model fast = local/small?seed=7" in ran.out
+    project.workflow(rows=1, stages=[{**SAY, **stage}], **defaults)
+    assert "Model fast = local/small?seed=7" in project.agac("run", "-a", "reviews", *flags, code=0).out
 
 
 def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
@@ -110,17 +115,12 @@ def test_a_fallback_may_be_a_short_name(project: ProjectFolder) -> None:
 def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: ProjectFolder) -> None:
     aliases = {"a/b": "openai/m", "bad": "opneai/m", "fine": "openai/gpt-5.4-mini"}
     project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
-    project.workflow(rows=1, stages=[SAY])
+    project.workflow(rows=1, stages=[{**SAY, "model": "simulator/small?task_budget=20k"}])
     ran = project.agac("validate", code=2)
-    first, second = ran.out.splitlines()
+    first, second, effect = ran.out.splitlines()
+    assert "warning: stages[0].model: task_budget has no effect: " in effect
     assert first == "agac.yml:2:8: aliases.a/b: 'a/b' is no short name; use letters, digits, '.', _ and -"
     assert second.startswith("agac.yml:3:8: aliases.bad: unknown provider 'opneai'; did you mean 'openai'?")
-
-
-def test_keys_without_effect_are_said_once_and_the_run_goes_on(project: ProjectFolder) -> None:
-    project.workflow(rows=1, stages=[{**SAY, "model": "local/small?task_budget=20k"}])
-    assert project.agac("validate", code=0).out.count("task_budget has no effect: ") == 1
-    assert project.run().exit_code == 0
 
 
 def test_what_a_model_cannot_be_told_is_said_before_the_first_call(project: ProjectFolder) -> None:
@@ -151,7 +151,7 @@ def test_what_a_model_cannot_be_told_is_said_before_the_first_call(project: Proj
         assert said in project.agac("validate", code=2).out
 
 
-def test_what_a_key_sends(project: ProjectFolder) -> None:
+def test_what_a_key_sends_and_how_schema_mode_enforces_a_schema(project: ProjectFolder) -> None:
     queries: dict[str, dict[str, Any]] = {
         "top_k=40&min_p=0.1&repetition_penalty=1.1": {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1},
         "reasoning=off": {"reasoning_effort": "none"},
@@ -159,24 +159,17 @@ def test_what_a_key_sends(project: ProjectFolder) -> None:
         "web_search=off&structured_tools=auto": {},
         "structured=json": {},
     }
+    modes = {"json_schema": "json_schema", "json": "json_schema", "json_object": "json_object", "none": None}
+    stages = [{"model": f"local/small?{query}"} for query in queries]
+    stages += [{"model": f"local/small?schema_mode={mode}", "output_schema": {"a": "string"}} for mode in modes]
     project.numbered(1)
-    with project.asking(scripted("ok")) as server:
-        for query in queries:
-            project.workflow(stages=[{**SAY, "model": f"local/small?{query}"}])
+    with project.asking(scripted(*["ok"] * len(queries), '{"a":"x"}')) as server:
+        for stage in stages:
+            project.workflow(stages=[{**SAY, **stage}])
             assert project.run(fresh=True).exit_code == 0
     sent = [{k: v for k, v in asked.items() if k not in ("model", "messages")} for asked in server.asked]
-    assert sent == list(queries.values())
-
-
-def test_schema_mode_says_how_a_schema_is_enforced(project: ProjectFolder) -> None:
-    modes = {"json_schema": "json_schema", "json": "json_schema", "json_object": "json_object", "none": None}
-    project.numbered(1)
-    with project.asking(scripted('{"a":"x"}')) as server:
-        for mode in modes:
-            stage = {**SAY, "model": f"local/small?schema_mode={mode}", "output_schema": {"a": "string"}}
-            project.workflow(stages=[stage])
-            assert project.run(fresh=True).exit_code == 0
-    assert [(asked.get("response_format") or {}).get("type") for asked in server.asked] == list(modes.values())
+    assert sent[: len(queries)] == list(queries.values())
+    assert [(one.get("response_format") or {}).get("type") for one in sent[len(queries) :]] == list(modes.values())
 
 
 def test_how_a_model_is_asked_is_no_reason_to_ask_again(project: ProjectFolder) -> None:
@@ -255,13 +248,3 @@ def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(projec
         "664498891a812320ccba14f1efe78bac",
         "90314ba02c342ecba5798cb92b4b4551",
     ]
-
-
-def test_a_run_says_that_a_name_moved_and_what_to_write_to_stay(named: ProjectFolder, server: Server) -> None:
-    named.run()
-    assert named.agac("run", "-a", "reviews").err.count("meant") == 0
-    configure(named, server.base_url, {"fast": "local/large?max_tokens=50"})
-    said = named.agac("run", "-a", "reviews").err
-    now = "local/large?temperature=0.5&max_tokens=50"
-    assert f"fast?temperature=0.5 meant {MEANS} in run 1 and means {now} now: its rows are run again; to keep" in said
-    assert "meant" not in named.agac("run", "-a", "reviews").err
