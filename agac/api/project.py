@@ -107,20 +107,17 @@ class RunOptions:
     def scope(self, stages: Sequence[str]) -> Scope:
         """Which of the workflow's stages, in walking order, may be asked. Raises UsageError for unknown ones."""
         named = {"--stage": self.stage, "--from": self.from_stage, "--until": self.until}
-        for flag, name in named.items():
-            if name is not None:
-                position_of(name, stages, flag)
-        if not any(named.values()):
+        at = {flag: position_of(name, stages, flag) for flag, name in named.items() if name is not None}
+        if not at:
             return Scope(None, self.retry_failed)
-        if self.stage is not None and (self.from_stage is not None or self.until is not None):
+        if "--stage" in at and len(at) > 1:
             raise UsageError("--stage names the only stage to run", remedy="Leave out --from and --until, or --stage.")
         if self.fresh:
             raise UsageError(
                 "--fresh runs all stages again and cannot be limited to some of them",
                 remedy="Rerun stages of a finished run with: agac retry last --from STAGE",
             )
-        first = position_of(self.from_stage or self.stage or stages[0], stages, "--from")
-        last = position_of(self.until or self.stage or stages[-1], stages, "--until")
+        first, last = at.get("--from", at.get("--stage", 0)), at.get("--until", at.get("--stage", len(stages) - 1))
         if last < first:
             raise UsageError(f"--from {self.from_stage} comes after --until {self.until}", remedy="Exchange the two.")
         return Scope(frozenset(stages[first : last + 1]), self.retry_failed)
@@ -346,16 +343,6 @@ STATE = "simulator.db"
 
 
 @asynccontextmanager
-async def embedded(models: Mapping[str, ResolvedModel], root: Path) -> AsyncIterator[dict[str, ResolvedModel]]:
-    """The models with the simulator's address filled in, if one of them or of their fallbacks needs it."""
-    if not any(one.provider.embedded for model in models.values() for one in (model, *model.fallbacks)):
-        yield dict(models)
-        return
-    async with embedded_address(root) as base_url:
-        yield {name: _at(model, base_url) for name, model in models.items()}
-
-
-@asynccontextmanager
 async def embedded_address(root: Path) -> AsyncIterator[str]:
     """The simulator's base URL for the time of the block. Its batches are those of the project at `root`."""
     folder = root / ".agac"
@@ -365,9 +352,3 @@ async def embedded_address(root: Path) -> AsyncIterator[str]:
             yield base_url
     except SimulatorError as error:
         raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
-
-
-def _at(model: ResolvedModel, base_url: str) -> ResolvedModel:
-    fallbacks = tuple(_at(other, base_url) for other in model.fallbacks)
-    provider = replace(model.provider, base_url=base_url) if model.provider.embedded else model.provider
-    return replace(model, provider=provider, fallbacks=fallbacks)

@@ -100,7 +100,8 @@ async def batch_retrieve(
         before = await runs.read_run(database, run)
         assert before is not None
         plan = await recorded_plan(opened, opened.providers, database, run)
-        providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, plan))
+        names = {one.provider.name for stage in plan.asking for one in stage.models}
+        providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, names))
         if providers is not opened.providers:
             plan = await recorded_plan(opened, providers, database, run)
         invocation = Invocation(given=given_flags(before))
@@ -238,7 +239,7 @@ async def _maintenance(
     opened: Project, database: Database, workflow: str, also: Iterable[str] = ()
 ) -> AsyncIterator[BatchContext]:
     """The batches of a workflow at work without a run; the providers `also` are reachable too."""
-    async with reachable(opened, database, workflow, also=also) as providers:
+    async with reachable(opened, database, workflow, also) as providers:
         batching = batching_of(opened, providers, workflow)
         async with batch_maintenance(database, workflow, batching, opened.redactor(), Clocks()) as maintenance:
             yield maintenance

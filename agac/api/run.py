@@ -8,7 +8,7 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,7 +21,6 @@ from agac.api.project import (
     Project,
     RunOptions,
     check_workflow,
-    embedded,
     embedded_address,
     open_project,
     ready_workflow,
@@ -125,9 +124,11 @@ async def _invoke(
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     invocation = Invocation(given=options.given())
     async with AsyncExitStack() as stack:
-        models = await stack.enter_async_context(embedded(checked.models, opened.root))
-        plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
+        names = {one.provider.name for model in checked.models.values() for one in (model, *model.fallbacks)}
+        providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
+        models = {name: model.at(providers) for name, model in checked.models.items()}
+        plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         if retry is not None:
             if canonical(await runs.definition_of(database, retry.run)) != canonical(plan.body):
@@ -148,7 +149,6 @@ async def _invoke(
             return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
 
         with interruptible(invocation) if handle_signals else nullcontext():
-            providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, plan))
             batching = batching_of(opened, providers, plan.workflow, options, confirm)
             work = work_of(
                 opened, plan, batching, rows, partial(place_of, checked.source), fresh=options.fresh, scope=scope,
@@ -156,10 +156,9 @@ async def _invoke(
             )  # fmt: skip
             await walk_through(database, work, invocation, warnings, watch, count_of)
 
-        async def what_is_left() -> PlanReport:
-            if retry is not None:
-                return await planned(database, plan, scope, None, run=invocation.run, retry=retry)
-            return await planned(database, plan, replace(scope, retry_failed=False), rows, run=invocation.run)
+        def what_is_left() -> Awaitable[PlanReport]:
+            left = scope if retry else replace(scope, retry_failed=False)
+            return planned(database, plan, left, None if retry else rows, run=invocation.run, retry=retry)
 
         return await report_of(
             database, opened.root, plan, invocation,
@@ -186,24 +185,16 @@ async def _refuse_fresh(database: Database, workflow: str) -> None:
 
 @asynccontextmanager
 async def reachable(
-    opened: Project, database: Database, workflow: str, plan: Plan | None = None, also: Iterable[str] = ()
+    opened: Project, database: Database, workflow: str, names: Iterable[str] = ()
 ) -> AsyncIterator[Mapping[str, Provider]]:
-    """The project's providers, agac's own one started where the plan, an open batch of the workflow, or one of `also`
+    """The project's providers, agac's own one started where one of these `names`, or an open batch of the workflow,
     needs it."""
-    asked = [one.provider for stage in (plan.asking if plan else ()) for one in stage.models]
-    address = next((one.base_url for one in asked if one.embedded and one.base_url), None)
-    async with AsyncExitStack() as stack:
-        if address is None:
-            unfinished = await unfinished_batches(database, workflow)
-            named = {*also, *(one.provider for one in unfinished), *(one.name for one in asked)}
-            if any(one in opened.providers and opened.providers[one].embedded for one in named):
-                address = await stack.enter_async_context(embedded_address(opened.root))
-        if address is None:
-            yield opened.providers
-        else:
-            yield {
-                key: replace(one, base_url=address) if one.embedded else one for key, one in opened.providers.items()
-            }
+    needed = {*names, *(one.provider for one in await unfinished_batches(database, workflow))}
+    if not any(row.embedded for name, row in opened.providers.items() if name in needed):
+        yield opened.providers
+        return
+    async with embedded_address(opened.root) as address:
+        yield {key: replace(row, base_url=address) if row.embedded else row for key, row in opened.providers.items()}
 
 
 def batching_of(
@@ -334,12 +325,7 @@ def interruptible(invocation: Invocation) -> Iterator[None]:
 # Several workflows in one command: all are checked before the first one runs.
 
 WORST_FIRST = (
-    ExitCode.INTERRUPTED,
-    ExitCode.FAILED,
-    ExitCode.LIMIT,
-    ExitCode.NOT_READY,
-    ExitCode.ROWS_FAILED,
-    ExitCode.DONE,
+    ExitCode.INTERRUPTED, ExitCode.FAILED, ExitCode.LIMIT, ExitCode.NOT_READY, ExitCode.ROWS_FAILED, ExitCode.DONE
 )  # fmt: skip
 """Of several ends the one that comes first here is reported."""
 

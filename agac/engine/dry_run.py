@@ -18,10 +18,10 @@ from itertools import islice
 
 from agac.core.types import Row
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
-from agac.engine.estimate import PlanReport, StageForecast, estimate, history, planned_batches
+from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches
 from agac.engine.executor import LevelStages, Task
 from agac.engine.forecast import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
-from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
+from agac.engine.input_rows import CHUNK_ROWS, read_chunk
 from agac.engine.invocation import Retry
 from agac.plan import diff as why
 from agac.plan.stage import AnyStage, PlannedStage
@@ -73,8 +73,7 @@ async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None
         if characters is not None and stage.schema is not None:
             characters += len(str(stage.schema.body))
         same = not any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
-        past = history(counts, stage.name, stage.lane)
-        found.estimate = estimate(stage, found.questions, characters, past, same_prompt=same)
+        found.estimate = estimate(stage, found.questions, characters, counts, same_prompt=same)
         found.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.model)
         times = await lane_times(database, *lane) if database is not None else None
@@ -122,11 +121,12 @@ class DryWalk:
         """The rows of the input that need a look: those that are finished and unchanged need none."""
         found = self._answers.found
         async with aclosing(judged_chunks(rows, self._plan.input, self._scratch)) as chunks:
-            async for chunk, dropped in chunks:
+            async for chunk in chunks:
                 usable = [new for new in chunk if new.state is State.PENDING]
-                found.rows["total"] += dropped + len(chunk)
+                dropped = sum(new.state is State.DROPPED for new in chunk)
+                found.rows["total"] += len(chunk)
                 found.rows["dropped"] += dropped
-                found.rows["unusable"] += len(chunk) - len(usable)
+                found.rows["unusable"] += len(chunk) - len(usable) - dropped
                 stored: dict[object, StoredRow] = {}
                 if self._db is not None and self._before is not None and usable:
                     by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])
@@ -273,27 +273,22 @@ class DryWalk:
         self._scratch.end()
 
 
-async def judged_chunks(
-    rows: Rows, source: InputSpec, scratch: Scratch
-) -> AsyncGenerator[tuple[list[NewRow], int], None]:
-    """Each chunk, and how many further rows would be dropped. Reads the input twice where an id's last row counts."""
+async def judged_chunks(rows: Rows, source: InputSpec, scratch: Scratch) -> AsyncGenerator[list[NewRow], None]:
+    """The rows with what becomes of those whose ids repeat. Reads the input twice where an id's last row counts."""
     policy = source.on_duplicate_id if source.id_field else None
     if policy == "last":
-        await count_ids(rows(), scratch)
+        counted = rows()
+        while ids := await asyncio.to_thread(lambda: [row.id for row in islice(counted, CHUNK_ROWS)]):
+            await asyncio.to_thread(scratch.times, ids)
     reader = rows()
     while chunk := await asyncio.to_thread(read_chunk, reader):
-        if policy is None:
-            yield chunk, 0
-            continue
-        times = await asyncio.to_thread(scratch.times, [new.row.id for new in chunk], -1 if policy == "last" else 1)
-        kept = []
-        for new, number in zip(chunk, times, strict=True):
-            others = number if policy == "last" else number - 1  # that come after it, or came before
-            if others and policy in ("first", "last"):
-                continue
-            if others and policy == "suffix":
-                new.row = new.row._replace(id=f"{new.row.id}#{number}")
-            elif others:
-                new.state = State.FAILED
-            kept.append(new)
-        yield kept, len(chunk) - len(kept)
+        if policy is not None:
+            times = await asyncio.to_thread(scratch.times, [new.row.id for new in chunk], -1 if policy == "last" else 1)
+            for new, number in zip(chunk, times, strict=True):
+                if number == (0 if policy == "last" else 1):  # none that comes after it, or that came before
+                    continue
+                if policy == "suffix":
+                    new.row = new.row._replace(id=f"{new.row.id}#{number}")
+                else:
+                    new.state = State.FAILED if policy == "error" else State.DROPPED
+        yield chunk

@@ -33,15 +33,6 @@ Basis = Literal["history", "sample", "guess", "local"]
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What calls of one stage with one model took before, in the mean. `calls_a_task` is 1 when none was repeated."""
-
-    input_tokens: float
-    output_tokens: float
-    calls_a_task: float
-
-
-@dataclass(frozen=True, slots=True)
 class CostEstimate(Report):
     """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too."""
 
@@ -57,8 +48,9 @@ LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
 """Of a stage that asks no model."""
 
 
-def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
-    """A stage's history among the roll-ups of earlier runs; None when none of its calls was answered by the model."""
+def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, float, float] | None:
+    """What calls of a stage with one model took before, in the mean, by the roll-ups of earlier runs: tokens in, tokens
+    out, and calls a task; None when none of its calls was answered by the model."""
     own = [c for c in counts if c.stage == stage]
     calls_made = (c for c in own if c.outcome == "call" and c.output_tokens)
     answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]  # by a more exact name
@@ -68,39 +60,38 @@ def history(counts: Iterable[Count], stage: str, lane: str) -> History | None:
     # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
-    return History(
-        sum(c.input_tokens for c in answered) / calls,
-        sum(c.output_tokens for c in answered) / calls,
-        max(calls / ended, 1.0),
+    given, made = (
+        sum(tokens) / calls for tokens in zip(*((c.input_tokens, c.output_tokens) for c in answered), strict=True)
     )
+    return given, made, max(calls / ended, 1.0)
 
 
 def estimate(
-    stage: PlannedStage, tasks: int, characters: float | None, past: History | None, *, same_prompt: bool
+    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, same_prompt: bool
 ) -> CostEstimate:
     """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
     when nothing could be rendered.
 
     The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
     """
-    most = stage.params.max_tokens
-    basis: Basis = "history" if past is not None else "guess"
+    most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
+    given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
     if past is not None:
-        made = past.output_tokens
+        before, made, a_task = past
+        given = before if same_prompt or characters is None else given
     else:  # a rough size of an answer of this shape: its names and a short value each
-        fields = 0 if stage.schema is None else json.dumps(stage.schema.body).count('"type"')
-        guess = WITHOUT_SCHEMA if stage.schema is None else 10 + 15 * fields
-        made = min(guess, most) if most else guess
-    use_past = past is not None and (same_prompt or characters is None)
-    given = past.input_tokens if past and use_past else (characters or 0.0) / CHARACTERS_A_TOKEN
-    calls = round(tasks * (past.calls_a_task if past else 1.0))
+        made = float(WITHOUT_SCHEMA)
+        if stage.schema is not None:
+            made = 10.0 + 15 * json.dumps(stage.schema.body).count('"type"')
+        made = min(made, most) if most else made
+    calls = round(tasks * a_task)
     return CostEstimate(
         calls=calls,
         input_tokens=round(calls * given),
         output_tokens=round(calls * made),
         usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
         usd_at_most=_at_most(stage, tasks, given),
-        basis=basis,
+        basis="guess" if past is None else "history",
     )
 
 

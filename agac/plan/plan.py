@@ -121,6 +121,11 @@ class ResolvedModel:
     params: Params
     fallbacks: tuple[ResolvedModel, ...] = ()
 
+    def at(self, providers: Mapping[str, Provider]) -> ResolvedModel:
+        """The same at the addresses that these providers have."""
+        provider = replace(self.provider, base_url=providers[self.provider.name].base_url)
+        return replace(self, provider=provider, fallbacks=tuple(one.at(providers) for one in self.fallbacks))
+
 
 def make_plan(
     workflow: Workflow, models: Mapping[str, ResolvedModel], root: Path, selection: Selection, concurrency: int | None
