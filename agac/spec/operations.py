@@ -95,7 +95,7 @@ class Rename(Operation):
         _has(data, self.names)
         renamed = {self.names.get(name, name): value for name, value in data.items()}
         if len(renamed) < len(data):
-            taken = next(new for old, new in self.names.items() if new in data and new not in self.names)
+            taken = next(new for new in self.names.values() if new in data and new not in self.names)
             raise UnfitRow(f"the row has a field {taken!r} already")
         return renamed
 

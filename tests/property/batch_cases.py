@@ -68,49 +68,41 @@ class Case:
 
 OPS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
 PLACES = st.lists(st.integers(1, 6), min_size=1, max_size=2, unique=True)
+LINES = st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True)
 
 
-def at_calls(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({"at": PLACES, **values})
-
-
-def one(kind: str) -> st.SearchStrategy[str]:
-    return st.just(kind)
+def at(*kinds: str, **values: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """A fault of one of these kinds, at some calls; of a list of values, or a range, one is drawn."""
+    drawn = {"kind": kinds, **values}
+    strategies = {
+        key: one if isinstance(one, st.SearchStrategy) else st.sampled_from(one) for key, one in drawn.items()
+    }
+    return st.fixed_dictionaries({"at": PLACES, **strategies})
 
 
 CALLS = st.one_of(
-    at_calls(kind=st.sampled_from(["batch_drop_before", "batch_drop_after"]), op=st.sampled_from(OPS)),
-    at_calls(
-        kind=one("batch_status"), op=st.sampled_from(OPS), status=st.sampled_from([500, 502, 503]),
-        when=st.sampled_from(["before", "after"]),
-    ),
-    at_calls(kind=one("batch_status"), op=st.sampled_from(OPS), status=st.just(429), retry_after=st.just(0)),
-    at_calls(kind=one("batch_truncate"), after_bytes=st.integers(0, 400)),
-    at_calls(kind=one("batch_file_lag"), times=st.integers(1, 2)),
-)  # fmt: skip
-WHOLE = st.one_of(
-    at_calls(
-        kind=st.sampled_from(
-            ["batch_no_metadata", "batch_counts_lie", "batch_zero_error_file", "batch_shuffle", "batch_bom",
-             "batch_blank_lines"]
-        )
-    ),
-    at_calls(
-        kind=one("batch_foreign_line"), form=st.sampled_from(["unknown", "null", "list", "no_custom_id", "not_utf8"])
-    ),
-    at_calls(kind=one("batch_expire"), after=st.integers(0, 3)),
-    at_calls(kind=one("batch_get_404"), seconds=st.just(0.1)),
-    at_calls(kind=st.sampled_from(["batch_dup_line", "batch_body_text"])),
-    at_calls(kind=one("batch_reject"), code=one("invalid_json_line")),
-    at_calls(kind=one("batch_reject"), code=one("invalid_json_line"), line=st.integers(1, 2)),
-)  # fmt: skip
-LINES = st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True)
-UNANSWERED = st.one_of(
-    at_calls(kind=one("batch_line_status"), status=st.sampled_from([429, 500, 529]), lines=LINES),
-    at_calls(kind=st.sampled_from(["batch_line_zero", "batch_line_error"]), lines=LINES),
+    at("batch_drop_before", "batch_drop_after", op=OPS),
+    at("batch_status", op=OPS, status=[500, 502, 503], when=["before", "after"]),
+    at("batch_status", op=OPS, status=[429], retry_after=[0]),
+    at("batch_truncate", after_bytes=range(401)),
+    at("batch_file_lag", times=[1, 2]),
 )
-LOST = at_calls(kind=st.sampled_from(["batch_omit", "batch_corrupt_line"]), match=st.just(SHAKY))
-LOST_FILES = at_calls(kind=st.sampled_from(["batch_null_output", "batch_empty_output_id"]))
+WHOLE = st.one_of(
+    at("batch_no_metadata", "batch_counts_lie", "batch_zero_error_file", "batch_shuffle", "batch_bom",
+       "batch_blank_lines"),
+    at("batch_foreign_line", form=["unknown", "null", "list", "no_custom_id", "not_utf8"]),
+    at("batch_expire", after=range(4)),
+    at("batch_get_404", seconds=[0.1]),
+    at("batch_dup_line", "batch_body_text"),
+    at("batch_reject", code=["invalid_json_line"]),
+    at("batch_reject", code=["invalid_json_line"], line=[1, 2]),
+)  # fmt: skip
+UNANSWERED = st.one_of(
+    at("batch_line_status", status=[429, 500, 529], lines=LINES),
+    at("batch_line_zero", "batch_line_error", lines=LINES),
+)
+LOST = at("batch_omit", "batch_corrupt_line", match=[SHAKY])
+LOST_FILES = at("batch_null_output", "batch_empty_output_id")
 
 # what its user does
 
@@ -181,17 +173,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 def providers(protocol: str, address: str) -> dict[str, Any]:
     """`providers.local` of agac.yml."""
-    match protocol:
-        case "chat":
-            row = {"dialect": "openai-chat", "base_url": f"{address}/v1", "batch": "openai"}
-            return {**row, "structured": "json_schema"}
-        case "responses":
-            return {"dialect": "openai-responses", "base_url": f"{address}/v1", "batch": "openai"}
-        case "azure":
-            batch = {"api": "openai", "finds_by": "file"}
-            return {"dialect": "openai-chat", "base_url": f"{address}/openai/v1", "batch": batch}
-        case _:
-            return {"dialect": "anthropic", "base_url": f"{address}/v1", "batch": "anthropic"}
+    dialect, path, batch, more = {
+        "chat": ("openai-chat", "v1", "openai", {"structured": "json_schema"}),
+        "responses": ("openai-responses", "v1", "openai", {}),
+        "azure": ("openai-chat", "openai/v1", {"api": "openai", "finds_by": "file"}, {}),
+        "anthropic": ("anthropic", "v1", "anthropic", {}),
+    }[protocol]
+    return {"dialect": dialect, "base_url": f"{address}/{path}", "batch": batch, **more}
 
 
 def rows_of(case: Case) -> list[dict[str, Any]]:

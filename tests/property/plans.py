@@ -1,4 +1,4 @@
-"""Random workflows, edited, killed and run again: what `agac plan --json` says is what the next run does.
+"""What `agac plan` says of a random workflow, held against what the next run does.
 
 Each stage is compared. Where the plan calls it exact and all that is upstream of it is known, the numbers are equal.
 Where an answer that is not there yet decides, the plan says the most: no more tasks come to the stage, and no more is
@@ -7,25 +7,22 @@ asked. Where a stage is not `exact`, how many rows come to it is a guess, and no
 Narrower than one might wish, since stages that run side by side decide by chance, or by what fails: a stage is left out
 beside which rows leave (the plan counts it as if they did not), and of one that makes rows only the most is compared
 while a stage beside it is open or blocked (a row that fails makes no others; the plan counts them all the same).
-`make soak` looks for long, with other examples each time.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import note
-from hypothesis import strategies as st
-from hypothesis.stateful import rule
-from support.soak import SOAK, campaign
+from support.project import ProjectFolder
 
-from property.test_random_graphs import BATCHED, ROWS, Edit, GraphMachine, edits
+import agac
+from property.graphs import Graph
 
 
 @dataclass
-class Came:
+class StageCame:
     """What became of a stage's tasks. `failed` did in the last invocation, `stood` did before; `asked` counts the
     different questions of the last invocation."""
 
@@ -45,7 +42,8 @@ def asked_of(told: dict[str, Any]) -> int:
 
 def may_drop(told: dict[str, Any]) -> bool:
     """Whether rows leave at a stage, or may."""
-    return bool(told["dropped"] or told["undecided"] or told["guess"])
+    not_called = told["run"] and told["run_mode"] is None
+    return bool(told["dropped"] or told["undecided"] or told["guess"] or not_called)
 
 
 def is_open(told: dict[str, Any]) -> bool:
@@ -53,63 +51,17 @@ def is_open(told: dict[str, Any]) -> bool:
     return bool(told["run"] or told["in_flight"] or told["blocked"])
 
 
-class PlanMachine(GraphMachine):
-    """Plans before each run, and compares."""
+class Plan:
+    """What `agac plan` says before a run."""
 
-    # not what `agac plan` is about
-    retry = collect = run_some_stages = None  # type: ignore[assignment]
+    def __init__(self, project: ProjectFolder, graph: Graph, limit: int | None) -> None:
+        self.project, self.graph = project, graph
+        options = agac.RunOptions(limit=limit)
+        self.stages: list[dict[str, Any]] = agac.plan_run("reviews", options, project=project.root).as_json()["stages"]
 
-    def plan(self, limit: int | None) -> dict[str, Any]:
-        """What `agac plan` says."""
-        flags = [] if limit is None else ["--limit", str(limit)]
-        ran = self.project.agac("plan", "-a", "reviews", "--json", *flags)
-        assert ran.code == 0, ran.err
-        found: dict[str, Any] = json.loads(ran.out)
-        return found
-
-    def planned_run(self, concurrency: int, limit: int | None = None) -> None:
-        """A plan, the run, and a plan after it, by which nothing is left but what is tried again."""
-        plan = self.plan(limit)
-        report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True)
-        self.provider.take()
-        came = self.became(report.summary["run"])
-        note(json.dumps(plan["stages"]))
-        note(str(came))
-        self.compare(plan, came)
-        self.is_nothing_left(self.plan(limit), came)
-
-    @rule(
-        edits=edits(0), concurrency=st.integers(1, 8), limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
-        trouble=st.booleans(), compare=st.just(False), batched=BATCHED, fresh=st.just(False),
-    )  # fmt: skip
-    def run(
-        self, edits: list[Edit], concurrency: int, limit: int | None, trouble: bool, compare: bool, batched: int,
-        fresh: bool,
-    ) -> None:  # fmt: skip
-        self.edit(edits)
-        self.write(self.project, batched)
-        self.provider.trouble = trouble
-        self.planned_run(concurrency, limit)
-
-    @rule(
-        how=st.sampled_from(["commit", "committed", "statement"]), number=st.integers(1, 8),
-        concurrency=st.integers(1, 4), edits=edits(1), rows=st.lists(ROWS, max_size=3), batched=BATCHED,
-    )  # fmt: skip
-    def run_disturbed(
-        self, how: str, number: int, concurrency: int, edits: list[Edit], rows: list[Any], batched: int
-    ) -> None:
-        """A kill -9, then a plan and a run."""
-        self.edit(edits)
-        self.new_rows(rows)
-        self.write(self.project, batched)
-        words = ("run", "-a", "reviews", "--concurrency", str(concurrency), "--wait", "--yes")
-        killed = self.project.agac(*words, kill=f"{how}:{number * 2}")
-        assert killed.code in (0, 3, -9), killed.err
-        self.planned_run(concurrency)
-
-    def became(self, run: int) -> dict[str, Came]:
+    def became(self, run: int) -> dict[str, StageCame]:
         """What became of each stage's tasks, as the store has it."""
-        found = {name: Came() for name in self.graph.order}
+        found = {name: StageCame() for name in self.graph.order}
         [(event, at)] = self.project.query(
             "SELECT id, at FROM event WHERE run_id = ? AND kind = 'invocation' ORDER BY id DESC LIMIT 1", run
         )
@@ -129,9 +81,10 @@ class PlanMachine(GraphMachine):
             found[self.graph.order[position]].asked = count
         return found
 
-    def compare(self, plan: dict[str, Any], came: dict[str, Came]) -> None:
-        """The plan's stages, each against what became of it."""
-        told = {stage["name"]: stage for stage in plan["stages"]}
+    def compare(self, run: int) -> None:
+        """Its stages, each against what became of it in the last invocation of the run."""
+        came, told = self.became(run), {stage["name"]: stage for stage in self.stages}
+        note(f"{self.stages}\n{came}")
         assert list(told) == self.graph.order
         for name, one in told.items():
             above = self.above(name)
@@ -152,7 +105,7 @@ class PlanMachine(GraphMachine):
         needs = self.graph.all[name].needs
         return {*needs, *(further for need in needs for further in self.above(need))}
 
-    def is_known(self, told: dict[str, Any], came: Came) -> None:
+    def is_known(self, told: dict[str, Any], came: StageCame) -> None:
         """Nothing that decides is open, but whether a function that was not called yet lets a row leave."""
         says = {
             "well": told["run"] + told["reuse"] + told["in_flight"],
@@ -160,23 +113,19 @@ class PlanMachine(GraphMachine):
             "dropped": told["dropped"],
         }
         is_ = {"well": came.well + came.failed, "skipped": came.skipped, "dropped": came.dropped}
-        if told["guess"] is not None:
+        if told["guess"] is not None or (told["run"] and told["run_mode"] is None):
             says["well"], is_["well"] = says["well"] + says.pop("dropped"), is_["well"] + is_.pop("dropped")
         assert says == is_, (told["name"], says, is_)
         # what is in a batch counts as asked in the invocation that takes its answer
         assert asked_of(told) <= came.asked <= asked_of(told) + told["in_flight"], (told["name"], told, came)
 
-    def is_at_most(self, told: dict[str, Any], came: Came) -> None:
+    def is_at_most(self, told: dict[str, Any], came: StageCame) -> None:
         """What comes is no more than what was said."""
         assert came.asked <= asked_of(told) + told["collapsed"] + told["in_flight"], (told["name"], told, came)
         total = sum(told[key] for key in ("run", "reuse", "in_flight", "blocked", "skipped", "dropped"))
         assert came.well + came.failed + came.stood + came.skipped + came.dropped <= total, (told["name"], told, came)
 
-    def is_nothing_left(self, plan: dict[str, Any], came: dict[str, Came]) -> None:
+    def is_nothing_left(self, run: int) -> None:
         """After a run only what failed is asked again."""
-        failed = any(one.failed or one.stood for one in came.values())
-        assert failed or all(stage["run"] == 0 and stage["exact"] for stage in plan["stages"]), plan["stages"]
-
-
-PlanMachine.TestCase.settings = campaign(test=6, soak=300, steps=8 if SOAK else 4)
-TestPlanForetells = PlanMachine.TestCase
+        failed = any(one.failed or one.stood for one in self.became(run).values())
+        assert failed or all(stage["run"] == 0 and stage["exact"] for stage in self.stages), self.stages
