@@ -116,25 +116,18 @@ def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) 
 
 
 def test_names_clash_for_the_whole_table_or_not_at_all(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "x"}, {"id": "b", "text": "y", "result": "mine"}], "data/rows.jsonl")
-    project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output={"format": "csv", "merge": "extend"})
-    project.run()
-    assert table(project) == [
-        ["id", "text", "result", "say.result", "error"], ["a", "x", "", "x", ""], ["b", "y", "mine", "y", ""],
-    ]  # fmt: skip
-    assert project.output() == [
-        {"id": "a", "text": "x", "say.result": "x"}, {"id": "b", "text": "y", "result": "mine", "say.result": "y"},
-    ]  # fmt: skip
-
-
-def test_a_column_called_error_keeps_its_name_and_numbers_below_zero_stay_in_safe_cells(project: ProjectFolder) -> None:
-    project.rows([{"id": "a", "text": "x", "error": "mine", "n": -5, "f": -0.5, "l": ["=1"]}], "data/rows.jsonl")
-    output = {"format": "csv", "csv_safe": True}
+    mine = {"result": "mine", "error": "mine", "n": -5, "f": -0.5, "l": ["=1"]}
+    project.rows([{"id": "a", "text": "x"}, {"id": "b", "text": "y", **mine}], "data/rows.jsonl")
+    output = {"format": "csv", "csv_safe": True, "merge": "extend"}
     project.run(project.workflow(path="data/rows.jsonl", defaults=ECHO, stages=SAY, output=output))
     assert table(project) == [
-        ["id", "text", "error", "n", "f", "l", "result", "say.error"],
-        ["a", "x", "mine", "-5", "-0.5", '["=1"]', "x", ""],
+        ["id", "text", "result", "error", "n", "f", "l", "say.result", "say.error"],
+        ["a", "x", "", "", "", "", "", "x", ""],
+        ["b", "y", "mine", "mine", "-5", "-0.5", '["=1"]', "y", ""],
     ]
+    assert project.output() == [
+        {"id": "a", "text": "x", "say.result": "x"}, {"id": "b", "text": "y", **mine, "say.result": "y"},
+    ]  # fmt: skip
 
 
 def test_another_format_is_written_without_a_call_and_without_a_new_run(project: ProjectFolder, server: Server) -> None:
@@ -165,27 +158,21 @@ def test_an_unchanged_run_leaves_its_tables_as_they_are_and_makes_again_what_was
     assert server.account()["requests"] == 2
 
 
-def test_a_format_that_is_not_wanted_any_more_leaves_no_file_nor_does_another_run(project: ProjectFolder) -> None:
+def test_a_format_that_is_not_wanted_any_more_leaves_no_file_but_one_of_the_user_stays(project: ProjectFolder) -> None:
     simple(project, format=EVERY)
     assert names(project) == {f"results.{name}" for name in EVERY}
     simple(project, format="tsv")
     assert names(project) == {"results.tsv"}
-    simple(project)
-    assert names(project) == set()
     simple(project, format=EVERY)
     project.run(project.workflow(defaults=ECHO, stages=[{"name": "say", "prompt": "again ${text}"}]))
     assert names(project) == set()
-
-
-def test_a_file_of_the_user_under_such_a_name_stays(project: ProjectFolder) -> None:
     simple(project, format=["csv", "tsv"])
-    folder = project.root / "output/reviews"
-    (folder / "results.csv").write_text("sorted by hand")
-    (folder / "results.txt").write_text("mine")
+    mine = {project.root / "output/reviews" / name: name for name in ("results.csv", "results.txt")}
+    for path, text in mine.items():
+        path.write_text(text)
     simple(project)
-    assert names(project) == {"results.csv", "results.txt"}
-    assert (folder / "results.csv").read_text() == "sorted by hand"
-    assert (folder / "results.txt").read_text() == "mine"
+    assert names(project) == set(mine.values())
+    assert {path: path.read_text() for path in mine} == mine
 
 
 def test_export_makes_everything_again_to_the_byte(project: ProjectFolder) -> None:

@@ -1,16 +1,15 @@
 """Every source with every output: what a row and a result hold arrives, in whatever way each format can hold it.
 
 The model says each row back as its result, so that every value goes both ways: as the row's own and as the result's.
-A new source or output adds one entry to `SOURCES` or `SINKS`.
+A new source or output adds one entry to `SOURCES` or `SINKS`. What is packed, in several files or piped in gives the
+same rows as one file: test_sources.py.
 """
 
 import csv
-import gzip
 import io
 import json
 import math
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 from support.mirror import mirror
-from support.project import ProjectFolder, clean_environment, command
+from support.project import ProjectFolder
 
 from agac.data.sinks import TABLES
 from agac.data.sources import FORMATS, open_input, read_rows
@@ -26,7 +25,6 @@ from agac.spec.loader import load_project, load_workflow
 from agac.spec.workflow import InputFormat, OutputFormat, Overrides
 
 duckdb = pytest.importorskip("duckdb")
-zstandard = pytest.importorskip("zstandard")
 
 Values = dict[str, Any]
 
@@ -95,12 +93,6 @@ def write(project: ProjectFolder, name: str, text: str) -> Values:
     return {"path": f"data/{name}", "id_field": "id"}
 
 
-def packed(project: ProjectFolder, name: str, data: bytes) -> Values:
-    (project.root / "data").mkdir(exist_ok=True)
-    (project.root / "data" / name).write_bytes(data)
-    return {"path": f"data/{name}", "id_field": "id"}
-
-
 def plain_lines(project: ProjectFolder) -> Values:
     lines = [value for value in TEXTS.values() if value.strip() and len(value.splitlines()) == 1]
     return {"path": write(project, "rows.txt", "\n".join(lines) + "\n")["path"]}
@@ -110,12 +102,6 @@ def whole_files(project: ProjectFolder) -> Values:
     for place, value in enumerate(TEXTS.values()):
         project.write(f"data/files/ü {place}.md", value)
     return {"path": "data/files", "format": "files"}
-
-
-def two_files(project: ProjectFolder) -> Values:
-    for place, row in enumerate(loose_rows()):
-        project.write(f"data/parts/{place}.jsonl", json_lines([row]))
-    return {"path": "data/parts/*.jsonl", "id_field": "id"}
 
 
 def parquet(project: ProjectFolder) -> Values:
@@ -160,13 +146,6 @@ SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
     "parquet": parquet,
     "sqlite": database,
     "files": whole_files,
-    "glob": two_files,
-    "csv.gz": lambda project: packed(project, "rows.csv.gz", gzip.compress(delimited(text_rows(), ",").encode())),
-    "jsonl.zst": lambda project: packed(
-        project, "rows.jsonl.zst", zstandard.compress(json_lines(loose_rows()).encode())
-    ),
-    "list": lambda project: two_files(project) | {"path": [f"data/parts/{i}.jsonl" for i in range(len(loose_rows()))]},
-    "stdin": lambda project: packed(project, "rows", json_lines(loose_rows()).encode()) | {"path": "-"},
     "numbered": lambda project: {"path": write(project, "rows.jsonl", json_lines(loose_rows()))["path"]},
 }
 
@@ -218,30 +197,18 @@ def ran(base_url: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
                 "workflows/reviews.yml",
                 json.dumps({"input": keys, "stages": STAGES, "output": {**output, "include_input": True}}),
             )
-            told = {} if keys["path"] != "-" else _piped(project, project.root / "data/rows")
-            report = project.run(**told)
+            report = project.run()
             assert report.exit_code == 0, report.summary["errors"]
-            finished[source] = _ran(project, Overrides(**told))
+            finished[source] = _ran(project)
         return finished[source]
 
     return run
 
 
-def _piped(project: ProjectFolder, rows: Path) -> Values:
-    """What was piped into a run of the command, kept in the project, is the input of those that go on with it."""
-    with rows.open("rb") as stdin:
-        ended = subprocess.run(
-            command(["run", "-a", "reviews"]), cwd=project.root, env=clean_environment(None), stdin=stdin, check=True
-        )
-    assert ended.returncode == 0
-    (kept,) = (project.root / ".agac/inputs").iterdir()
-    return {"input": kept}
-
-
-def _ran(project: ProjectFolder, overrides: Overrides) -> Ran:
+def _ran(project: ProjectFolder) -> Ran:
     spec, _ = load_project(project.root, {})
     assert spec is not None
-    workflow, _ = load_workflow(spec, "reviews", overrides)
+    workflow, _ = load_workflow(spec, "reviews", Overrides())
     assert workflow is not None
     rows = list(read_rows(open_input(workflow.input), workflow.input.id_field))
     assert all(row.data is not None for row in rows)
