@@ -22,6 +22,7 @@ from aiohttp import WSCloseCode, web
 
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.batch_api import (
+    MAX_FILE_BYTES,
     MESSAGE_ROUTES,
     OPENAI_ROUTES,
     BatchCall,
@@ -31,7 +32,6 @@ from agac.simulator.batch_api import (
     drop_connection,
     json_response,
 )
-from agac.simulator.batch_inputs import MAX_FILE_BYTES
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import Batches
 from agac.simulator.faults import (

@@ -19,7 +19,6 @@ from random import Random
 from typing import IO, Any
 
 from agac.simulator.anthropic import MessageBatches
-from agac.simulator.batch_inputs import CheckedInput, input_problem
 from agac.simulator.batch_store import DAY, Batch, BatchStore
 from agac.simulator.faults import BatchFaults, FaultPlan, LineFaults, changed_answer, error_of, rule_error
 from agac.simulator.openai import OpenAiBatches
@@ -52,6 +51,91 @@ FOREIGN_LINES = {
 
 SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
 """Faults that change a whole file of results."""
+
+
+MAX_ERRORS = 100
+MAX_ID_LENGTH = 64
+MAX_INPUT_BYTES = 200_000_000
+MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
+
+
+def input_problem(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
+    """An error as a batch lists it."""
+    return {"code": code, "line": line, "message": message, "param": param}
+
+
+class CheckedInput:
+    """The input of OpenAI's or Azure's batch, read in one pass, as these do once they have accepted the batch: `errors`
+    as a batch lists them, the count of requests, their model and their tokens. Only the ids of its requests are held.
+    """
+
+    def __init__(self, path: Path, batch: Batch) -> None:
+        self.endpoint = batch.endpoint
+        self.errors: list[dict[str, Any]] = []
+        self.model = ""
+        self.tokens = 0
+        self._ids: set[int] = set()
+        if path.stat().st_size > MAX_INPUT_BYTES:
+            message = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
+            self.errors = [input_problem("file_too_large", message)]
+            return
+        written, limit = False, MAX_REQUESTS[batch.family]
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                if number > limit:
+                    message = f"The file holds more than {limit:,} requests, the most."
+                    self.errors = [input_problem("too_many_tasks", message)]
+                    return
+                written = written or not raw.isspace()
+                self.errors += self._line_problems(number, raw)
+                if len(self.errors) >= MAX_ERRORS:
+                    break
+        if not written:
+            self.errors = [input_problem("empty_file", "The batch input file is empty.")]
+        if not self.errors and "missing" in self.model:
+            self.errors = [input_problem("model_not_found", unknown_model(self.model).message, 1, "body.model")]
+
+    @property
+    def total(self) -> int:
+        """How many requests there are."""
+        return len(self._ids)
+
+    def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
+        """What is wrong with a line, nothing for a good one."""
+        try:
+            line = json.loads(raw.decode())  # a byte order mark is not JSON
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict):
+            yield input_problem("invalid_json_line", "This line is not parseable as valid JSON.", number)
+            return
+        if lacking := [name for name in ("custom_id", "method", "url", "body") if not line.get(name)]:
+            message = f"Missing required parameter: '{lacking[0]}'."
+            yield input_problem("missing_required_parameter", message, number, lacking[0])
+            return
+        custom_id, body = line["custom_id"], line["body"]
+        if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
+            message = f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
+            yield input_problem("invalid_custom_id", message, number, "custom_id")
+        elif hash(custom_id) in self._ids:
+            message = f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
+            yield input_problem("duplicate_custom_id", message + "Every custom_id must be unique.", number, "custom_id")
+        else:
+            self._ids.add(hash(custom_id))
+        if line["method"] != "POST":
+            yield input_problem("invalid_method", "Invalid 'method': expected 'POST'.", number, "method")
+        if line["url"] != self.endpoint:
+            message = f"The URL provided for this request does not match the batch endpoint {self.endpoint}."
+            yield input_problem("url_mismatch", message, number, "url")
+        model = body.get("model") if isinstance(body, dict) else None
+        if not isinstance(model, str) or not model:
+            yield input_problem("invalid_request", "Invalid 'body': expected an object with a 'model'.", number, "body")
+        elif model != (self.model or model):
+            message = f"The model '{model}' does not match '{self.model}': all requests of a batch ask the same model."
+            yield input_problem("model_mismatch", message, number, "body.model")
+        else:
+            self.model = model
+        self.tokens += len(raw) // 4
 
 
 @dataclass(slots=True)

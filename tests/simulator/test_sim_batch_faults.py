@@ -130,15 +130,6 @@ async def test_a_new_file_is_not_found_at_first(batches: Any) -> None:
         assert (account["posts"], account["created"], account["faults"]) == (3, 1, {"batch_file_lag": 2})
 
 
-async def test_metadata_is_not_echoed(batches: Any) -> None:
-    async with batches(faults=[{"kind": "batch_no_metadata"}]) as api:
-        batch = await api.create(1, metadata={"agac_intent": "k"})
-        assert batch["metadata"] is None
-        assert (await api.look(batch))["metadata"] is None
-        assert (await api.ok("GET", "/batches"))["data"][0]["metadata"] is None
-        assert await counted(api) == {"batch_no_metadata": 1}
-
-
 async def test_a_batch_is_rejected(batches: Any) -> None:
     rule = {
         "kind": "batch_reject", "code": "invalid_json_line", "line": 3, "message": "Line 3 is odd.",
@@ -220,6 +211,7 @@ ENDS: list[tuple[list[dict[str, Any]], dict[str, Any], list[Any], int, dict[str,
     ),
     ([{"kind": "batch_null_output"}], {"output_file_id": None, "error_file_id": None, **DONE}, [], 2, {}),
     ([{"kind": "batch_empty_output_id"}], {"output_file_id": "", "error_file_id": None, **DONE}, [], 2, {}),
+    ([{"kind": "batch_no_metadata"}], {"metadata": None, **DONE}, [200], 1, {}),
     ([{"kind": "batch_zero_error_file"}], DONE, [200, 200], 2, {}),
 ]  # fmt: skip
 """Rules, what the batch says, what becomes of each request, how many are charged, faults that count more than once."""
@@ -230,8 +222,9 @@ async def test_how_a_batch_ends(
     batches: Any, rules: Any, says: dict[str, Any], found: list[Any], charged: int, more: dict[str, int]
 ) -> None:
     async with batches(faults=rules) as api:
-        batch = await api.run(len(found) or 2)
+        batch = await api.run(len(found) or 2, metadata={"agac_intent": "k"})
         assert says.items() <= batch.items()
+        assert (await api.ok("GET", "/batches"))["data"] == [batch]
         results = await api.results(batch)
         assert statuses(results) == {f"r-{number}": status for number, status in enumerate(found, start=1)}
         account = await api.counted()
@@ -341,14 +334,9 @@ async def test_a_share_of_the_requests_fails_the_same_ones_each_time(batches: An
 async def test_pages_are_small_however_large_they_should_be(batches: Any) -> None:
     async with batches(faults=[{"kind": "batch_paged", "size": 1}]) as api:
         made = [(await api.create(1))["id"] for _ in range(3)][::-1]
-        seen: list[str] = []
-        page: dict[str, Any] = {"has_more": True}
-        while page["has_more"]:
-            after = f"&after={seen[-1]}" if seen else ""
+        for place, after in enumerate(("", f"&after={made[0]}", f"&after={made[1]}")):
             page = await api.ok("GET", f"/batches?limit=100{after}")
-            seen += [one["id"] for one in page["data"]]
-            assert len(page["data"]) == 1
-        assert seen == made
+            assert ([one["id"] for one in page["data"]], page["has_more"]) == ([made[place]], place < 2)
 
 
 async def test_texts_are_found_however_letters_are_written(batches: Any) -> None:
