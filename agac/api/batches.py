@@ -276,7 +276,7 @@ AT_ONCE = 8
 
 
 async def _ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tuple[dict[int, ProviderBatch], list[str]]:
-    """How submitted batches stand, by number; and why some could not be asked for, each reason once."""
+    """The states of submitted batches, by number; and why some could not be asked for, each reason once."""
     seen: dict[int, ProviderBatch] = {}
     reasons: dict[str, None] = {}
     room = asyncio.Semaphore(AT_ONCE)

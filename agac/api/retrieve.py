@@ -199,7 +199,7 @@ def batch_wait(
         time.sleep(pause)
         try:
             report = batch_status(batch_id, project=project)
-        except UsageError:  # somebody took them meanwhile
+        except UsageError:  # another command retrieved them meanwhile
             break
     if report.batches and all(line.batch.state == BatchStep.NEEDS_HUMAN for line in report.batches):
         return waited("they want a decision, which `agac doctor` explains", ExitCode.NOT_READY)
@@ -293,7 +293,7 @@ async def doctor(
 
 
 async def _decided(opened: Project, database: Database, adopt: str | None, named: str | None) -> Finding:
-    """A human's decision on a batch of which nobody knew."""
+    """Applies a user's decision on a batch that could not be found."""
     stored = await batches.batches(database, named=named)
     undecided = [one for one in stored if one.state == BatchStep.NEEDS_HUMAN]
     if not undecided:

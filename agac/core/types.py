@@ -282,8 +282,17 @@ def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any],
         name = name or key.removeprefix("**")
         hint = _hint_of(kind, name)
         convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
-        found.append((key, attrgetter(name), convert))
+        found.append((key, _reader(name), convert))
     return found
+
+
+def _reader(path: str) -> Callable[[Any], Any]:
+    """Reads a field, or one of a record in it (`run.id`); None where that record is missing."""
+    name, _, further = path.partition(".")
+    if not further:
+        return attrgetter(name)
+    read = _reader(further)
+    return lambda value: None if getattr(value, name) is None else read(getattr(value, name))
 
 
 def _hint_of(kind: Any, path: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 class BatchState(StrEnum):
-    """How a batch stands at its provider: the same words for all of them."""
+    """The state of a batch at its provider: the same words for all of them."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -24,7 +24,7 @@ class BatchState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing will happen to it any more. A state that nobody knows is read as `in_progress`."""
+        """Whether nothing will happen to it any more. An unknown state is read as `in_progress`."""
         return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED)
 
 
@@ -50,7 +50,7 @@ class BatchTraits:
     windows: tuple[str, ...] = ("24h",)
     """The completion windows that may be asked for, the default first."""
     endpoint_prefix: str = "/v1"
-    """What stands before a dialect's path in a line's `url` and a batch's `endpoint`."""
+    """The prefix of a dialect's path in a line's `url` and a batch's `endpoint`."""
     finds_by: FindsBy = "key"
     filters: str | None = None
     """The parameter by which the list is asked for our key alone (`metadata[agac_intent]`); None: it is paged through.
@@ -108,7 +108,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class ProviderBatch:
-    """A batch as its provider tells it. Times are seconds since 1970; counts None where they are not told.
+    """A batch as its provider reports it. Times are seconds since 1970; counts None where it reports none.
 
     `word` is the provider's own for its state, `known` False when it is one that this program has never heard of.
     `key` and `file_id` are what it echoes of its `Order`. `results` are there once it is terminal, and may be none.
@@ -148,7 +148,7 @@ class ProviderBatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """An input or output file that lies at the provider. `key`: of the batch that it belongs to, where that is told."""
+    """An input or output file at the provider. `key`: of the batch that it belongs to, where that is known."""
 
     id: str
     name: str
@@ -185,7 +185,7 @@ STATES: Mapping[str, tuple[BatchState, bool]] = {
 """What the words of providers mean, in lower case, and whether they are known."""
 
 UNKNOWN = (BatchState.IN_PROGRESS, False)
-"""A word that nobody knows is no end: the batch is asked for again."""
+"""An unknown word is not an end: the batch is asked for again."""
 
 
 # What is known about the batches of each provider, as data: numbers with their sources, read November 2026.
@@ -209,7 +209,7 @@ ANTHROPIC = BatchTraits(
 )
 
 GENERIC: dict[str, BatchTraits] = {
-    # whoever looks alike: nobody promised that metadata is echoed, how long files are kept, or that batches are cheaper
+    # look-alikes: it is not promised that metadata is echoed, how long files are kept, or that batches are cheaper
     "openai": BatchTraits(api="openai", grace=600.0, results_kept=None, price_factor=1.0),
     "anthropic": replace(ANTHROPIC, price_factor=1.0),
 }

@@ -134,7 +134,7 @@ class OpenAIBatches(BatchApi):
         made = self._batch(found, creates=True)
         if not isinstance(made, Fault) or made.status not in (400, 404) or made.ambiguous:
             return made
-        # a file that was just uploaded can be unknown to whoever creates batches: nothing was created, try again
+        # a file that was just uploaded can be unknown where batches are created: nothing was created, try again
         late = _NOT_YET.search(made.message)
         return replace(made, kind=FaultKind.RETRY, code="input_file_not_found") if late else made
 
@@ -273,7 +273,7 @@ def _failed(custom_id: str, error: Any, status: int | None, body: bytes) -> Resu
         return ResultLine(custom_id, ended, message=message or code)
     status = status or _status(error) or 0
     if status >= 400 or code:
-        # an error that comes with no status, or with a good one, is told by its code
+        # an error that comes with no status, or with a good one, is known by its code
         body = body if body and status >= 400 else encode({"error": error})
         return ResultLine(custom_id, "answered", max(status, 200), body, message)
     return ResultLine(custom_id, "unanswered", message=message or "an error without words")
@@ -292,7 +292,7 @@ def _body(value: Any) -> bytes:
 
 
 def _one_line(body: bytes) -> bytes:
-    """The same JSON without U+2028 and U+2029, which can stand in its texts only."""
+    """The same JSON without U+2028 and U+2029, which can be in its texts only."""
     if b"\xe2\x80" not in body:
         return body
     return body.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
@@ -387,7 +387,7 @@ class AnthropicBatches(BatchApi):
         numbers = [number for number in counted.values() if number is not None]
         state, known = STATES.get(word.lower(), UNKNOWN)
         ended = word.lower() == "ended"
-        if ended:  # an end has one word; what it was is told by the counts
+        if ended:  # an end has one word; the counts say what it was
             cancelled = data.get("cancel_initiated_at") and counted["canceled"]
             expired = BatchState.EXPIRED if counted["expired"] else BatchState.COMPLETED
             state, known = BatchState.CANCELLED if cancelled else expired, True
@@ -410,7 +410,7 @@ class AnthropicBatches(BatchApi):
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
-        """One of the requests. All of them are messages: `endpoint` is not told."""
+        """One of the requests. All of them are messages: `endpoint` is not sent."""
         return b'{"custom_id":' + json.dumps(custom_id).encode() + b',"params":' + _one_line(body) + b"}"
 
     @staticmethod

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NO_BATCHES = "Does {base_url} offer files and batches? If not, write run_mode: sync, or batch: none for {provider}."
 
 _FULL = Rule(ANY, codes("token_limit_exceeded enqueued_token_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED)
-"""The account's limit on enqueued tokens, where it is told at once (Azure tells it with a failed batch)."""
+"""The account's limit on enqueued tokens, where it is reported at once (Azure reports it with a failed batch)."""
 
 _TOO_LARGE = Rule((413,), NOTHING, FaultKind.TASK, remedy="Lower batch.max_bytes or batch.max_requests.")
 _NOWHERE = (
@@ -55,7 +55,7 @@ def creating(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 _BEFORE_ALL = (401, 403, 404, 405, 407, 410, 411, 413, 414, 415, 429, 431)
-"""Statuses with which whoever stands before an API turns a request away, in whatever words."""
+"""Statuses with which a proxy or gateway before an API refuses a request, in whatever words."""
 
 
 def proves_nothing(status: int, data: Any) -> bool:
@@ -124,7 +124,7 @@ LEEWAY = 300.0
 
 _KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection")
 """Headers that are the transport's. All others of an SDK go: it takes keys, organizations and whole headers from
-variables that nobody meant for this provider."""
+variables that were not meant for this provider."""
 
 Sdk = tuple[Callable[..., Any], Any, type[Exception]]
 """A maker's asynchronous client; its exception for an error status, with the `response`; its exception for anything
@@ -212,14 +212,14 @@ class BatchApi:
     async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
         """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) those
         created at or after `since` with as many requests. The list is read to its end, or well past `since`; a Fault
-        ends it. How they stand may lag behind what `look` says."""
+        ends it. Their states may lag behind what `look` says."""
         query = {self._traits.filters: order.key} if self._traits.filters else {}
         async for one in self._batches(query, since):
             if isinstance(one, Fault) or self.may_be(one, order, since):
                 yield one
 
     async def look(self, batch: str) -> ProviderBatch | Fault:
-        """How a batch stands. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
+        """The state of a batch. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
         return self._batch(await self._ask("get", self._at(batch), known=True))
 
     async def download(self, result: Remote, path: Path) -> int | Fault:

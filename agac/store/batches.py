@@ -32,7 +32,7 @@ class BatchStep(StrEnum):
 
     PLANNED = "PLANNED"  # tasks join it; its file is being written. A crash: the tasks go into another one
     BUILT = "BUILT"  # its file is whole and on the disk; nothing of it is known outside
-    UPLOAD_INTENT = "UPLOAD_INTENT"  # its file is about to lie at the provider, or lies there: it is looked for
+    UPLOAD_INTENT = "UPLOAD_INTENT"  # its file is about to be at the provider, or is there: it is looked for
     UPLOADED = "UPLOADED"
     CREATE_INTENT = "CREATE_INTENT"  # it is about to exist, or exists and costs: it is looked for
     SUBMITTED = "SUBMITTED"  # it exists, and we know its name
@@ -74,7 +74,7 @@ def may_follow(before: BatchStep, after: BatchStep) -> bool:
 
 
 class TaskState(IntEnum):
-    """Where a task of a batch stage stands. WAITING | ENROLLED → READY → SETTLED."""
+    """The state of a task of a batch stage. WAITING | ENROLLED → READY → SETTLED."""
 
     WAITING = 0  # an equal task is in a batch: it waits for its answer
     ENROLLED = 1  # in a batch that is not ingested
@@ -300,7 +300,7 @@ async def batches(
 
 
 class BatchStatusCount(NamedTuple):
-    """The open batches of a stage, by its position, that stand alike; `status` is '' of those not submitted."""
+    """The open batches of a stage, by its position, in the same state; `status` is '' of those not submitted."""
 
     stage: int
     status: str

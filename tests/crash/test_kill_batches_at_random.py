@@ -1,13 +1,12 @@
 """kill -9 again and again, anywhere, with several batches of two stages: the results of a run that nobody disturbed."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.batchcase import FINISHED, STAGE, BatchCase, assert_ended
-from support.server import Server, simulator
+from support.server import Faulty, Server
 from support.soak import few
 
 APIS = ("openai", "anthropic")
@@ -15,12 +14,6 @@ ANSWER = {"name": "answer", "prompt": "Answer ${text}, found ${classify.sentimen
 KILLS = 12
 FURTHEST = 40
 """Steps after which a command is killed at the latest: it has about a hundred to do in all."""
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with simulator() as server:
-        yield server
 
 
 def two_stages(folder: Path, server: Server, api: str, mode: str, **batch: Any) -> BatchCase:
@@ -34,13 +27,16 @@ def two_stages(folder: Path, server: Server, api: str, mode: str, **batch: Any) 
     return case
 
 
-@pytest.fixture
-def expected(api: str, server: Server, tmp_path: Path) -> list[Any]:
-    """The results of a run that nobody disturbed."""
-    called = two_stages(tmp_path / "called", server, api, "sync")
-    assert_ended(called.run("--run-mode", "sync"))
-    server.reset()
-    return called.project.envelopes()
+OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
+
+
+def failing(seed: int) -> list[dict[str, Any]]:
+    """Answers that are lost before or after their effect."""
+    return [
+        {"kind": kind, "op": op, "at": [2 + seed, 5, 9 + seed]}
+        for kind, ops in (("batch_drop_after", OPERATIONS[::2]), ("batch_drop_before", OPERATIONS[1::2]))
+        for op in (ops if seed % 2 else reversed(ops))
+    ]
 
 
 def killed_all_the_time(case: BatchCase, chance: random.Random, *, faults: bool = False) -> None:
@@ -55,46 +51,27 @@ def killed_all_the_time(case: BatchCase, chance: random.Random, *, faults: bool 
 
 
 @pytest.mark.parametrize(
-    ("api", "mode", "seed"),
-    few([(api, mode, seed) for seed in range(1, 11) for api in APIS for mode in ("batch", "sync")], 13),
+    ("api", "mode", "seed", "fails"),
+    few([(api, mode, seed, False) for seed in range(1, 11) for api in APIS for mode in ("batch", "sync")], 13)
+    + few([(api, "batch", seed, True) for seed in range(10) for api in APIS], 13),
 )
 def test_a_run_survives_being_killed_all_the_time(
-    api: str, mode: str, seed: int, expected: list[Any], server: Server, tmp_path: Path
+    api: str, mode: str, seed: int, fails: bool, faulty: Faulty, tmp_path: Path
 ) -> None:
-    """Case 43."""
+    """Case 43; also at a provider that fails."""
+    undisturbed = two_stages(tmp_path / "called", faulty([]), api, "sync")
+    assert_ended(undisturbed.run("--run-mode", "sync"))
+    server = faulty(failing(seed) if fails else [])
     case = two_stages(tmp_path / "project", server, api, mode)
-    killed_all_the_time(case, random.Random(seed))
-    case.finish("run")
+    killed_all_the_time(case, random.Random(seed), faults=fails)
+    if not fails:
+        case.finish("run")
+    while not case.is_whole() or not set(case.steps()) <= FINISHED:
+        case.run("--wait")
     account, called = case.account(), server.account()
-    assert case.project.envelopes() == expected
-    batches = 6 if mode == "batch" else 3
-    assert (account["created"], account["duplicates"]) == (batches, 0)  # a create that was cut off is none
-    assert (account["open"], account["kept"]) == (0, 0)
-    assert account["charged"] == 20 if mode == "batch" else 10
-    assert called["charged"] - called["duplicates"] == (0 if mode == "batch" else 10)
+    assert case.project.envelopes() == undisturbed.project.envelopes()
+    is_batch = mode == "batch"
+    assert (account["created"], account["duplicates"]) == (6 if is_batch else 3, 0)  # a create that was cut off is none
+    assert (account["charged"], account["open"], account["kept"]) == (20 if is_batch else 10, 0, 0)
+    assert called["charged"] - called["duplicates"] == (0 if is_batch else 10)
     case.assert_clean()
-
-
-OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
-
-
-@pytest.mark.parametrize(("api", "seed"), few([(api, seed) for seed in range(10) for api in APIS], 13))
-def test_a_run_survives_being_killed_all_the_time_at_a_provider_that_fails(
-    api: str, seed: int, server: Server, expected: list[Any], tmp_path: Path
-) -> None:
-    """Case 43 with answers that are lost before and after their effect."""
-    faults = [
-        {"kind": kind, "op": op, "at": [2 + seed, 5, 9 + seed]}
-        for kind, ops in (("batch_drop_after", OPERATIONS[::2]), ("batch_drop_before", OPERATIONS[1::2]))
-        for op in (ops if seed % 2 else reversed(ops))
-    ]
-    with simulator(faults=faults, folder=tmp_path / "faults") as failing:
-        case = two_stages(tmp_path / "project", failing, api, "batch")
-        killed_all_the_time(case, random.Random(seed), faults=True)
-        while not case.is_whole() or not set(case.steps()) <= FINISHED:
-            case.run("--wait")
-        account = case.account()
-        assert case.project.envelopes() == expected
-        assert (account["created"], account["charged"], account["duplicates"]) == (6, 20, 0)
-        assert (account["open"], account["kept"]) == (0, 0)
-        case.assert_clean()

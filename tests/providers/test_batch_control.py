@@ -251,12 +251,12 @@ LINE = b'{"custom_id":"key-0-abc","text":"' + b"x" * 990 + b'"}\n'
 
 @both
 def test_a_large_body_is_never_held_and_never_blocks(name: str, server: Canned, tmp_path: Path) -> None:
-    """100 MB there, 50 MB back."""
+    """40 MB there, 30 MB back."""
     path = tmp_path / "large.jsonl"
     with path.open("wb") as file:
-        file.writelines(itertools.repeat(LINE * 100, 1000))
-    large = Order("key", path, "/v1/chat/completions", "m", 100_000, None)
-    content = LINE * 50_000
+        file.writelines(itertools.repeat(LINE * 100, 400))
+    large = Order("key", path, "/v1/chat/completions", "m", 40_000, None)
+    content = LINE * 30_000
     server.answers("POST /files", Answer({"id": "file-1", "bytes": path.stat().st_size}))
     server.answers("POST /messages/batches", Answer(BATCH["anthropic"]))
     server.answers(f"GET {RESULTS[name]}", Answer(content))

@@ -36,7 +36,7 @@ from agac.store.batches import (
 from agac.store.db import Database
 
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
-# enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this goes round until nothing is open.
+# enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this is repeated until nothing is open.
 
 _log = logging.getLogger("agac.batch")
 
@@ -126,8 +126,8 @@ class Batches:
         if self._may_submit:
             await self._submit(record)
 
-    async def _let_go(self, record: BatchRecord, then_do: str, note: str) -> None:
-        """A batch of this run that was not sent ends, and what was set aside for it is free again."""
+    async def _release(self, record: BatchRecord, then_do: str, note: str) -> None:
+        """Ends a batch of this run that was not sent, and frees what was reserved for it."""
         self._give_back(await self._journal.release(record, then_do, note))
 
     async def _too_late(self, record: BatchRecord) -> bool:
@@ -135,12 +135,12 @@ class Batches:
         own_unsent = record.state in UNSENT and record.run_id == self._context.run
         if not own_unsent or not await self._context.is_due(record):
             return False
-        await self._let_go(record, "sync", "its deadline came before there was room for it: its tasks are called")
+        await self._release(record, "sync", "its deadline came before there was room for it: its tasks are called")
         self._released = True
         return True
 
     async def _stale(self) -> Stale:
-        """Open batches with tasks that nobody wants any more: those of other runs of the workflow, and those of this
+        """Open batches with tasks that are no longer needed: those of other runs of the workflow, and those of this
         run where its rows changed."""
         context = self._context
         await context.ledger.durable()
@@ -154,7 +154,7 @@ class Batches:
             record = await read_batch(database, number)
             if record is None or record.state not in WAITING | AT_PROVIDER:
                 continue
-            # next to which something of this run was submitted already: somebody said yes to that
+            # unless something of this run was submitted next to it already: that was confirmed
             if record.run_id == run or not any(at > record.planned_at for at in sent):
                 found.append((record, count))
         return found
@@ -181,11 +181,11 @@ class Batches:
                     self._may_submit = not self.done.stale or await context.batching.confirm_stale(self.done.stale)
                 except AgacError as error:
                     context.stop_signal.refuse(error)
-                    # what was not sent waits for the next time that somebody runs the workflow
+                    # what was not sent waits for the next `agac run`
                     for record in waiting:
                         if record.run_id == context.run and record.state in UNSENT:
                             note = "its user did not want it submitted beside others that are open"
-                            await self._let_go(record, "run", note)
+                            await self._release(record, "run", note)
             for record in waiting:
                 if await self._too_late(record):
                     continue
@@ -197,7 +197,7 @@ class Batches:
             await clean_up(context)
 
     def _give_back(self, record: BatchRecord) -> None:
-        """What was set aside for a batch that never ran is free again."""
+        """Frees what was reserved for a batch that never ran."""
         if self._context.budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
             self._context.budget.ingested(record.id, NOTHING)
 
@@ -273,7 +273,7 @@ class Batches:
 
 
 async def give_up_torn(context: BatchContext, record: BatchRecord) -> str:
-    """Ends a batch that is PLANNED while nobody fills it: its file is torn, and nothing of it is known outside. Returns
+    """Ends a batch that is PLANNED while no process fills it: its file is torn, and no provider knows of it. Returns
     the reason."""
     note = "the command that filled it ended before it was whole"
     await context.journal.release(record, "batch", note)
@@ -306,7 +306,7 @@ async def clean_up(context: BatchContext) -> None:
 
 
 def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
-    """What came of an ingested batch, for whoever shows it."""
+    """The results of an ingested batch by kind, for reports."""
     counts = record.counts or {}
     return {
         "id": record.id,

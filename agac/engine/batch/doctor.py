@@ -57,23 +57,13 @@ async def batch_maintenance(
 class Finding(Report):
     """One thing that was found: of which `kind`, whether it was set right already (`done`), and what to do if not."""
 
-    JSON_KEYS = ("kind", "batch=number", "provider_id", "message", "remedy", "done")
+    JSON_KEYS = ("kind", "batch=batch.id", "provider_id=batch.provider_id", "message", "remedy", "done")
 
     kind: str
     message: str
     batch: BatchRecord | None = None
     remedy: str | None = None
     done: bool = False
-
-    @property
-    def number(self) -> int | None:
-        """The batch that it is about."""
-        return self.batch.id if self.batch else None
-
-    @property
-    def provider_id(self) -> str | None:
-        """The provider's id of that batch."""
-        return self.batch.provider_id if self.batch else None
 
 
 def has_ended(record: BatchRecord) -> bool:
@@ -85,7 +75,7 @@ def has_ended(record: BatchRecord) -> bool:
 
 def stuck_seconds(batch: BatchView, now: float) -> float | None:
     """For how long no count of a batch moved that its provider works on; None where that is not too long. Where the
-    provider tells no counts before the end, it stands still once it is older than it was to become."""
+    provider reports no counts before the end, it is stuck once it is older than it was to become."""
     if batch.state != BatchStep.SUBMITTED or has_ended(batch):
         return None
     has_counts = batch.done is not None or batch.failed is not None
@@ -122,7 +112,7 @@ async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
                 return [Finding("lost", message, after)]
             message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
             return [Finding("lost", message, after, done=True)]
-        case BatchStep.NEEDS_HUMAN:  # nobody could find it; perhaps with the right key
+        case BatchStep.NEEDS_HUMAN:  # it could not be found; perhaps it can with the right key
             if record.provider_id is not None or context.account(record.provider).mark != record.account:
                 return [_undecided(record)]
             after = await look_once(context, record)
@@ -252,8 +242,8 @@ ENDED = "run"
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:
-    """Ends a batch wherever it stands: whether anything was to be ended. Killed anywhere: decided is decided, the next
-    look at it asks its provider again."""
+    """Ends a batch at whatever step it is: whether anything was to be ended. Killed anywhere: the decision stays, the
+    next look at it asks its provider again."""
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
         note = "its user ended it before it was created"

@@ -30,7 +30,7 @@ from agac.store.records import Enrolled, WaitingTask
 BUFFER = 1 << 20
 
 FEWER = 97
-"""Where batches are told apart by nothing but their size, those of one lane get sizes that differ by less than this."""
+"""Where only their size tells batches apart, those of one lane get sizes that differ by less than this."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def writing(path: Path) -> Iterator[None]:
 
 class Spool:
     """A file that grows by lines. Until `finish` it has another name, so that a whole one is known by its name alone:
-    a crash leaves a `.part`, which nobody reads. Every method raises StoreError when the disk does not take it."""
+    a crash leaves a `.part`, which is never read. Every method raises StoreError when the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class Question(NamedTuple):
 
 class Enrolment:
     """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
-    a budget had no room. Tasks that were left for the user are continued by whoever walks the input."""
+    a budget had no room. Tasks that were left for the user are continued by `agac run`, which walks the input."""
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
         self._context, self._caller = context, caller

@@ -32,7 +32,7 @@ Then = Literal["batch", "repair", "fallback", "sync", "run"]
 the user runs the workflow again."""
 
 MissingAnswer = Literal["expired", "cancelled", "unanswered", "missing", "malformed"]
-"""Why there is no answer: the batch ran out of time; it was cancelled; the provider failed at it; no line told of it;
+"""Why there is no answer: the batch ran out of time; it was cancelled; the provider failed at it; it has no line;
 its line could not be read."""
 
 _MISSING: dict[MissingAnswer, tuple[ErrorType, str]] = {
@@ -88,7 +88,7 @@ _log = logging.getLogger("agac.batch")
 
 CHUNK_LINES = 512
 STRANGE = ".strange"
-"""The ending of files with lines that are no results of ours: they are kept for whoever looks into it."""
+"""The ending of files with lines that are no results of ours: they are kept for debugging."""
 
 BOM = b"\xef\xbb\xbf"
 
@@ -219,7 +219,7 @@ class ResultReader:
         self.counts["done"] += 1
 
     async def without_line(self) -> None:
-        """The tasks of which no line told. One that may have been answered, and paid, is kept as a call."""
+        """The tasks without a line. One that may have been answered, and paid, is kept as a call."""
         record, form = self.record, self.form
         missing = _NO_LINE.get(record.status or "", "missing")
         share = max(record.tasks, 1)

@@ -142,8 +142,8 @@ class Journal:
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
-        let_go = {"id": record.id, "then_do": then_do}
-        others = (("followers_release", let_go), ("batch_release", let_go))
+        released = {"id": record.id, "then_do": then_do}
+        others = (("followers_release", released), ("batch_release", released))
         return await self.write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
 
     async def reject(self, record: BatchRecord, errors: Mapping[int, RowError], note: str) -> BatchRecord:
@@ -155,8 +155,8 @@ class Journal:
             failed = (None, errors[place + 1].type.value, errors[place + 1].message)
             ended.append(("task_ended", (*failed, task.id)))
             ended.append(("followers_ended", (*failed, task.round, task.position, task.repairs, task.fingerprint)))
-        let_go = {"id": record.id, "then_do": "batch"}
-        others = (*ended, ("followers_release", let_go), ("batch_release", let_go))
+        released = {"id": record.id, "then_do": "batch"}
+        others = (*ended, ("followers_release", released), ("batch_release", released))
         return await self.write(record, "step", others, to=BatchStep.REJECTED, note=note)
 
     async def submitted(
@@ -172,7 +172,7 @@ class Journal:
         return await self.write(record, "seen", **seen.stored())
 
     async def cancel(self, record: BatchRecord, then_do: str) -> BatchRecord:
-        """It is to be ended before its time. Once decided this stands, also where it is decided again."""
+        """It is to be ended before its time. The first decision stays, also where it is decided again."""
         return record if record.cancel_at is not None else await self.write(record, "cancel", then_do=then_do)
 
     async def cap(self, record: BatchRecord, cap: int) -> None:
@@ -231,7 +231,7 @@ CAP_KEPT = 86_400.0
 """Seconds for which a limit that an account showed is believed: others may have used it up that day."""
 
 MAX_WAIT_S = 60.0
-"""Seconds that a command stays for a provider that asks for a pause, or for a list that may lag, unless it was told to
+"""Seconds that a command stays for a provider that asks for a pause, or for a list that may lag, unless it was to
 wait."""
 
 

@@ -64,13 +64,13 @@ async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | F
 
 
 async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | Fault:
-    """How it stands now, without going on with it."""
+    """How it is at its provider now; no further step is made."""
     seen = await _seen(context, record)
     return seen if isinstance(seen, Fault) else await context.journal.seen(record, seen)
 
 
 async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks how it stands. What is not found may show up yet: only a state that ends it ends it."""
+    """Asks for its state. What is not found may show up yet: only a state that ends it ends it."""
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         if seen.kind is FaultKind.FATAL:
@@ -86,7 +86,7 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         note = "; ".join(one.words for one in seen.errors) or None
         return await context.journal.step(record, BatchStep.TERMINAL, note)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
-    if record.note == UNSURE:  # it may be somebody else's
+    if record.note == UNSURE:  # it may be another user's
         return record
     if record.cancel_at is None and await context.is_due(record):
         record = await context.journal.cancel(record, "sync")
@@ -149,7 +149,7 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if isinstance(seen, Fault):
         gone = _is_gone(context, record, seen)
         return await (_vanished(context, record) if gone else journal.remark(record, seen.message))
-    if not seen.state.is_terminal:  # a look that flapped: what it does not show is no proof of anything
+    if not seen.state.is_terminal:  # it was terminal before: this answer proves nothing
         return await journal.remark(record, f"{record.provider} calls it {seen.word} again: it is looked at later")
     for pause in LATE_FILES:  # some servers name result files a moment after it has ended
         finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0

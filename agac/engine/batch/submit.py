@@ -22,7 +22,7 @@ from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, new
 _log = logging.getLogger("agac.batch")
 
 UNSURE = "taken for ours by its size and time: its results will confirm it"
-"""The note of a batch that may be somebody else's."""
+"""The note of a batch that may be another user's."""
 
 CLOCKS_APART = 3600.0
 """Seconds by which the provider's clock may be behind ours."""
@@ -346,7 +346,7 @@ async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def look_once(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Looks once more for a batch that nobody could find, with the key that asked for it."""
+    """Looks once more for a batch that could not be found, with the key that asked for it."""
     form = await context.format(record)
     verdict = await _look(context, record, form) if form is not None else None
     if form is None or not isinstance(verdict, Found) or not verdict.sure:
