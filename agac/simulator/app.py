@@ -33,7 +33,7 @@ from agac.simulator.batch_api import (
     json_response,
 )
 from agac.simulator.batch_store import BatchStore
-from agac.simulator.batch_worker import Batches
+from agac.simulator.batch_worker import SimulatedBatches
 from agac.simulator.faults import (
     SINGLE_PHASES,
     BatchFaults,
@@ -250,7 +250,7 @@ class Simulator:
         self.writer = AnswerWriter()
         self.account = SimulatorAccount()
         batch_faults = BatchFaults([rule for rule in rules if rule.phase not in SINGLE_PHASES], settings.seed)
-        self.batches = Batches(
+        self.batches = SimulatedBatches(
             store, batch_faults, settings.batch_seconds, self.faults, lambda digest: digest in self.account.contents
         )
         self.stopping = asyncio.Event()

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from agac.simulator.anthropic import MESSAGES, bad, results_url
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.batch_worker import FAMILIES, MAX_ID_LENGTH, Batches
+from agac.simulator.batch_worker import FAMILIES, MAX_ID_LENGTH, SimulatedBatches
 from agac.simulator.faults import FaultRule, mentions, rule_error
 from agac.simulator.openai import CHAT, OPENAI_ENDPOINTS, file_object, missing
 from agac.simulator.replies import MARK, ApiError, ModelApi, encoded, read_object
@@ -75,7 +75,7 @@ class BatchCall:
 
     file_headers = MARK
 
-    def __init__(self, family: str, batches: Batches, operation: str, http: web.Request) -> None:
+    def __init__(self, family: str, batches: SimulatedBatches, operation: str, http: web.Request) -> None:
         self.family, self.batches, self.operation, self.http = family, batches, operation, http
         self.store, self.format = batches.store, FAMILIES[family]
         self.id = http.match_info.get("id", "")

@@ -1,6 +1,6 @@
 """The work on batches: a thread checks inputs, answers requests, charges them once, and writes results and their files.
 
-The web application uses `Batches`: what is short it does at once, the work on batches is done in a thread.
+The web application uses `SimulatedBatches`: what is short it does at once, the work on batches is done in a thread.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ def shuffled(lines: IO[bytes], seed: int) -> Iterator[bytes]:
         yield lines.readline()
 
 
-class Batches:
+class SimulatedBatches:
     """The batches of one simulator. The thread that works on them is started when the first one is."""
 
     def __init__(
