@@ -24,8 +24,8 @@ TRANSPORTS = ("sse", "ws", "auto")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
-class KeyRefused(ValueError):
-    """A value that is understood and cannot be had; the text is the sentence."""
+class Refused(ValueError):
+    """What is understood and cannot be had; the text is the sentence."""
 
 
 def _reader(takes: str, read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -66,14 +66,19 @@ def _reasoning(text: str) -> str | None:
     if text not in ("0", "1") and text.isascii() and text.isdigit():
         if len(text) < 10 and int(text) >= LEAST_THINKING:
             return str(int(text))
-        raise KeyRefused(f"reasoning={text}: a number of tokens to think with is at least {LEAST_THINKING}")
+        raise Refused(f"reasoning={text}: a number of tokens to think with is at least {LEAST_THINKING}")
     return "on" if _SWITCH[text.lower()] else "off"
+
+
+def _instant(text: str) -> str:
+    """on or off"""
+    return "off" if _SWITCH[text.lower()] else "on"
 
 
 def _schema_mode(text: str) -> str:
     """one of json_schema, json_object, none"""
     if text in ("tool", "tool_use"):
-        raise KeyRefused(f"{text} is not supported yet: stages call no tools; write json, or leave it to the provider")
+        raise Refused(f"{text} is not supported yet: stages call no tools; write json, or leave it to the provider")
     value: str = _one_of(SCHEMA_MODES, json="json_schema")(text)
     return value
 
@@ -81,14 +86,14 @@ def _schema_mode(text: str) -> str:
 def _schema_tools(text: str) -> None:
     """auto or no_tools"""
     if text in ("always", "defer"):
-        raise KeyRefused(f"{text} is not supported yet: stages call no tools; leave it out")
+        raise Refused(f"{text} is not supported yet: stages call no tools; leave it out")
     _one_of(("auto", "no_tools"))(text)
 
 
 def _only_off(why: str) -> Callable[[str], Any]:
     def on(text: str) -> bool:
         if text == "1m" or _SWITCH[text.lower()]:
-            raise KeyRefused(why)
+            raise Refused(why)
         return True
 
     return _reader("off", on, bool)
@@ -182,7 +187,7 @@ def _read_query(text: str) -> _Reading:
     for pair in text.split("&"):
         key, equals, value = pair.partition("=")
         name, value = SPELLINGS.get(key, key), unquote(value)
-        reader = READERS.get(name) or NOT_HERE.get(name)
+        reader = _instant if key == "instant" else READERS.get(name) or NOT_HERE.get(name)
         if not equals:
             read.messages.append(f"'{pair}' after ? is no key=value pair")
         elif reader is None and name not in NO_EFFECT:
@@ -197,13 +202,12 @@ def _read_query(text: str) -> _Reading:
                 read.warnings.append(f"{key} has no effect: {NO_EFFECT[name]}")
                 continue
             try:
-                found = ("off" if _SWITCH[value.lower()] else "on") if key == "instant" else reader(value)
-            except KeyRefused as refused:
+                found = reader(value)
+            except Refused as refused:
                 said = str(refused)
                 read.messages.append(said if said.startswith(f"{key}=") else f"{key}={value}: {said}")
             except (ValueError, KeyError):
-                takes = "on or off" if key == "instant" else reader.__doc__
-                read.messages.append(f"{key}={value}: expected {takes}")
+                read.messages.append(f"{key}={value}: expected {reader.__doc__}")
             else:
                 if name in READERS:
                     read.values[name] = found
@@ -358,20 +362,12 @@ def parse_model(
     if read.messages:
         return None, read.messages
     row = providers[read.provider]
-    params = {name: value for name, value in read.values.items() if name not in FIELDS}
-    effort = row.meant_reasoning(read.model, params.get("reasoning"))
+    asked = {name: read.values.pop(name, None) for name in FIELDS}
+    effort = row.meant_reasoning(read.model, read.values.get("reasoning"))
     if effort is not None:
-        params["reasoning"] = effort
+        read.values["reasoning"] = effort
     found = ModelRef(
-        read.provider,
-        read.model,
-        params,
-        read.route,
-        transport=read.values.get("transport"),
-        idle_timeout=read.values.get("idle_timeout"),
-        schema_mode=read.values.get("schema_mode"),
-        written=read.written,
-        warnings=tuple(read.warnings),
+        read.provider, read.model, read.values, read.route, **asked, written=read.written, warnings=(*read.warnings,)
     )
     messages = objections(found.model, found.params, found.transport, row)
     if read.spelt.get("reasoning") == "instant" and row.switch_of(found.model) is None:
@@ -394,15 +390,16 @@ def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, st
     read = _read_query(query) if question else _Reading()
     if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
         return _short(address, read, providers, aliases)
-    read.provider, read.model, trouble = _address(address, providers, aliases)
-    if trouble:
-        read.messages.insert(0, trouble)
-    elif providers[read.provider].routed:
-        read.model, colon, route = read.model.partition(":")
-        read.route = route or None
-        if (colon and not route) or not read.model:
-            wanted = f"{read.provider}/{read.model}:<route>"
-            read.messages.insert(0, f"'{address}' ends in a colon without a route; write {wanted}")
+    try:
+        read.provider, read.model = _address(address, providers, aliases)
+        if providers[read.provider].routed:
+            read.model, colon, route = read.model.partition(":")
+            read.route = route or None
+            if (colon and not route) or not read.model:
+                wanted = f"{read.provider}/{read.model}:<route>"
+                raise Refused(f"'{address}' ends in a colon without a route; write {wanted}")
+    except Refused as refused:
+        read.messages.insert(0, str(refused))
     return read
 
 
@@ -435,37 +432,34 @@ def _short(address: str, read: _Reading, providers: Mapping[str, Provider], alia
     )
 
 
-def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> tuple[str, str, str | None]:
-    """Provider, model, and what is wrong. Only a known provider is a prefix: models have slashes and dots too."""
+def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> tuple[str, str]:
+    """Provider and model. Only a known provider is a prefix: models have slashes and dots too. Raises Refused."""
     prefix, slash, rest = text.partition("/")
-    if slash and prefix in providers:
-        return _named(prefix, rest, "/")
-    if slash and prefix in ELSEWHERE:
-        return "", "", refusal(prefix, rest)
+    if slash and (prefix in providers or prefix in ELSEWHERE):
+        return _named(prefix, rest, "/", providers)
     # the longest first: a provider's own name may hold a dot
     for name in sorted({*providers, *ELSEWHERE}, key=len, reverse=True):
         if text == name or text.startswith(f"{name}."):
-            rest = text[len(name) + 1 :]
-            if name not in providers:
-                return "", "", refusal(name, rest)
-            return _named(name, rest, text[len(name) : len(name) + 1])
+            return _named(name, text[len(name) + 1 :], text[len(name) : len(name) + 1], providers)
     if text in MODELS:
         return _address(f"{MODELS[text]}/{text}", providers, aliases)
-    return "", "", _unknown(text, prefix if slash else "", providers, aliases)
+    raise Refused(_unknown(text, prefix if slash else "", providers, aliases))
 
 
-def _named(provider: str, model: str, mark: str) -> tuple[str, str, str | None]:
+def _named(provider: str, model: str, mark: str, providers: Mapping[str, Provider]) -> tuple[str, str]:
+    if provider not in providers:
+        raise Refused(refusal(provider, model))
     if not model.strip():
         what = "no model" if mark else "a provider and no model"
         own = ["small"] if provider == "simulator" else [name for name, owner in MODELS.items() if owner == provider]
         example = f", as {provider}/{own[0]}" if own else ""
-        return "", "", f"'{provider}{mark}' names {what}; write {provider}/<model>{example}"
+        raise Refused(f"'{provider}{mark}' names {what}; write {provider}/<model>{example}")
     if any(character.isspace() for character in model):
-        return "", "", f"'{model}' is no model name: it holds a space"
+        raise Refused(f"'{model}' is no model name: it holds a space")
     if provider in SHIPPED and (suffix := _SUFFIX.match(model)):
         effort = suffix[2]
-        return "", "", f"'.{effort}' is no part of a model's name; write {provider}/{suffix[1]}?reasoning={effort}"
-    return provider, model, None
+        raise Refused(f"'.{effort}' is no part of a model's name; write {provider}/{suffix[1]}?reasoning={effort}")
+    return provider, model
 
 
 def _unknown(text: str, prefix: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ A price that nobody knows is None: it is said, not guessed, and never 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
@@ -159,26 +159,20 @@ def price_of(provider: Provider, model: str, service_tier: str | None = None) ->
     provider's own, unless the library has a price for it. The first look-up in the library imports it, which takes a
     third of a second.
     """
-    if service_tier == BATCH:
-        return _in_batches(provider, model)
-    return _by_tier(provider, model, service_tier)
-
-
-def _in_batches(provider: Provider, model: str) -> Price | None:
-    ordinary, known = _by_tier(provider, model, None), _own(provider, model)
-    if known is None and (listed := _by_tier(provider, model, BATCH)) != ordinary:
-        return listed
-    factor = known.batch if known else None
-    if factor is None:
+    own = _own(provider, model)
+    price = own or _listed(provider, model, None)
+    factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(service_tier or "") if own else None
+    if own is None and service_tier:
+        listed = _listed(provider, model, service_tier)
+        if service_tier != BATCH or listed != price:
+            return listed
+    if service_tier == BATCH and factor is None:
         factor = provider.batch.price_factor if provider.batch else 1.0
-    return None if ordinary is None else _times(ordinary, factor)
+    return price if price is None or factor is None else _times(price, factor)
 
 
-def _by_tier(provider: Provider, model: str, service_tier: str | None) -> Price | None:
-    known = _own(provider, model)
-    if known is not None:
-        factor = {"flex": known.flex, "priority": known.priority}.get(service_tier or "")
-        return known if factor is None else _times(known, factor)
+def _listed(provider: Provider, model: str, service_tier: str | None) -> Price | None:
+    """The price library's."""
     if provider.price_id is None:
         return None
     name, _, route = model.partition(":") if provider.routed else (model, "", "")
@@ -230,26 +224,20 @@ def _library_price(price_id: str, model: str, service_tier: str | None) -> Price
     context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
     prices = found.get_prices(datetime.now(tz=UTC), context)
     columns = (prices.input_mtok, prices.output_mtok, prices.cache_read_mtok)
-    base = _flat(columns, 0)
-    starts = sorted({tier.start for column in columns for tier in getattr(column, "tiers", ())})
-    if base is None:
-        return None
     # the library's tiers start above their number, ours at it
-    above = tuple((start + 1, step) for start in starts if (step := _flat(columns, start + 1)) is not None)
-    return Price(base.input, base.output, base.cached_input, above=above)
+    starts = {0, *(tier.start + 1 for column in columns for tier in getattr(column, "tiers", ()))}
+    known = {start: step for start in sorted(starts) if (step := _flat(columns, start)) is not None}
+    base = known.pop(0, None)
+    return replace(base, above=tuple(known.items())) if base else None
 
 
 def _flat(columns: tuple[Any, Any, Any], input_tokens: int) -> Price | None:
     """The library's columns for a call of this size; None when it lacks the input's or the output's price."""
-    given, made, cached = (_at(column, input_tokens) for column in columns)
+    found: list[float | None] = []
+    for column in columns:
+        value = getattr(column, "base", column)
+        for tier in getattr(column, "tiers", ()):
+            value = tier.price if input_tokens > tier.start else value
+        found.append(None if value is None else float(value))
+    given, made, cached = found
     return None if given is None or made is None else Price(given, made, cached)
-
-
-def _at(column: Any, input_tokens: int) -> float | None:
-    if column is None:
-        return None
-    value = getattr(column, "base", column)
-    for tier in getattr(column, "tiers", ()):
-        if input_tokens > tier.start:
-            value = tier.price
-    return float(value)
