@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from threading import Lock, Thread
 from typing import Any
 
@@ -34,10 +35,10 @@ class Step:
 
 
 class Scripted:
-    """Answers each call with the next step, the last one for ever; keeps what it was asked, and when."""
+    """A server that gives what `decide` says to each request, and keeps what it was asked, and when."""
 
-    def __init__(self, steps: list[Step]) -> None:
-        self._steps = steps
+    def __init__(self, decide: Callable[[dict[str, Any]], Step]) -> None:
+        self._decide = decide
         self._lock = Lock()
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -45,62 +46,36 @@ class Scripted:
         self.base_url = ""
 
     def answer(self, body: bytes, headers: dict[str, str]) -> Step:
-        with self._lock:
-            self.times.append(time.monotonic())
-            self.asked.append(json.loads(body))
-            self.headers.append(headers)
-            return self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
-
-
-class Answering(Scripted):
-    """Answers by what the user says last. It may be made to wait: each call has a thread of its own."""
-
-    def __init__(self, answer: Callable[[str], Step]) -> None:
-        super().__init__([])
-        self._answer = answer
-
-    def answer(self, body: bytes, headers: dict[str, str]) -> Step:
         asked = json.loads(body)
         with self._lock:
             self.times.append(time.monotonic())
             self.asked.append(asked)
-        return self._answer(asked["messages"][-1]["content"])
+            self.headers.append(headers)
+        return self._decide(asked)
 
 
-class Deciding(Scripted):
-    """Answers by all that is asked."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], Step]) -> None:
-        super().__init__([])
-        self._answer = answer
-
-    def answer(self, body: bytes, headers: dict[str, str]) -> Step:
-        with self._lock:
-            self.asked.append(json.loads(body))
-        return self._answer(json.loads(body))
-
-
-def deciding(answer: Callable[[dict[str, Any]], Step]) -> AbstractContextManager[Scripted]:
-    """Serves what a function says to each request on loopback for the block."""
-    return _served(Deciding(answer))
+def scripted(*steps: str | Step) -> AbstractContextManager[Scripted]:
+    """Serves the steps on loopback for the block, one after the other, the last one for ever."""
+    left = [Step(step) if isinstance(step, str) else step for step in steps]
+    given = chain(left, repeat(left[-1]))
+    return deciding(lambda _: next(given))
 
 
 @contextmanager
 def answering(answer: Callable[[str], Step], project: ProjectFolder | None = None) -> Iterator[Scripted]:
-    """Serves what a function says on loopback for the block; the stages of `project`, where given, ask it."""
-    with _served(Answering(answer)) as server:
+    """Serves what a function says to what the user says last; it may wait, since each call has a thread of its own. The
+    stages of `project`, where given, ask it."""
+    with deciding(lambda asked: answer(asked["messages"][-1]["content"])) as server:
         if project is not None:
             project.configure(server.base_url)
         yield server
 
 
-def scripted(*steps: str | Step) -> AbstractContextManager[Scripted]:
-    """Serves the steps on loopback for the block."""
-    return _served(Scripted([Step(step) if isinstance(step, str) else step for step in steps]))
-
-
 @contextmanager
-def _served(script: Scripted) -> Iterator[Scripted]:
+def deciding(decide: Callable[[dict[str, Any]], Step]) -> Iterator[Scripted]:
+    """Serves what a function says to each request, on loopback for the block."""
+    script = Scripted(decide)
+
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -87,14 +87,10 @@ def test_what_is_waited_for_is_told_at_info(project: ProjectFolder) -> None:
     assert waited.items() >= told.items()
 
 
-def test_warning_is_the_default_and_says_nothing_of_a_good_run(asked: ProjectFolder) -> None:
+def test_the_flags_may_stand_after_the_command_and_warning_is_the_default(asked: ProjectFolder) -> None:
     with asked.asking(scripted(Step(GOOD))):
         assert logged(asked)[1] == ""
-
-
-def test_the_flag_may_stand_after_the_command_and_is_checked(asked: ProjectFolder) -> None:
-    with asked.asking(scripted(Step(GOOD))):
-        ran = asked.agac("run", "-a", "reviews", "-q", "--log-level", "debug", "--log-format=json")
+        ran = asked.agac("run", "-a", "reviews", "-q", "--fresh", "--log-level", "debug", "--log-format=json")
     assert calls(ran.err)
     refused = asked.agac("run", "-a", "reviews", "--log-format", "yaml", code=2)
     assert "'yaml' is not one of 'text', 'json'" in refused.err
@@ -124,15 +120,12 @@ def test_odd_characters_stop_no_log(project: ProjectFolder) -> None:
     assert any(line.get("reply", "").startswith("x ") for line in lines)
 
 
-def test_nothing_is_made_for_a_log_that_nobody_keeps(asked: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(caller, "log_call", lambda *args, **kwargs: made.append(args))
+def test_nothing_is_made_for_a_log_that_nobody_keeps_and_secrets_are_taken_out_before_a_text_is_cut(
+    asked: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller, "log_call", None)
     with asked.asking(scripted(Step(BAD), Step(GOOD))):
         assert asked.run().exit_code == 0
-    assert made == []
-
-
-def test_a_secret_is_taken_out_before_a_text_is_cut() -> None:
     secret = "s3cret-value-0123456789"
     text = "a" * (caller.MOST_CHARACTERS - 5) + secret
     assert "s3cre" not in caller._cut(text, Redactor([secret]).clean)

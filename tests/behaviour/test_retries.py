@@ -51,18 +51,6 @@ def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project.assert_sound()
 
 
-@pytest.mark.parametrize("kind", ["server_error", "rate_limit", "cut", "invalid_body"])
-def test_what_fails_once_is_asked_twice(project: ProjectFolder, faulty: Faulty, kind: str) -> None:
-    fault = {"kind": kind, **({"retry_after": 0} if kind in ("server_error", "rate_limit") else {})}
-    server = one_row(project, faulty([{**fault, "first": 1}]))
-    report = project.run()
-    assert report.exit_code == 0
-    assert server.account()["requests"] == 2
-    assert [(number, error is None) for number, _, _, error, _ in attempts(project)] == [(1, False), (2, True)]
-    assert report.invocation["retries"] == 1
-    assert project.envelopes()[0]["ok"]
-
-
 def test_refusals_by_rate_do_not_use_up_the_tries_that_server_errors_have(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
@@ -104,25 +92,6 @@ def test_nobody_comes_back_before_the_time_that_was_asked_for(
     assert account["last_request_at"] - account["first_request_at"] >= 0.6
 
 
-def test_milliseconds_win_over_seconds(project: ProjectFolder) -> None:
-    step = Step(status=429, headers={"retry-after-ms": "250", "retry-after": "30"}, body="{}")
-    with scripted(step, "ok") as server:
-        one_row(project, server)
-        assert project.run().exit_code == 0
-        assert 0.25 <= server.times[1] - server.times[0] < 25
-
-
-def test_a_refusal_by_rate_holds_everyone_in_the_lane(project: ProjectFolder, faulty: Faulty) -> None:
-    server = project.asks(faulty([{"kind": "rate_limit", "at": [8], "retry_after": 0.6}], "--latency", "0.01"))
-    project.workflow(rows=30, stages=SAY)
-    assert project.run(concurrency=4).exit_code == 0
-    assert server.account()["requests"] == 31
-    ((refused,),) = project.query("SELECT started_at + duration FROM attempt WHERE status = 429")
-    starts = [at for (at,) in project.query("SELECT started_at FROM attempt ORDER BY started_at")]
-    assert not [at for at in starts if refused + 0.1 < at < refused + 0.59]
-    assert len([at for at in starts if at >= refused + 0.59]) >= 19
-
-
 def test_lanes_do_not_wait_for_each_other(project: ProjectFolder) -> None:
     with scripted(Step(status=429, headers={"retry-after": "1"}, body="{}"), "late") as slow, scripted("ok") as quick:
         row = "{{dialect: openai-chat, base_url: '{}'}}"
@@ -149,14 +118,6 @@ def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(projec
     assert third >= second
 
 
-def test_headers_with_something_left_make_nobody_wait(project: ProjectFolder) -> None:
-    headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "60s"}
-    with project.asking(scripted(Step("ok", headers=headers))) as server:
-        project.workflow(rows=3, stages=SAY)
-        assert project.run(concurrency=1).exit_code == 0
-        assert server.times[-1] - server.times[0] < 30
-
-
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])
 def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: dict[str, int]) -> None:
     with project.asking(scripted("ok"), limits=limits) as server:
@@ -164,12 +125,6 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
         assert project.run().exit_code == 0
         assert len(server.times) == 6
         assert max(server.times) - min(server.times) >= 0.48
-
-
-def test_the_concurrency_of_a_provider_is_never_passed(project: ProjectFolder, faulty: Faulty) -> None:
-    server = project.asks(faulty([], "--latency", "0.02"), limits={"concurrency": 3})
-    project.run(project.workflow(rows=20, stages=SAY), concurrency=10)
-    assert server.account()["max_in_flight"] <= 3
 
 
 @pytest.mark.parametrize(
