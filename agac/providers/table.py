@@ -255,27 +255,6 @@ _PLAIN = Provider(name="", dialect="", base_url="", structured="json_object")
 """What a row of agac.yml begins with whose dialect has no other beginning."""
 
 
-class _Environment:
-    """Fills `${VAR}` and remembers which variables it met, and which it missed."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
-        self.missing: list[str] = []
-        self.values: list[str] = []
-
-    def value(self, name: str) -> str:
-        # keys are pasted into .env files: a line break at the end is never part of one
-        value = self._env.get(name, "").strip()
-        if value:
-            self.values.append(value)
-        elif name not in self.missing:
-            self.missing.append(name)
-        return value
-
-    def fill(self, text: str) -> str:
-        return _VARIABLE.sub(lambda match: self.value(match[1]), text)
-
-
 def build_providers(
     specs: Mapping[str, ProviderSpec], env: Mapping[str, str], locate: Locate | None = None
 ) -> tuple[dict[str, Provider], list[Problem]]:
@@ -367,23 +346,35 @@ def _filled(
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Provider:
     """The row with what the environment says. `address`, `key` and `headers` are agac.yml's, with their `${VAR}`."""
-    place, found = _Environment(env), _Environment(env)
+    missing: list[str] = []
+    values: list[str] = []
+
+    def value(name: str) -> str:
+        # keys are pasted into .env files: a line break at the end is never part of one
+        found = env.get(name, "").strip()
+        (values if found else missing).append(found or name)
+        return found
+
+    def fill(text: str) -> str:
+        return _VARIABLE.sub(lambda match: value(match[1]), text)
+
+    base_url = ""
+    if not address:
+        base_url = re.sub(r"(?<!:)/{2,}", "/", fill(row.base_url))
+        values.clear()  # a shipped row's address that a user's variable names is no secret
+    api_key = ""
     if key is not None:
-        api_key = found.fill(key)
+        api_key = fill(key)
     elif row.key_variable and (not row.key_optional or env.get(row.key_variable, "").strip()):
-        api_key = found.value(row.key_variable)
-    else:
-        api_key = ""
-    sent = {name: found.fill(value) for name, value in headers.items()}
-    # a shipped row's address that a user's variable names is no secret
-    base_url = found.fill(address) if address else re.sub(r"(?<!:)/{2,}", "/", place.fill(row.base_url))
+        api_key = value(row.key_variable)
+    sent = {name: fill(header) for name, header in headers.items()}
     return replace(
         row,
-        base_url=base_url.rstrip("/"),
+        base_url=(fill(address) if address else base_url).rstrip("/"),
         api_key=api_key or None,
         headers={**row.headers, **sent},
-        missing_variables=(*place.missing, *found.missing),
-        secrets=tuple(dict.fromkeys([*found.values, *([api_key] if api_key else [])])),
+        missing_variables=tuple(dict.fromkeys(missing)),
+        secrets=tuple(dict.fromkeys([*values, *([api_key] if api_key else [])])),
     )
 
 

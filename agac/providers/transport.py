@@ -156,63 +156,17 @@ class ExceptionRule:
     """The request may have been sent: the provider may have done the work."""
 
 
-def _rule(kind: FaultKind, sentence: str, remedy: str = "") -> ExceptionRule:
-    return ExceptionRule(kind, ErrorType.PROVIDER_ERROR, sentence, remedy)
+_RETRY, _FATAL, _FAILED, _LATE = FaultKind.RETRY, FaultKind.FATAL, ErrorType.PROVIDER_ERROR, ErrorType.TIMEOUT
 
-
-def _late(sentence: str) -> ExceptionRule:
-    return ExceptionRule(FaultKind.RETRY, ErrorType.TIMEOUT, sentence)
-
-
-_RETRY, _FATAL = FaultKind.RETRY, FaultKind.FATAL
-
-_CUT = _rule(_RETRY, "the connection to {provider} ({host}) was lost before the answer was complete")
-_NO_HTTP = _rule(_RETRY, "what {host} sent is not HTTP")
-_GARBLED = _rule(_RETRY, "{provider} ({host}) streamed an event that is not JSON")
-_NO_CONNECTION = _rule(
-    _RETRY,
-    "{provider} ({host}) cannot be reached: {reason}",
-    "Check that the server runs and that its base_url, {base_url}, is right.",
-)
-_NO_HOST = _rule(
-    _RETRY,
-    "{provider}: the host {host} cannot be found: {reason}",
-    "Check the host in its base_url, {base_url}, and that this machine is online.",
-)
-_NO_PROXY = _rule(
-    _RETRY,
-    "the proxy {proxy} cannot be reached: {reason}",
-    "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} to NO_PROXY.",
-)
-_PROXY_REFUSES = _rule(
-    _FATAL,
-    "the proxy {proxy} refused the way to {host} ({status})",
-    "Give its credentials in the variable (http://user:password@host:port), or add {host} to NO_PROXY.",
-)
-_NO_TLS = _rule(
-    _RETRY,
-    "no TLS connection to {provider} ({host}): {reason}",
-    "Check that its base_url, {base_url}, is right: https only where the server speaks TLS.",
-)
-_NOT_TRUSTED = _rule(
-    _FATAL,
-    "the certificate of {host} is not trusted: {reason}",
-    "Set SSL_CERT_FILE to a PEM file with the certificates that sign it (a company's proxy has its own).",
-)
-_NO_ADDRESS = _rule(_FATAL, "{base_url} is no address", "Write the base_url of {provider} as https://host/path.")
-_SLOW_CONNECT = _late("no connection to {provider} ({host}) within {connect} s (timeout.connect)")
-_SILENT = _late("{provider} sent nothing for {first_byte} s (timeout.first_byte)")
-_SLOW = _late("{provider} did not finish within {total} s (timeout.total)")
-
-NO_WEBSOCKET = _rule(
-    _FATAL,
-    "{provider} accepts no WebSocket at {base_url} ({status})",
+NO_WEBSOCKET = ExceptionRule(
+    *(_FATAL, _FAILED, "{provider} accepts no WebSocket at {base_url} ({status})"),
     "Write transport=auto or transport=sse in the model.",
 )
 """An upgrade that was refused, where nothing else was allowed."""
 
-_REDIRECTED = _rule(
+_REDIRECTED = ExceptionRule(
     _FATAL,
+    _FAILED,
     "{provider} ({base_url}) answered {status} and points to {reason}; a key is not carried on to another address",
     "Write the address that serves the API as base_url of {provider}.",
 )
@@ -222,40 +176,64 @@ class GarbledStream(aiohttp.ClientPayloadError):
     """An event is not JSON: with a piece missing, the answer would be another one."""
 
 
+_BEFORE_SENDING = {
+    ExceptionRule(
+        _RETRY, _LATE, "no connection to {provider} ({host}) within {connect} s (timeout.connect)"
+    ): (aiohttp.ConnectionTimeoutError,),
+    ExceptionRule(
+        _RETRY, _FAILED, "{provider} ({host}) cannot be reached: {reason}",
+        "Check that the server runs and that its base_url, {base_url}, is right.",
+    ): (aiohttp.ClientConnectorError,),  # of a Unix socket too
+    ExceptionRule(
+        _RETRY, _FAILED, "{provider}: the host {host} cannot be found: {reason}",
+        "Check the host in its base_url, {base_url}, and that this machine is online.",
+    ): (aiohttp.ClientConnectorDNSError,),
+    ExceptionRule(
+        _RETRY, _FAILED, "the proxy {proxy} cannot be reached: {reason}",
+        "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} to NO_PROXY.",
+    ): (aiohttp.ClientProxyConnectionError,),
+    ExceptionRule(
+        _FATAL, _FAILED, "the proxy {proxy} refused the way to {host} ({status})",
+        "Give its credentials in the variable (http://user:password@host:port), or add {host} to NO_PROXY.",
+    ): (aiohttp.ClientHttpProxyError,),
+    ExceptionRule(
+        _RETRY, _FAILED, "no TLS connection to {provider} ({host}): {reason}",
+        "Check that its base_url, {base_url}, is right: https only where the server speaks TLS.",
+    ): (aiohttp.ClientSSLError, aiohttp.ClientConnectorSSLError, ssl.SSLError),
+    ExceptionRule(
+        _FATAL, _FAILED, "the certificate of {host} is not trusted: {reason}",
+        "Set SSL_CERT_FILE to a PEM file with the certificates that sign it (a company's proxy has its own).",
+    ): (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch, ssl.SSLCertVerificationError),
+    ExceptionRule(
+        _FATAL, _FAILED, "{base_url} is no address", "Write the base_url of {provider} as https://host/path."
+    ): (
+        *(aiohttp.InvalidURL, aiohttp.InvalidUrlClientError, aiohttp.NonHttpUrlClientError),
+        *(aiohttp.InvalidUrlRedirectClientError, aiohttp.NonHttpUrlRedirectClientError, aiohttp.RedirectClientError),
+    ),
+}  # fmt: skip
+
+_AFTERWARDS = {
+    ExceptionRule(_RETRY, _LATE, "{provider} sent nothing for {first_byte} s (timeout.first_byte)"): (
+        *(aiohttp.SocketTimeoutError, aiohttp.ServerTimeoutError),
+    ),
+    ExceptionRule(_RETRY, _LATE, "{provider} did not finish within {total} s (timeout.total)"): (TimeoutError,),
+    ExceptionRule(
+        _RETRY, _FAILED, "the connection to {provider} ({host}) was lost before the answer was complete"
+    ): (
+        *(aiohttp.ServerDisconnectedError, aiohttp.ServerConnectionError, aiohttp.ClientConnectionResetError),
+        *(aiohttp.ClientOSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError),
+        aiohttp.ClientError,
+    ),
+    ExceptionRule(_RETRY, _FAILED, "{provider} ({host}) streamed an event that is not JSON"): (GarbledStream,),
+    ExceptionRule(_RETRY, _FAILED, "what {host} sent is not HTTP"): (
+        *(aiohttp.ClientResponseError, aiohttp.ContentTypeError, aiohttp.TooManyRedirects),
+    ),
+}  # fmt: skip
+"""The work may have been done."""
+
 EXCEPTION_RULES: dict[type[BaseException], ExceptionRule] = {
-    # before anything is sent
-    aiohttp.ConnectionTimeoutError: _SLOW_CONNECT,
-    aiohttp.ClientConnectorError: _NO_CONNECTION,  # of a Unix socket too
-    aiohttp.ClientConnectorDNSError: _NO_HOST,
-    aiohttp.ClientProxyConnectionError: _NO_PROXY,
-    aiohttp.ClientHttpProxyError: _PROXY_REFUSES,
-    aiohttp.ClientSSLError: _NO_TLS,
-    aiohttp.ClientConnectorSSLError: _NO_TLS,
-    aiohttp.ClientConnectorCertificateError: _NOT_TRUSTED,
-    aiohttp.ServerFingerprintMismatch: _NOT_TRUSTED,
-    ssl.SSLCertVerificationError: _NOT_TRUSTED,
-    ssl.SSLError: _NO_TLS,
-    aiohttp.InvalidURL: _NO_ADDRESS,
-    aiohttp.InvalidUrlClientError: _NO_ADDRESS,
-    aiohttp.NonHttpUrlClientError: _NO_ADDRESS,
-    aiohttp.InvalidUrlRedirectClientError: _NO_ADDRESS,
-    aiohttp.NonHttpUrlRedirectClientError: _NO_ADDRESS,
-    aiohttp.RedirectClientError: _NO_ADDRESS,
-} | {
-    # afterwards: the work may have been done
-    kind: replace(rule, ambiguous=True)
-    for rule, kinds in {
-        _SILENT: (aiohttp.SocketTimeoutError, aiohttp.ServerTimeoutError),
-        _SLOW: (TimeoutError,),
-        _CUT: (
-            *(aiohttp.ServerDisconnectedError, aiohttp.ServerConnectionError, aiohttp.ClientConnectionResetError),
-            *(aiohttp.ClientOSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError),
-            aiohttp.ClientError,
-        ),
-        _GARBLED: (GarbledStream,),
-        _NO_HTTP: (aiohttp.ClientResponseError, aiohttp.ContentTypeError, aiohttp.TooManyRedirects),
-    }.items()
-    for kind in kinds
+    **{kind: rule for rule, kinds in _BEFORE_SENDING.items() for kind in kinds},
+    **{kind: replace(rule, ambiguous=True) for rule, kinds in _AFTERWARDS.items() for kind in kinds},
 }
 """Every exception that a request can end in. Classes are named one by one: a new one of aiohttp fails a test."""
 
@@ -263,7 +241,7 @@ EXCEPTION_RULES: dict[type[BaseException], ExceptionRule] = {
 def exception_rule(problem: BaseException) -> ExceptionRule:
     """The row of the exception's nearest class. Raises KeyError for what no request raises."""
     if isinstance(problem, aiohttp.ClientHttpProxyError) and problem.status >= 500:
-        return _NO_CONNECTION
+        return EXCEPTION_RULES[aiohttp.ClientConnectorError]
     return next(EXCEPTION_RULES[cls] for cls in type(problem).__mro__ if cls in EXCEPTION_RULES)
 
 
