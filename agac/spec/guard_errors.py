@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -50,7 +50,7 @@ def _slips(text: str) -> Iterator[_Slip]:
         if piece.start < end:
             continue
         end = piece.end
-        if (find := _SLIPS.get(piece.kind)) and (slip := find(text, before, piece, after)):
+        if slip := _slip(text, before, piece, after):
             end = slip[1]
             yield slip
             if piece.kind == "bad" and end == len(text):  # brackets may stand in a text that is never closed
@@ -68,42 +68,34 @@ def _slips(text: str) -> Iterator[_Slip]:
         yield last.start, last.end, f"`{last.text}` is never closed; add the `{closing}`"
 
 
-def _name_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
-    name, member = piece.text, before.text == "."
-    if name in _OTHER_WORDS and not member and after.text != "." and before.text != "not":
-        return piece.start, piece.end, _OTHER_WORDS[name]
-    if member and name in ("in", *WORDS):
-        return piece.start, piece.end, f'`{name}` is a word of CEL; write `["{name}"]` for the field'
-    if not member and name in _RESERVED:
-        return piece.start, piece.end, f'`{name}` is a reserved word of CEL; write `row["{name}"]` for the field'
-    return None
+def _slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
+    """What is wrong with a piece of this text, after the one before it and before the one after it."""
+    word, is_member, end = piece.text, before.text == ".", piece.end
+    match piece.kind:
+        case "name" if word in _OTHER_WORDS and not is_member and after.text != "." and before.text != "not":
+            message = _OTHER_WORDS[word]
+        case "name" if is_member and word in ("in", *WORDS):
+            message = f'`{word}` is a word of CEL; write `["{word}"]` for the field'
+        case "name" if not is_member and word in _RESERVED:
+            message = f'`{word}` is a reserved word of CEL; write `row["{word}"]` for the field'
+        case "text" if not re.match("[bB]?[rR]", word) and (wrong := _ESCAPE.sub("  ", word).find("\\")) >= 0:
+            slip = word[wrong : wrong + 2]
+            message = f"a text has `{slip}`, which stands for nothing; write `\\{slip}`, or r before the text"
+        case "number" if word.startswith(".") and before.end == piece.start:
+            message = f"an element of a list is written `[{word[1:]}]`, counted from 0"
+        case "sign" if word in ("<", "==", "!=") and after.start == end and after.text in (">", "="):
+            message = f"`{word}{after.text}` is written `{word.replace('<', '!=')}`"
+            end = after.end
+        case "sign" if word == "?" and (is_member or after.text in (".", "?")):
+            message, end = "`?.` and `??` do not exist here; write `has(x.y) && x.y …`", after.end
+        case "bad":
+            return _bad_slip(text, before, piece)
+        case _:
+            return None
+    return piece.start, end, message
 
 
-def _text_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
-    raw = re.match("[bB]?[rR]", piece.text)
-    if raw or (wrong := _ESCAPE.sub("  ", piece.text).find("\\")) < 0:
-        return None
-    slip = piece.text[wrong : wrong + 2]
-    message = f"a text has `{slip}`, which stands for nothing; write `\\{slip}`, or r before the text"
-    return piece.start, piece.end, message
-
-
-def _number_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
-    if not piece.text.startswith(".") or before.end != piece.start:
-        return None
-    return piece.start, piece.end, f"an element of a list is written `[{piece.text[1:]}]`, counted from 0"
-
-
-def _sign_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
-    if piece.text in ("<", "==", "!=") and after.start == piece.end and after.text in (">", "="):
-        meant = piece.text.replace("<", "!=")
-        return piece.start, after.end, f"`{piece.text}{after.text}` is written `{meant}`"
-    if piece.text == "?" and (before.text == "." or after.text in (".", "?")):
-        return piece.start, after.end, "`?.` and `??` do not exist here; write `has(x.y) && x.y …`"
-    return None
-
-
-def _bad_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip:
+def _bad_slip(text: str, before: Token, piece: Token) -> _Slip:
     """A character that begins nothing, and the word that it ends."""
     at, sign, rest = piece.start, piece.text, text[piece.start :]
     if placeholder := re.match(r"\$\{([^{}\n]*)\}?", rest):
@@ -122,16 +114,6 @@ def _bad_slip(text: str, before: Token, piece: Token, after: Token) -> _Slip:
     if sign.isspace():
         message = f"the blank U+{ord(sign):04X} is none that CEL knows; write a plain space"
     return at, piece.end, message
-
-
-_SLIPS: dict[str, Callable[[str, Token, Token, Token], _Slip | None]] = {
-    "name": _name_slip,
-    "text": _text_slip,
-    "number": _number_slip,
-    "sign": _sign_slip,
-    "bad": _bad_slip,
-}
-"""By kind of token: what may be wrong with it in this text, after the token before it and before the one after it."""
 
 
 def _where_it_stopped(text: str, refused: str) -> str:

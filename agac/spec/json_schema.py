@@ -181,11 +181,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
     """Patterns that cannot be compiled, in Python's words where Python refuses them too."""
-    own = [((*path, "pattern"), sub.get("pattern"))]
-    for at, pattern in [
-        *own,
-        *(((*path, "patternProperties", one), one) for one in _mapping(sub.get("patternProperties"))),
-    ]:
+    found = {(*path, "pattern"): sub.get("pattern")}
+    found |= {(*path, "patternProperties", one): one for one in _mapping(sub.get("patternProperties"))}
+    for at, pattern in found.items():
         try:
             compiled({"pattern": pattern} if isinstance(pattern, str) else {})
         except ValueError:
