@@ -235,12 +235,8 @@ def test_texts_arrive_as_they_were_written(kind: Kind, tmp_path: Path) -> None:
     rows = [{"id": f"{n}{place}", "text": f"{place}{text}"} for n, text in enumerate(texts) for place in ("", "x")]
     if kind.format == "files":  # a mark at the beginning of a file is no part of it
         rows = [row for row in rows if not row["text"].startswith("\ufeff")]
-    assert data(opened(kind, tmp_path, rows)) == kind.gives(rows)
-
-
-@only(lambda kind: not kind.lines)  # blank lines are no rows
-def test_an_empty_text_is_no_null(kind: Kind, tmp_path: Path) -> None:
-    rows = [{"id": "a", "text": ""}, {"id": "b", "text": "x"}]
+    if not kind.lines:  # blank lines are no rows
+        rows.append({"id": "empty, and no null", "text": ""})
     assert data(opened(kind, tmp_path, rows)) == kind.gives(rows)
 
 
@@ -268,26 +264,21 @@ def test_nested_values_keep_their_shape(kind: Kind, tmp_path: Path) -> None:
     assert data(opened(kind, tmp_path, rows)) == rows
 
 
-def test_one_reading_may_be_gone_on_with_by_other_threads(kind: Kind, tmp_path: Path) -> None:
+def test_one_reading_may_be_gone_on_with_by_other_threads_and_given_up(kind: Kind, tmp_path: Path) -> None:
     """As the engine does: each chunk is read in whatever thread is free."""
-    records = opened(kind, tmp_path, numbered(5)).records()
+    source = opened(kind, tmp_path, numbered(5))
+    records = source.records()
     found = []
-    for _ in range(5):
+    for _ in range(4):
         with ThreadPoolExecutor(1) as threads:
             found.append(threads.submit(next, records).result().data)
-    records.close()  # type: ignore[attr-defined]
-    assert found == kind.gives(numbered(5))
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
-def test_a_reading_that_is_given_up_closes_its_files(kind: Kind, tmp_path: Path) -> None:
-    source = opened(kind, tmp_path, numbered(3))
-    next(records := source.records())
     records.close()  # type: ignore[attr-defined]  # what a library opens once is open from here on
-    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    next(records := source.records())
-    records.close()  # type: ignore[attr-defined]
-    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+    assert found == kind.gives(numbered(5))[:4]
+    if Path("/proc/self/fd").exists():
+        before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        next(records := source.records())
+        records.close()  # type: ignore[attr-defined]
+        assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(kind: Kind, tmp_path: Path) -> None:

@@ -90,10 +90,8 @@ def test_a_schema_of_no_object_has_no_fields() -> None:
     assert declared_fields(None) == {}
     assert declared_fields({"type": "string"}) == {}
     assert declared_fields({"type": "object", "properties": ["x"]}) == {}
-    assert list(declared_fields({"$ref": "#/$defs/o", "$defs": {"o": {"properties": {"b": {}, "a": {}}}}})) == [
-        "b",
-        "a",
-    ]
+    referred = {"$ref": "#/$defs/o", "$defs": {"o": {"properties": {"b": {}, "a": {}}}}}
+    assert list(declared_fields(referred)) == ["b", "a"]
 
 
 def columns(observed: Observed, merge: Any = "extend", id_field: str | None = None) -> dict[str, tuple[Kind, bool]]:
@@ -101,30 +99,20 @@ def columns(observed: Observed, merge: Any = "extend", id_field: str | None = No
     return {column.name: (column.kind, column.declared) for column in found}
 
 
-def test_a_number_stays_one_where_this_time_all_are_whole() -> None:
+def test_fields_stand_in_the_order_in_which_rows_bring_them_with_kinds_of_the_schema() -> None:
     observed = Observed({"properties": {"score": {"type": "number"}}})
-    observed.result({"score": 1, "more": 2})
-    assert columns(observed) == {
-        "score": (Kind.NUMBER, True), "more": (Kind.INTEGER, False), "error": (Kind.TEXT, False),
-    }  # fmt: skip
-
-
-def test_fields_stand_in_the_order_in_which_rows_bring_them() -> None:
-    observed = Observed(None)
-    for row in ({"b": 1}, {"a": 1, "b": 2}, {"c": 1}):
+    for row in ({"b": 1}, {"a": 1, "b": 2}, {"score": "5"}):
         observed.row(row)
-    assert list(columns(observed)) == ["b", "a", "c", "result", "error"]
-
-
-def test_an_updated_field_may_hold_what_the_row_or_the_result_has() -> None:
-    observed = Observed({"properties": {"score": {"type": "integer"}}})
-    observed.row({"score": "5"})
-    observed.result({"score": 5})
-    assert columns(observed, "update") == {"score": (Kind.MIXED, False), "error": (Kind.TEXT, False)}
-
-
-def test_the_id_has_a_column_although_no_row_has_one() -> None:
-    assert list(columns(Observed(None), "extend", "id")) == ["id", "result", "error"]
+    observed.result({"score": 1, "more": 2})
+    whole, text = (Kind.INTEGER, False), (Kind.TEXT, False)
+    assert list(columns(observed).items()) == [  # a number stays one where this time all are whole
+        ("b", whole), ("a", whole), ("score", text), ("say.score", (Kind.NUMBER, True)), ("more", whole),
+        ("error", text),
+    ]  # fmt: skip
+    assert columns(observed, "update") == {  # a field that is updated may hold what the row or the result has
+        "b": whole, "a": whole, "score": (Kind.MIXED, False), "more": whole, "error": text,
+    }  # fmt: skip
+    assert list(columns(Observed(None), "extend", "id")) == ["id", "result", "error"]  # although no row has one
 
 
 def test_fields_that_are_data_are_refused() -> None:

@@ -76,37 +76,25 @@ def test_an_infinity_costs_its_row_and_says_which(tmp_path: Path) -> None:
     )
 
 
-def test_names_of_columns_and_files_are_taken_as_they_are(tmp_path: Path) -> None:
-    path = written(tmp_path / "it's [1] * ?.parquet", """SELECT 1 AS "a b", 2 AS "q""uote", 3 AS "select" """)
+def test_names_of_columns_and_files_are_taken_as_they_are_also_without_rows(tmp_path: Path) -> None:
+    columns = """1 AS "a b", 2 AS "q""uote", 3 AS "select" """
+    path = written(tmp_path / "it's [1] * ?.parquet", f"SELECT {columns}")
     written(tmp_path / "it's 1 * ?.parquet", "SELECT 0 AS other")
-    source = opened(path, "x")
-    assert source.columns() == ("a b", 'q"uote', "select")
+    source, empty = opened(path), opened(written(tmp_path / "rows.parquet", f"SELECT {columns} WHERE false"))
+    assert source.columns() == empty.columns() == ("a b", 'q"uote', "select")
     assert [record.data for record in source.records()] == [{"a b": 1, 'q"uote': 2, "select": 3}]
+    assert list(empty.records()) == []
 
 
-def test_a_file_without_rows_has_columns(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.parquet", "SELECT 1 AS id WHERE false")
-    source = opened(path, "x")
-    assert source.columns() == ("id",)
-    assert list(source.records()) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"id,text\n1,x\n", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1"])
-def test_what_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"^data/rows\.parquet: cannot be read as parquet: ") as caught:
-        opened(path, "data/rows.parquet")
-    assert caught.value.remedy
-    assert str(tmp_path) not in caught.value.message
-
-
-def test_a_torn_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT i FROM range(1000) t(i)")
-    content = path.read_bytes()
-    path.write_bytes(content[:-20])
-    with pytest.raises(UsageError, match="cannot be read as parquet"):
-        opened(path, "rows.parquet")
+    torn = path.read_bytes()[:-20]
+    for content in (b"", b"id,text\n1,x\n", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", torn):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"^data/rows\.parquet: cannot be read as parquet: ") as caught:
+            opened(path, "data/rows.parquet")
+        assert caught.value.remedy
+        assert str(tmp_path) not in caught.value.message
 
 
 def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
