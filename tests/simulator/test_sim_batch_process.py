@@ -18,12 +18,11 @@ import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, question, rows, statuses
 
+from agac.simulator.app import Simulator
 from agac.simulator.batch_store import BatchStore
-from agac.simulator.server import embedded_simulator
-from agac.simulator.settings import Settings
+from agac.simulator.settings import Settings, SimulatorError
 
 COMMAND = [sys.executable, "-m", "agac.simulator", "--ready-line"]
-Scenario = Callable[[BatchClient], Awaitable[Any]]
 
 
 @contextmanager
@@ -44,7 +43,7 @@ async def client_of(root: str) -> AsyncIterator[BatchClient]:
         yield BatchClient(session, root)
 
 
-def ask(root: str, scenario: Scenario) -> Any:
+def ask(root: str, scenario: Callable[[BatchClient], Awaitable[Any]]) -> Any:
     """What a scenario gives, asked of a running simulator."""
 
     async def asked() -> Any:
@@ -158,20 +157,6 @@ async def test_what_is_temporary_is_gone_at_the_end_and_looking_creates_nothing(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_embedded_simulator_keeps_its_state_where_it_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "kept" / "simulator.db"
-
-    async def scenario(do: Scenario) -> Any:
-        settings = Settings(state=path, batch_seconds=0.5)
-        async with embedded_simulator(settings) as base_url, client_of(base_url.removesuffix("/v1")) as api:
-            return await do(api)
-
-    batch_id = asyncio.run(scenario(lambda api: api.create(2)))["id"]
-    assert path.is_file()
-    asyncio.run(scenario(lambda api: api.advance(10)))
-    assert asyncio.run(scenario(lambda api: api.look(batch_id)))["status"] == "completed"
-
-
 def other_program(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE theirs (a)")
@@ -196,20 +181,18 @@ def newer(path: Path) -> None:
         (newer, "another version"),
     ],
 )
-def test_state_files_that_are_none_are_said_at_the_start(
+def test_state_files_that_are_none_are_said_with_all_else(
     tmp_path: Path, prepare: Callable[[Path], Any], words: str
 ) -> None:
     path = tmp_path / "sim.db"
     prepare(path)
-    flags = ["--state", str(path), "--batch-seconds", "-1"]
-    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 2
-    assert lines[0] == "error: batch seconds are -1; use 0 (at once) or more"
-    assert words in lines[1]
-    assert str(path) in lines[1]
-    assert "name another one" in lines[1]
+    with pytest.raises(SimulatorError) as caught:
+        Simulator(Settings(state=path, batch_seconds=-1))
+    seconds, state = caught.value.problems
+    assert seconds == "batch seconds are -1; use 0 (at once) or more"
+    assert state.startswith(f"state file {path} cannot be used: ")
+    assert words in state
+    assert state.endswith("; name another one")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")

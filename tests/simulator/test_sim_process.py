@@ -176,21 +176,6 @@ async def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> 
     assert "none.yml" in caught.value.problems[1]
 
 
-async def test_embedded_simulator_stops_although_a_client_hangs(tmp_path: Path) -> None:
-    faults = tmp_path / "faults.json"
-    faults.write_text('[{"kind": "hang"}]')
-    request = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
-    async with embedded_simulator(Settings(faults=faults)) as base_url:
-        host, port = base_url.removeprefix("http://").removesuffix("/v1").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request)}\r\n\r\n"
-        writer.write(head.encode() + request)
-        while not (await asyncio.to_thread(account, base_url))["faults"]:
-            pass
-    await reader.read()
-    writer.close()
-
-
 async def test_child_that_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
     others = children_of(os.getpid())
