@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -156,8 +155,8 @@ def _line_ends(text: str) -> str:
 _SIGNS = re.compile(r"[*?\[]")
 ANY_FOLDERS = "**"
 
-Steps = frozenset[int]
-"""Which parts of a pattern may come next."""
+Rests = set[tuple[str, ...]]
+"""What is left to match of a pattern, part by part, in each of the ways in which it can go on."""
 
 
 class Unmatchable(Refused):
@@ -176,48 +175,37 @@ def fixed_part(pattern: str) -> PurePosixPath:
     return PurePosixPath(*parts[: min(fixed, len(parts) - 1)])
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A pattern, part by part. Parts that match nothing but themselves are matched like all others."""
+def _rests(parts: Sequence[str]) -> Rests:
+    """A pattern, and what follows each `**` at its beginning, which also stands for no folder."""
+    depth = next(i for i, part in enumerate(parts) if part != ANY_FOLDERS)
+    return {tuple(parts[i:]) for i in range(depth + 1)}
 
-    parts: tuple[str, ...]
 
-    @staticmethod
-    def of(text: str) -> Pattern:
-        """The pattern that `text` is; `**` at its end means all files below."""
-        parts = PurePosixPath(text).parts
-        return Pattern((*parts, "*") if parts and parts[-1] == ANY_FOLDERS else parts)
+def _start(pattern: str) -> Rests:
+    """With what a search begins; `**` at the end means all files below."""
+    parts = PurePosixPath(pattern).parts
+    return _rests((*parts, "*") if parts[-1] == ANY_FOLDERS else parts)
 
-    def start(self) -> Steps:
-        """The steps with which a search begins."""
-        return self._reachable({0})
 
-    def into(self, steps: Steps, name: str, *, link: bool) -> Steps:
-        """The steps inside the folder `name`; empty when nothing in it can match."""
-        found = {i for i in steps if self.parts[i] == ANY_FOLDERS and not link and not name.startswith(".")}
-        found |= {i + 1 for i in steps if i + 1 < len(self.parts) and _fits(self.parts[i], name)}
-        return self._reachable(found)
+def _into(rests: Rests, name: str, *, link: bool) -> Rests:
+    """What is left inside the folder `name`; nothing when nothing in it can match."""
+    stay = [rest for rest in rests if rest[0] == ANY_FOLDERS and not link and not name.startswith(".")]
+    go = [rest[1:] for rest in rests if len(rest) > 1 and _fits(rest[0], name)]
+    return set().union(*map(_rests, stay + go))
 
-    def takes(self, steps: Steps, name: str) -> bool:
-        """Whether the file `name` matches."""
-        last = len(self.parts) - 1
-        return last in steps and _fits(self.parts[last], name)
 
-    def matches(self, relative: str) -> bool:
-        """Whether a whole path, relative to where the pattern begins, matches."""
-        *folders, name = PurePosixPath(relative).parts
-        steps = self.start()
-        for folder in folders:
-            steps = self.into(steps, folder, link=False)
-        return self.takes(steps, name)
+def _takes(rests: Rests, name: str) -> bool:
+    """Whether the file `name` matches."""
+    return any(len(rest) == 1 and _fits(rest[0], name) for rest in rests)
 
-    def _reachable(self, steps: set[int]) -> Steps:
-        reached = set(steps)
-        for i in sorted(steps):
-            while i + 1 < len(self.parts) and self.parts[i] == ANY_FOLDERS:  # which also stands for no folder
-                i += 1
-                reached.add(i)
-        return frozenset(reached)
+
+def matches(pattern: str, relative: str) -> bool:
+    """Whether a whole path, relative to where the pattern begins, matches."""
+    *folders, name = PurePosixPath(relative).parts
+    rests = _start(pattern)
+    for folder in folders:
+        rests = _into(rests, folder, link=False)
+    return _takes(rests, name)
 
 
 def _fits(part: str, name: str) -> bool:
@@ -238,22 +226,17 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
     `skipped` are folders of which nothing is taken. Raises Unmatchable.
     """
     real = root.resolve()
-    earlier: list[Pattern] = []
-    for text in patterns:
-        if (real / text).is_file():
-            if not (real / text).resolve().is_relative_to(real):
-                raise Unmatchable(f"{text!r} leads out of {real}")
-            found: Iterator[str] = iter((PurePosixPath(text).as_posix(),))
-            pattern = Pattern(PurePosixPath(text).parts)
-        else:
-            pattern = Pattern.of(text)
-            found = _below(real, "", pattern, pattern.start(), skipped)
-        yield from (path for path in found if not any(before.matches(path) for before in earlier))
-        earlier.append(pattern)
+    for number, text in enumerate(patterns):
+        found = iter((PurePosixPath(text).as_posix(),))
+        if not (real / text).is_file():
+            found = _below(real, "", _start(text), skipped)
+        elif not (real / text).resolve().is_relative_to(real):
+            raise Unmatchable(f"{text!r} leads out of {real}")
+        yield from (path for path in found if not any(matches(before, path) for before in patterns[:number]))
 
 
-def _below(root: Path, relative: str, pattern: Pattern, steps: Steps, skipped: Sequence[Path]) -> Iterator[str]:
-    """The files of the folder `relative` (empty, or with a `/` at its end) and below that the steps lead to."""
+def _below(root: Path, relative: str, rests: Rests, skipped: Sequence[Path]) -> Iterator[str]:
+    """The files of the folder `relative` (empty, or with a `/` at its end) and below that match what is left."""
     try:
         with os.scandir(root / relative) as found:
             entries = sorted((entry.name, entry.is_symlink()) for entry in found)
@@ -261,13 +244,12 @@ def _below(root: Path, relative: str, pattern: Pattern, steps: Steps, skipped: S
         raise Unmatchable(f"the folder {relative or '.'!r} cannot be read: {error.strerror}") from error
     for name, is_link in entries:
         path, inner = root / relative / name, f"{relative}{name}"
-        below = pattern.into(steps, name, link=is_link)
-        taken = pattern.takes(steps, name)
+        below, taken = _into(rests, name, link=is_link), _takes(rests, name)
         if not (below or taken) or (is_link and _is_skipped(_target(path, inner, root), skipped)):
             continue
         if path.is_dir():
             if below and not _is_skipped(path, skipped):
-                yield from _below(root, f"{inner}/", pattern, below, skipped)
+                yield from _below(root, f"{inner}/", below, skipped)
         elif taken and (path.is_file() or is_link):
             yield inner
 
