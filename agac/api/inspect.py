@@ -23,7 +23,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.core.errors import ErrorType
-from agac.core.types import Message, Outcome, Report, iso, json_form, texts_of
+from agac.core.types import Message, Outcome, Report, iso, json_form
 from agac.engine.replay import RowHistory
 from agac.engine.settle import votes
 from agac.engine.telemetry import calls_of, share
@@ -320,7 +320,7 @@ def _stage_report(
         **(_task_report(task, origins) if task else {}),
         "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index],
         **replicated,
-        "prompt": texts_of(prompt) if prompt else None,
+        "prompt": json_form(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, attempts),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from agac.api.inspect import error_of, in_batch
 from agac.api.status import blocking, find_rows, position_of, stored_run
 from agac.core.keys import digest
-from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, texts_of
+from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, json_form
 from agac.engine.replay import RowHistory
 from agac.plan.diff import text_diff, value_changes
 from agac.plan.stage import RecordedStage, recorded_stages, reuse_salt
@@ -87,7 +87,7 @@ class TaskInputs(Report):
             "model": stage.model,
             "params": dict(stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": schema_hash},
-            "messages": None if self.messages is None else texts_of(self.messages),
+            "messages": json_form(self.messages),
             "reuse": stage.reuse,
             **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
             "salt": reuse_salt(stage.reuse, self.history.row.id, self.run),
@@ -314,7 +314,7 @@ def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, A
     if before.messages is not None and now.messages is not None:
         for role in ("system", "user", "assistant"):
             old_text, new_text = (
-                "\n".join(part.text for message in messages if message.role == role for part in message.parts)
+                "\n".join(message.text for message in messages if message.role == role)
                 for messages in (before.messages, now.messages)
             )
             if old_text != new_text:

@@ -101,7 +101,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
         yield f"--- prompt {number}: row {prompt.row!r}, stage {prompt.stage}"
         for message in prompt.messages:
             yield f"[{message.role}]"
-            yield plain("".join(part.text for part in message.parts))
+            yield plain(message.text)
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:

@@ -105,7 +105,7 @@ class Fingerprinter:
         `salt` is empty for `reuse: content`, the row's id for `reuse: row`.
         """
         hasher = self._prefix.copy()
-        content = [[m.role, *((p.kind, p.text) for p in m.parts)] for m in messages]
+        content = [[message.role, ["text", message.text]] for message in messages]
         hasher.update(_in_order([content, replica, salt]).encode("utf-8", "surrogatepass"))
         return hasher.digest()
 

@@ -5,7 +5,7 @@ All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
@@ -38,33 +38,11 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A piece of text in a message. Images, documents and audio will stand beside it."""
-
-    text: str
-    kind: Literal["text"] = "text"
-
-
-Part = Text
-"""A typed piece of a message's content; a union once there is a second kind."""
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a request: who speaks, and the parts of what is said."""
+    """One message of a request: who speaks, and what is said."""
 
     role: Literal["system", "user", "assistant"]
-    parts: tuple[Part, ...]
-
-    @staticmethod
-    def of(role: Literal["system", "user", "assistant"], text: str) -> Message:
-        """A message that holds one text."""
-        return Message(role, (Text(text),))
-
-
-def texts_of(messages: Iterable[Message]) -> list[dict[str, str]]:
-    """Messages as `--json` prints them, each with its `role` and its whole `text`."""
-    return [{"role": one.role, "text": "".join(part.text for part in one.parts)} for one in messages]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

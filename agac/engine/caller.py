@@ -519,10 +519,7 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
         "reasoning_tokens": call.usage.reasoning_tokens,
         "service_tier": call.service_tier and clean(call.service_tier),
         "cost_usd": call.cost,
-        "request": [
-            {"role": one.role, "text": _cut("".join(part.text for part in one.parts), clean)}
-            for one in attempts.request.messages
-        ],
+        "request": [{"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages],
         "reply": None if said is None else _cut(said, clean),
     }
     _log.debug(

@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
-from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, texts_of
+from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.batch import BatchTraits
@@ -307,7 +307,7 @@ class SamplePrompt(NamedTuple):
 
     row: RowId
     stage: str
-    messages: Annotated[tuple[Message, ...], texts_of]
+    messages: tuple[Message, ...]
 
 
 @dataclass(slots=True)

@@ -381,7 +381,7 @@ class StoredAnswers:
     def _sample(self, stage: AnyStage, messages: Sequence[Message], further: int = 0) -> None:
         found = self.of(stage)
         found.sampled += 1
-        found.characters += further + sum(len(part.text) for one in messages for part in one.parts)
+        found.characters += further + sum(len(one.text) for one in messages)
 
     def show(self, stage: AnyStage, row_id: RowId, messages: tuple[Message, ...]) -> None:
         """A prompt that would be sent."""

@@ -215,7 +215,7 @@ def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
     wrong = complaint(error.message, wants_json=request.schema is not None)
     said = "\n\n".join((reply.text, *reply.others))
-    messages = (*request.messages, Message.of("assistant", said), Message.of("user", wrong))
+    messages = (*request.messages, Message("assistant", said), Message("user", wrong))
     return Request(messages, request.schema, request.params)
 
 

@@ -141,7 +141,7 @@ class Preparer:
         try:
             text = stage.prompt.render(visible)
             first = self._fixed[stage.index]
-            messages = (*(opening(stage, visible) if first is None else first), Message.of("user", text))
+            messages = (*(opening(stage, visible) if first is None else first), Message("user", text))
         except MissingField as missing:
             return RowError(
                 ErrorType.MISSING_TEMPLATE_FIELD,

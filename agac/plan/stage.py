@@ -115,8 +115,8 @@ AnyStage = PlannedStage | LocalStage
 
 def opening(stage: Stage, visible: Visible) -> tuple[Message, ...]:
     """What stands before the prompt: the instructions, and the examples. Raises MissingField."""
-    system = (Message.of("system", stage.system),) if stage.system else ()
-    return (*system, *(Message.of(one.role, one.content.render(visible)) for one in stage.examples))
+    system = (Message("system", stage.system),) if stage.system else ()
+    return (*system, *(Message(one.role, one.content.render(visible)) for one in stage.examples))
 
 
 def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
@@ -149,7 +149,7 @@ class RecordedStage(Stage):
 
     def messages(self, visible: Visible) -> tuple[Message, ...]:
         """The request of a row of which this is visible. Raises MissingField."""
-        return (*opening(self, visible), Message.of("user", self.prompt.render(visible)))
+        return (*opening(self, visible), Message("user", self.prompt.render(visible)))
 
     def task_prints(self, messages: tuple[Message, ...], row_id: RowId, run: int) -> tuple[bytes, tuple[bytes, ...]]:
         """The fingerprints that the engine gave this task and its replicas."""

@@ -53,11 +53,10 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
         thought = int(params.reasoning) if params.reasoning is not None and params.reasoning.isdigit() else 0
         max_tokens = provider.max_tokens + thought
     wire: dict[str, JSONValue] = {"model": model, "max_tokens": max_tokens}
-    said = [(message.role, "".join([part.text for part in message.parts])) for message in request.messages]
-    rules = [words for role, words in said if role == "system"]
+    rules = [message.text for message in request.messages if message.role == "system"]
     if system := "\n\n".join([*rules, shape.instruction] if shape.instruction else rules):
         wire["system"] = system
-    wire["messages"] = [{"role": role, "content": words} for role, words in said if role != "system"]
+    wire["messages"] = [{"role": m.role, "content": m.text} for m in request.messages if m.role != "system"]
     wire |= set_params(params, _PARAMS, {"stop": "stop_sequences", **provider.renames})
     thinking = _thinking(params.reasoning, model, provider)
     wire |= thinking

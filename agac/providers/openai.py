@@ -21,7 +21,7 @@ def _headers(provider: Provider) -> dict[str, str]:
 
 def _messages(instruction: str | None, messages: Iterable[Message]) -> list[dict[str, str]]:
     """Messages on the wire, the first one, a system message, ending with `instruction`, where there is one."""
-    wire = [{"role": m.role, "content": "".join([p.text for p in m.parts])} for m in messages]
+    wire = [{"role": m.role, "content": m.text} for m in messages]
     if instruction is None:
         return wire
     if wire and wire[0]["role"] == "system":

@@ -124,10 +124,10 @@ def test_a_list_of_a_function_stands_for_its_row(project: ProjectFolder) -> None
 def test_why_tells_of_rows_that_stages_made(finished: ProjectFolder) -> None:
     of_kept = agac.why(1, "c1/1", "say", project=finished.root)
     assert of_kept.now.messages is not None
-    assert of_kept.now.messages[-1].parts[0].text.startswith("Say b: ")
+    assert of_kept.now.messages[-1].text.startswith("Say b: ")
     of_group = agac.why(1, "c1", "sum", project=finished.root)
     assert of_group.now.messages is not None
-    assert of_group.now.messages[-1].parts[0].text.startswith("Sum c1, 3: ")
+    assert of_group.now.messages[-1].text.startswith("Sum c1, 3: ")
     missing = agac.why(1, "c1", "say", project=finished.root).now.missing
     assert missing is not None
     assert missing.startswith("this stage is asked of rows that another stage makes")

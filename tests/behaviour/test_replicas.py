@@ -368,7 +368,7 @@ def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, s
     project.workflow(stages=[classify(3, vote="label"), after])
     plan = agac.plan_run("reviews", project=project.root, show=3)
     labels = [result["label"] for result in project.output()]
-    shown = [prompt.messages[0].parts[0].text for prompt in plan.prompts]
+    shown = [prompt.messages[0].text for prompt in plan.prompts]
     assert shown == [f"It is {label}" for label in labels]
 
 

@@ -191,7 +191,7 @@ LEFT = {Example: {"path"}, ModelRef: {"warnings"}}
 def comparable(value: Any) -> Any:
     """Everything of a value that a run could notice, in its order."""
     if isinstance(value, Fingerprinter):
-        return value.fingerprint((Message.of("user", "x"),)).hex()
+        return value.fingerprint((Message("user", "x"),)).hex()
     if isinstance(value, Rename):
         return dict(value.names)
     if is_dataclass(value):

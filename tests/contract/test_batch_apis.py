@@ -67,7 +67,7 @@ class Account:
         path = self.folder / f"{key}.jsonl"
         with path.open("wb") as file:
             for place in range(requests):
-                asked = Request((Message.of("user", f"Say {place} of {key}."),))
+                asked = Request((Message("user", f"Say {place} of {key}."),))
                 body = encode(self.dialect.build(asked, "small", self.row))
                 file.write(self.lines.line(f"{key}-{place}-abc", body, self.endpoint) + b"\n")
         return path

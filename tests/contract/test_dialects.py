@@ -173,11 +173,11 @@ SCHEMA = Schema(
         "additionalProperties": False,
     },
 )
-MESSAGES = (Message.of("system", "You classify reviews."), Message.of("user", "Grüße, „so gut“ 🎉\n\x00"))
+MESSAGES = (Message("system", "You classify reviews."), Message("user", "Grüße, „so gut“ 🎉\n\x00"))
 REQUESTS = {
     "text": Request(MESSAGES),
     "no system message": Request(MESSAGES[1:]),
-    "a dialogue": Request((*MESSAGES, Message.of("assistant", "{"), Message.of("user", "That is no JSON."))),
+    "a dialogue": Request((*MESSAGES, Message("assistant", "{"), Message("user", "That is no JSON."))),
     "a schema": Request(MESSAGES, SCHEMA),
     "a loose schema": Request(MESSAGES, Schema("any", {"type": "object"})),
     "a list for a schema": Request(MESSAGES, Schema("tags", {"type": "array", "items": {"type": "string"}})),
@@ -224,13 +224,13 @@ def test_every_shipped_provider_can_be_asked(request_: Request, row: Provider) -
 @members
 @given(st.text())
 def test_any_text_survives_the_way_to_the_wire(member: Member, text: str) -> None:
-    wire = json.loads(encode(member.dialect.build(Request((Message.of("user", text),)), "m", member.provider)))
+    wire = json.loads(encode(member.dialect.build(Request((Message("user", text),)), "m", member.provider)))
     assert wire[member.items] == [{"role": "user", "content": text}]
 
 
 @members
 def test_a_lone_surrogate_travels_as_its_escape(member: Member) -> None:
-    request = Request((Message.of("user", "before \ud83d after, grüße"),))
+    request = Request((Message("user", "before \ud83d after, grüße"),))
     sent = encode(member.dialect.build(request, "m", member.provider))
     assert b"\\ud83d" in sent
     assert json.loads(sent)[member.items][0]["content"] == "before \ud83d after, grüße"

@@ -11,7 +11,7 @@ from agac.core import keys
 from agac.core.types import Message, Params, Schema
 
 SCHEMA = Schema("answer", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
-MESSAGES = (Message.of("system", "Be brief."), Message.of("user", "Größe \u2028 🎉?"))
+MESSAGES = (Message("system", "Be brief."), Message("user", "Größe \u2028 🎉?"))
 EVERY_PARAM = Params(
     temperature=0.5, top_p=0.9, max_tokens=100, presence_penalty=0.1, frequency_penalty=0.2, stop=("a", "b"), seed=7,
     reasoning="low", service_tier="flex",
@@ -29,7 +29,7 @@ def test_pinned() -> None:
     plain: dict[str, Any] = {"params": Params(), "schema": None}
     assert fingerprint().hex() == "90ccaae4e0e2f4a2027bb1c8b094978b"
     assert fingerprint(**plain).hex() == "b6299b6e2c2bd9deacb51ddb050ae6bc"
-    assert fingerprint((Message.of("user", ""),), **plain).hex() == "54800554294cf81bd3bee067d6974f1b"
+    assert fingerprint((Message("user", ""),), **plain).hex() == "54800554294cf81bd3bee067d6974f1b"
     assert fingerprint(replica=1).hex() == "f1a0766685402d30ccce86612b3087d6"
     assert fingerprint(salt="r-1").hex() == "6f62f174a360325d50b3c2f765c0468e"
     assert keys.row_hash('{"id":"r-1","text":"Größe"}').hex() == "4ed8d7aa4abb34a5bc231f0b8c13dd4a"
@@ -43,11 +43,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no schema": {"schema": None},
     "replica": {"replica": 1},
     "salt": {"salt": "x"},
-    "role": {"messages": (Message.of("user", "Be brief."), MESSAGES[1])},
-    "text": {"messages": (MESSAGES[0], Message.of("user", "Größe ?"))},
+    "role": {"messages": (Message("user", "Be brief."), MESSAGES[1])},
+    "text": {"messages": (MESSAGES[0], Message("user", "Größe ?"))},
     "no system": {"messages": MESSAGES[1:]},
     "order": {"messages": MESSAGES[::-1]},
-    "one more": {"messages": (*MESSAGES, Message.of("assistant", ""))},
+    "one more": {"messages": (*MESSAGES, Message("assistant", ""))},
     **{f"param {f.name}": {"params": replace(EVERY_PARAM, **{f.name: LATER.get(f.name)})} for f in fields(Params)},
 }
 
@@ -77,7 +77,7 @@ texts = st.text(max_size=6)
 
 @given(st.lists(texts, min_size=1, max_size=4), st.lists(texts, min_size=1, max_size=4))
 def test_texts_are_not_run_together(one: list[str], other: list[str]) -> None:
-    first, second = (fingerprint(tuple(Message.of("user", text) for text in some)) for some in (one, other))
+    first, second = (fingerprint(tuple(Message("user", text) for text in some)) for some in (one, other))
     assert (first == second) == (one == other)
 
 

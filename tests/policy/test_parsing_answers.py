@@ -145,9 +145,9 @@ def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
 
 def test_a_re_ask_for_plain_text_quotes_every_message_and_asks_for_no_json() -> None:
     error = RowError(ErrorType.SCHEMA_MISMATCH, "a: bad; b: worse")
-    _, said, complaint = repair_request(Request((Message.of("user", "Go."),)), reply("one", "two"), error).messages
-    assert said == Message.of("assistant", "one\n\ntwo")
-    assert complaint.parts[0].text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
+    _, said, complaint = repair_request(Request((Message("user", "Go."),)), reply("one", "two"), error).messages
+    assert said == Message("assistant", "one\n\ntwo")
+    assert complaint.text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
 
 
 # Almost JSON, with `json_repair: true`.

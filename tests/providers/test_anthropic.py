@@ -15,7 +15,7 @@ from agac.simulator.replies import canonical
 from agac.spec.models import ProviderSpec
 
 OWN = replace(LOOK_ALIKES["anthropic"], name="own", base_url="http://127.0.0.1:1/v1")
-ASKED = (Message.of("system", "Classify."), Message.of("user", "Great!"))
+ASKED = (Message("system", "Classify."), Message("user", "Great!"))
 STRING = {"type": "string"}
 
 

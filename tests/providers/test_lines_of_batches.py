@@ -235,6 +235,6 @@ def test_the_dialect_says_what_a_bad_line_means(provider: str, line: bytes, kind
 def test_a_request_of_a_batch_is_the_one_of_a_call(provider: str) -> None:
     row = SHIPPED[provider]
     dialect, lines = DIALECTS[row.dialect], BATCH_APIS[row.batch.api]
-    body = dialect.build(Request((Message.of("user", "Say yes."),)), "the-model", row)
+    body = dialect.build(Request((Message("user", "Say yes."),)), "the-model", row)
     line = json.loads(lines.line("x", encode(body), "/v1" + dialect.path))
     assert line.get("body", line.get("params")) == body

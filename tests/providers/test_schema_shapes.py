@@ -35,7 +35,7 @@ def provider(structured: Structured, *, strict: bool = False) -> Provider:
 
 
 def wire(schema: dict[str, Any], to: Provider, *messages: Message) -> dict[str, Any]:
-    asked = messages or (Message.of("system", "Classify."), Message.of("user", "Great!"))
+    asked = messages or (Message("system", "Classify."), Message("user", "Great!"))
     return CHAT.build(Request(asked, Schema("verdict", schema)), "m", to)
 
 
@@ -64,7 +64,7 @@ def test_a_provider_that_knows_no_schemas_is_told_at_the_end_of_the_system_messa
     assert json.loads(schema) == STRICT
     assert built.get("response_format") == ({"type": "json_object"} if structured == "json_object" else None)
     # without a system message the instruction is one
-    built = wire(STRICT, provider("none"), Message.of("user", "Great!"))
+    built = wire(STRICT, provider("none"), Message("user", "Great!"))
     assert [message["role"] for message in built["messages"]] == ["system", "user"]
 
 
