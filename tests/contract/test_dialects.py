@@ -1,4 +1,5 @@
-"""What every dialect promises. A new dialect adds a line to MEMBERS and its recorded bodies beside the others'.
+"""What every dialect promises, streamed or not. A new one adds a line to MEMBERS and its recorded bodies beside the
+others'.
 
 Recorded: `replies/<dialect>.json`, where `differs` says what a body has that the first one has not, and
 `errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error, and its
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,13 @@ from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
 from agac.providers.bodies import encode
-from agac.providers.dialect import Dialect
+from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
+from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
+from agac.simulator.anthropic import MESSAGES as MESSAGES_API
+from agac.simulator.openai import CHAT, RESPONSES
+from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
@@ -63,6 +69,12 @@ class Member:
     """Where a built body has its messages."""
     errors: tuple[str, ...]
     """Files, as patterns, of errors that its servers answer with."""
+    api: ModelApi
+    """The simulator's side of it."""
+    delta: Callable[[str], Any]
+    """A piece of an answer in a stream."""
+    thought: Callable[[str], Any]
+    """The same of thinking."""
     always: tuple[str, ...] = ()
     """Headers that go with every request, key or no key."""
 
@@ -89,16 +101,44 @@ def patched(body: Any, patch: Any) -> Any:
     return patch
 
 
+def piece(index: int, kind: str, text: str) -> dict[str, Any]:
+    """A piece of a message of Anthropic's."""
+    delta = {"type": f"{kind}_delta", kind: text}
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
 MEMBERS = [
-    Member("openai-chat", OPENAI, openai_sdk, "messages", ("openai-chat/*.json",)),
+    Member(
+        "openai-chat",
+        OPENAI,
+        openai_sdk,
+        "messages",
+        ("openai-chat/*.json",),
+        CHAT,
+        lambda text: {"choices": [{"index": 0, "delta": {"content": text}}]},
+        lambda text: {"choices": [{"index": 0, "delta": {"reasoning_content": text}}]},
+    ),
     Member(
         "openai-responses",
         replace(SHIPPED["responses"], name="openai"),  # whom the recorded errors name
         openai_sdk,
         "input",
         ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),
+        RESPONSES,
+        lambda text: {"type": "response.output_text.delta", "delta": text},
+        lambda text: {"type": "response.reasoning_summary_text.delta", "delta": text},
     ),
-    Member("anthropic", ANTHROPIC, anthropic_sdk, "messages", ("anthropic/*.json",), ("anthropic-version",)),
+    Member(
+        "anthropic",
+        ANTHROPIC,
+        anthropic_sdk,
+        "messages",
+        ("anthropic/*.json",),
+        MESSAGES_API,
+        partial(piece, 1, "text"),
+        partial(piece, 0, "thinking"),
+        ("anthropic-version",),
+    ),
 ]
 
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
@@ -290,24 +330,22 @@ def test_a_good_status_without_a_reply_may_have_been_billed(member: Member, body
     assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
 
 
+NAMES = """error choices message content code type usage details detail object text output status incomplete_details
+stop_reason stop_details error_code response item delta index headers content_block thinking"""
+EVENTS = """error response.completed response.output_item.done message_start message_delta message_stop
+content_block_start content_block_delta text_delta thinking_delta"""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                [
-                    "error", "choices", "message", "content", "code", "type", "usage", "details", "detail", "object",
-                    "text", "output", "status", "incomplete_details", "stop_reason", "stop_details", "error_code",
-                ]
-            )
-            | st.text(max_size=3),
-            inner,
+            st.sampled_from(NAMES.split()) | st.text(max_size=3),
+            inner | st.sampled_from(EVENTS.split()),
             max_size=5,
         )
     ),
     max_leaves=25,
-)  # fmt: skip
+)
 header_names = [
     "retry-after", "retry-after-ms", "x-should-retry", "date", "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-tokens", "anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset",
@@ -344,3 +382,105 @@ def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
 
 def test_every_dialect_is_under_contract() -> None:
     assert {member.name for member in MEMBERS} == set(DIALECTS)
+
+
+# Streams: put together, events say what the same answer says when it is not streamed.
+
+
+def ask_for(text: str = "hello") -> ModelCall:
+    messages = (("user", text),)
+    return ModelCall("small", messages, digest=b"0" * 16, prompt_tokens=3, stream=True, include_usage=True)
+
+
+def assembled(member: Member, stream: bytes, sizes: list[int]) -> tuple[Assembly, bytes]:
+    """The stream, read in chunks of these sizes and then whole."""
+    assembly, events = member.dialect.assembly(), Events()
+    for size in [*sizes, len(stream)]:
+        for event in events.feed(stream[:size]):
+            assembly.take(event)
+        stream = stream[size:]
+    return assembly, encode(assembly.result()[2]) if assembly.finish() else b""
+
+
+def tokens(assembly: Assembly) -> tuple[bool, bool]:
+    """Whether a token has come, and one of the answer."""
+    return assembly.begun_at is not None, assembly.answering_at is not None
+
+
+answers = st.one_of(
+    st.builds(ModelAnswer, content=st.text(), finish=st.sampled_from(["stop", "length", "content_filter"])),
+    st.builds(ModelAnswer, content=st.none(), refusal=st.text(min_size=1)),
+    st.builds(
+        ModelAnswer,
+        content=st.text(),
+        earlier=st.lists(st.builds(AnswerMessage, text=st.text(), cut=st.booleans()), max_size=2).map(tuple),
+    ),
+)
+
+
+@members
+@given(answers, st.lists(st.integers(1, 200), max_size=20), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_the_same_reply_streamed_or_not(member: Member, answer: ModelAnswer, sizes: list[int], ending: bytes) -> None:
+    ask = ask_for()
+    whole = parse(member, 200, {}, member.api.body(ask, answer))
+    stream = b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending)
+    assembly, body = assembled(member, stream, sizes)
+    assert assembly.done
+    assert parse(member, 200, {}, body) == whole
+    told = answer.messages if member.name == "openai-responses" else answer.messages[-1:]
+    refused = member.name == "anthropic" and answer.finish == "content_filter"  # it knows no other filter
+    told_any = refused or any(m.text or m.refusal for m in told)
+    assert tokens(assembly) == (told_any, told_any)
+
+
+@members
+@given(st.text(min_size=1), st.integers(0))
+def test_a_stream_that_is_cut_is_not_whole(member: Member, text: str, where: int) -> None:
+    events = list(member.api.chunks(ask_for(), ModelAnswer(text)))
+    # a completion's last two say the usage and that it is over; without them its reason to stop is its end
+    end = len(events) - (3 if member.name == "openai-chat" else 1)
+    assembly, _ = assembled(member, b"".join(events[: where % (end + 1)]), [])
+    assert not assembly.finish()
+
+
+@members
+def test_the_first_token_may_be_one_of_thinking(member: Member) -> None:
+    assembly = member.dialect.assembly()
+    assembly.take(member.delta(""))
+    assembly.take(member.thought(""))
+    assert tokens(assembly) == (False, False)
+    assembly.take(member.thought("hm"))
+    assert tokens(assembly) == (True, False)
+    assembly.take(member.delta("42"))
+    assert tokens(assembly) == (True, True)
+
+
+@members
+@given(st.lists(json_values, max_size=5))
+def test_no_event_makes_it_stumble(member: Member, events: list[Any]) -> None:
+    assembly = member.dialect.assembly()
+    for event in events:
+        assembly.take(event)
+    if assembly.finish():
+        status, headers, body = assembly.result()
+        assert 200 <= status < 600
+        assert all(isinstance(value, str) for value in headers.values())
+        parse(member, 200, {}, encode(body))
+
+
+@members
+def test_what_asks_for_a_stream_leaves_the_body_a_body(member: Member) -> None:
+    dialect = DIALECTS[member.name]
+    asked = json.loads(asking(b'{"model":"m","n":[1]}', STREAMED + dialect.asks_usage))
+    assert asked["stream"] is True
+    assert (asked["model"], asked["n"]) == ("m", [1])
+    if dialect.socket_asks is not None:
+        created = json.loads(asking(b'{"model":"m"}', dialect.socket_asks))
+        assert created == {"type": "response.create", "model": "m"}
+
+
+def test_an_event_may_take_several_lines_with_comments_between_them_and_is_json() -> None:
+    stream = b': hello\nid: 7\nevent: x\ndata: {"a":\ndata:1}\n\n: ping\n\ndata: [DONE]\n\ndata: {"lost": 1}\n'
+    assert list(Events().feed(stream)) == [{"a": 1}, None]
+    with pytest.raises(GarbledStream):
+        list(Events().feed(b"data: <html>\n\n"))
