@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import Moment, Report
-from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, only, reads, select, sql
+from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, reads, select, sql
 from agac.store.rows import StoredRow
 
 # The life of a batch, as a table: which step may follow which. Each step is one committed transition.
@@ -210,7 +210,7 @@ Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
 
 
-project_token: Reads[[], str] = reads("project_token", str, only)
+project_token: Reads[[], str] = reads("project_token", str, first)
 read_batch: Reads[[int], BatchRecord | None] = reads("batch_read", BatchRecord, first)
 unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow
 untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)  # workflow
@@ -222,7 +222,7 @@ live_tasks: Reads[[Sequence[bytes], str], set[bytes]] = reads("tasks_live", byte
 was_batched: Reads[[str], bool] = reads("batched", int, bool)
 rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)  # run, after, how many
 rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)  # run, after, how many
-rows_in_batches: Reads[[int], int] = reads("rows_in_batches", int, only)
+rows_in_batches: Reads[[int], int] = reads("rows_in_batches", int, first)
 waiting_rows: Reads[[Sequence[int]], dict[int, int]] = reads("rows_waiting", tuple[int, int], dict)  # row keys
 tasks_at: Reads[[int, Sequence[int]], dict[int, PlacedTask]] = reads("tasks_at", PlacedTask, by("place"))
 tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)  # batch, after, how many
@@ -231,7 +231,7 @@ stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tup
 outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
 
 
-lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, only)
+lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, first)
 """By provider, account and model. Limits shown before a time do not count any more."""
 
 ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(

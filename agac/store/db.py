@@ -201,11 +201,6 @@ def keyed(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], dict[Any, A
     return lambda found: {key: make(others) for key, *others in found}
 
 
-def only(found: list[T]) -> T:
-    """The one thing that a statement finds."""
-    return found[0]
-
-
 def nested(found: Iterable[tuple[Any, Any, Any]]) -> dict[Any, dict[Any, Any]]:
     """Dicts by the first part of each row: from the second part to the third."""
     outer: dict[Any, dict[Any, Any]] = {}

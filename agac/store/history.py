@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
-from agac.store.db import Database, Reads, by, keyed, nested, only, reads, select
+from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select
 from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts
 from agac.store.runs import InvocationRecord
 
@@ -260,7 +260,7 @@ async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallR
 async def _calls(database: Database, end: str, statement: str, rows: dict[str, int]) -> AsyncIterator[list[CallRecord]]:
     """The calls for `rows`, range by range; `end` is the statement that says where one ends."""
     after: Any = 0
-    while (upto := only(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
+    while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
         yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
         after = upto
 

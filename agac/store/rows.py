@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, only, reads, select
+from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
 rows_of_keys: Reads[[Sequence[int]], dict[int, StoredRow]] = reads("rows_of_keys", StoredRow, by("key"))
 last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
-newest_result: Reads[[], int] = reads("result_id_max", int, only)
+newest_result: Reads[[], int] = reads("result_id_max", int, first)
 
 
 async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
@@ -279,7 +279,7 @@ async def children_of_parents(
 
 
 made_counts: Reads[[int], list[MadeCount]] = reads("made_counts", MadeCount)
-parent_count: Reads[[int, int], int] = reads("made_parents", int, only)  # run, stage
+parent_count: Reads[[int, int], int] = reads("made_parents", int, first)  # run, stage
 open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)  # run, stage, height
 failed_part: Reads[[int], tuple[str, str, str] | None] = reads("parts_failed", tuple[str, str, str], first)
 made_by_id: Reads[[int, int, Sequence[RowId]], dict[RowId, StoredRow]] = reads("made_by_id", StoredRow, by("id"))

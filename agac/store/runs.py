@@ -26,7 +26,6 @@ from agac.store.db import (
     first,
     is_alive,
     is_dead,
-    only,
     reads,
     select,
     shown,
@@ -128,7 +127,7 @@ class WrittenFiles(NamedTuple):
 
 # By a run's number, if no other argument is named.
 read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
-definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], only)
+definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
 counters: Reads[[int], list[Count]] = reads("counters", Count)
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)

@@ -10,7 +10,6 @@ from support.project import ProjectFolder
 from support.terminals import on_pty
 
 import agac
-from agac.cli.plan import paths_of
 
 ROWS = [{"id": f"r-{n}", "kind": "bad" if n % 2 else "good", "price": str(n)} for n in range(1, 6)]
 STAGES: list[dict[str, Any]] = [
@@ -181,13 +180,6 @@ def test_what_cannot_be_drawn_is_refused_in_words(branching: ProjectFolder) -> N
         ran = branching.agac("graph", *words, code=2)
         assert expected in ran.err
         assert ran.out == ""
-
-
-def test_a_plan_tells_the_ways_of_a_graph() -> None:
-    assert paths_of({"a": [], "b": ["a"], "c": ["b"]}) == ["a → b → c"]
-    needs = {s["name"]: [s["needs"]] if isinstance(s.get("needs"), str) else s.get("needs", []) for s in STAGES}
-    assert paths_of(needs) == ["start", "start → left", "start → right → far", "left, far → join"]
-    assert paths_of({"a": [], "b": []}) == ["a", "b"]
 
 
 def test_a_plan_says_how_a_row_walks_and_what_a_guard_cannot_decide_yet(branching: ProjectFolder) -> None:
