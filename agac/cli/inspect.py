@@ -373,17 +373,18 @@ def replicas_words(stage: dict[str, Any]) -> str:
 
 
 def why_lines(report: WhyReport) -> Iterator[str]:
-    now, again = report.now, report.again
+    now, again, found = report.now, report.again, report.now.as_json()
     yield f"{report.workflow}, run {now.run}, row {report.row_id!r}, stage {report.stage}"
     yield ""
-    yield from _task(now)
-    if now.passed_over is None:
-        yield ""
-        yield from _request(now)
+    if found["passed_over"]:
+        yield f"outcome: {found['outcome']}, {found['settled_at']}"
+        yield plain(skip_words(found["passed_over"]))
+    else:
+        yield from _task(now, found)
     yield ""
     if again is not None:
         when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
-        if now.passed_over is not None:
+        if found["passed_over"]:
             yield f"{when}; since then: {because}."
         elif again.same:
             yield f"{when}, with the same request; run again because {because}."
@@ -393,33 +394,26 @@ def why_lines(report: WhyReport) -> Iterator[str]:
     yield from _compared(report)
 
 
-def _task(task: TaskInputs) -> Iterator[str]:
-    found = task.as_json()
-    if found["passed_over"]:
-        yield f"outcome: {found['outcome']}, {found['settled_at']}"
-        yield plain(skip_words(found["passed_over"]))
-        return
-    if task.stage.operation is None or found["fingerprint"]:
+def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
+    """What became of a task, and the parts of its fingerprint; `found` is its JSON."""
+    operation, parts = task.stage.operation, found["made_of"]
+    if operation is None or found["fingerprint"]:
         yield f"fingerprint: {found['fingerprint'] or 'none: no request could be made'}"
     if found["in_batch"]:
         yield in_batch_words(found["in_batch"])
     if found["outcome"] is None:
         yield "outcome: none yet" if found["in_batch"] else "outcome: not run yet"
-        return
-    yield f"outcome: {found['outcome']}, {found['settled_at']}"
+    else:
+        yield f"outcome: {found['outcome']}, {found['settled_at']}"
     if found["error"]:
         yield plain(f"error: {found['error']['type']}: {found['error']['message']}")
-    if found["answered_by"] and task.stage.operation is None:
+    if found["answered_by"] and operation is None:
         how = f" ({found['how']})" if found["how"] else ""
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
-
-
-def _request(task: TaskInputs) -> Iterator[str]:
-    """The parts of the fingerprint."""
-    if task.stage.operation is not None:
-        yield f"This stage calls no model. It does: {plain(_compact(task.stage.operation.body()))}"
+    yield ""
+    if operation is not None:
+        yield f"This stage calls no model. It does: {plain(_compact(operation.body()))}"
         return
-    parts = task.components()
     yield "The fingerprint is made of:"
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
@@ -430,7 +424,7 @@ def _request(task: TaskInputs) -> Iterator[str]:
     if parts["salt"]:
         yield f"  reuse: {parts['reuse']}, separated by {parts['salt']}"
     if parts["messages"] is None:
-        yield f"  messages: {'none' if task.task is None else 'cannot be shown'}: {task.missing}"
+        yield f"  messages: {'none' if found['outcome'] is None else 'cannot be shown'}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
         yield from (f"    {line}".rstrip() for line in plain(message["text"]).split("\n"))
@@ -442,31 +436,26 @@ def _compared(report: WhyReport) -> Iterator[str]:
         if report.again is None:
             yield "No earlier run has run this stage for this row."
         return
-    run = f"run {before.run}"
-    if now.passed_over is not None or before.passed_over is not None:
-        reason = before.passed_over
-        words = f"{before.outcome}: {plain(skip_words(reason))}" if reason else "it was run"
-        yield f"In {run}: {words}"
-        if report.differences:
-            yield f"Changes since {run}:"
-        yield from _differences(report)
+    run, reason = f"run {before.run}", before.passed_over
+    is_guarded = reason is not None or now.passed_over is not None
+    if is_guarded:
+        yield f"In {run}: {f'{before.outcome}: {plain(skip_words(reason))}' if reason else 'it was run'}"
     elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
-        if report.anew is not None:
-            yield f"Nothing changed since {run}, but the task was run again: {report.anew}."
-        else:
-            yield f"Nothing changed since {run}: its answer is reused."
-    elif report.differences:
+        again = (
+            f", but the task was run again: {report.anew}." if report.anew is not None else ": its answer is reused."
+        )
+        yield f"Nothing changed since {run}{again}"
+        return
+    if report.differences:
         yield f"Changes since {run}:"
-        yield from _differences(report)
+    elif is_guarded:
+        return
     elif now.stage.operation is not None:
         yield f"Neither the stage nor the row's own fields changed since {run}."
     elif now.fingerprint is None:
         yield f"It was run in {run}."
     else:
         yield f"The fingerprint changed since {run}, but the request of that run cannot be rebuilt."
-
-
-def _differences(report: WhyReport) -> Iterator[str]:
     for one in report.differences:
         if "diff" in one:
             yield f"  {one['what']}:"

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
+from support.canned import Answer, Talk, completion, serving
 from support.project import ProjectFolder
 
 import agac
@@ -28,10 +28,7 @@ class Step:
     def wire(self) -> bytes:
         if self.body is not None:
             return self.body.encode()
-        message = {"role": "assistant", "content": self.text}
-        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-        choice = {"index": 0, "message": message, "finish_reason": self.finish}
-        return json.dumps({"model": "small-2", "choices": [choice], "usage": usage}).encode()
+        return json.dumps(completion(self.text, finish=self.finish)).encode()
 
 
 class Scripted:
@@ -76,32 +73,13 @@ def deciding(decide: Callable[[dict[str, Any]], Step]) -> Iterator[Scripted]:
     """Serves what a function says to each request, on loopback for the block."""
     script = Scripted(decide)
 
-    class Answers(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def take(talk: Talk) -> Answer:
+        asked = talk.asked(1 << 30)
+        step = script.answer(asked.body, {name.lower(): value for name, value in asked.headers.items()})
+        return Answer(step.wire(), step.status, {"content-type": "application/json", **step.headers})
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            step = script.answer(body, {name.lower(): value for name, value in self.headers.items()})
-            wire = step.wire()
-            self.send_response(step.status)
-            for name, value in {"content-type": "application/json", **step.headers}.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(wire)))
-            self.end_headers()
-            self.wfile.write(wire)
-
-        def log_message(self, *args: Any) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        script.base_url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield script
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(take) as script.base_url:
+        yield script
 
 
 def run_at(

@@ -8,19 +8,18 @@ Recorded: `replies/<dialect>.json`, where `differs` says what a body has that th
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.canned import Answer, Talk, serving
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
@@ -175,30 +174,16 @@ def parse(member: Member, status: int, headers: dict[str, str], body: bytes) -> 
 
 
 @contextmanager
-def recording(answer: bytes) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """A server on loopback that answers every POST with `answer`: its port, and the paths and bodies that came."""
+def recording(answer: bytes) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """A server on loopback that answers every POST with `answer`: its base URL, and the paths and bodies that came."""
     seen: list[tuple[str, bytes]] = []
 
-    class Post(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def take(talk: Talk) -> Answer:
+        seen.append((talk.path, talk.asked().body))
+        return Answer(answer, headers={"content-type": "application/json"})
 
-        def log_message(self, *_words: object) -> None:
-            """Nothing is printed."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Post) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
-        serving.start()
-        try:
-            yield server.server_port, seen
-        finally:
-            server.shutdown()
-            serving.join()
+    with serving(take) as url:
+        yield url, seen
 
 
 SCHEMA = Schema(
@@ -237,8 +222,8 @@ requests = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.k
 @requests
 def test_the_makers_sdk_sends_the_same_body(member: Member, request_: Request) -> None:
     built = member.dialect.build(request_, "gpt-5.4-mini", member.provider)
-    with recording(body_of(member.replies[0])) as (port, seen):
-        asyncio.run(member.sdk(f"http://127.0.0.1:{port}/v1", built))
+    with recording(body_of(member.replies[0])) as (url, seen):
+        asyncio.run(member.sdk(url, built))
     [(path, body)] = seen
     assert path == "/v1" + member.dialect.path
     assert json.loads(body) == json.loads(encode(built))

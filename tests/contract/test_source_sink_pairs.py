@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.mirror import mirror
+from support.canned import Answer, Talk, completion, serving
 from support.project import ProjectFolder
 
 from agac.data.sinks import TABLES
@@ -176,9 +176,16 @@ class Ran:
 STAGES = [{"name": "say", "prompt": "${row_json}", "output_schema": {"type": "object"}}]
 
 
+def repeated(talk: Talk) -> Answer:
+    """What is asked, as the answer: so every value of a result is chosen here."""
+    body = json.loads(talk.asked(1 << 30).body)
+    answer = completion(body["messages"][-1]["content"], body["model"])
+    return Answer(answer, headers={"content-type": "application/json"})
+
+
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
-    with mirror() as url:
+    with serving(repeated) as url:
         yield url
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email import message_from_bytes
 from hashlib import blake2b
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from support import canned
+from support.canned import Answer, Talk
 
 BAD = "unspeakable"
 """A text with this word in it is refused, always."""
@@ -173,50 +175,18 @@ def serving() -> Iterator[Provider]:
     """Serves a provider on loopback for the block."""
     provider = Provider()
 
-    class Answers(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # a reply in one piece: the second of two would wait 40 ms to be let go
+    def take(talk: Talk) -> Answer:
+        body, batches = talk.asked(1 << 30).body, provider.batches
+        if talk.command == "GET":
+            status, reply = batches.told(urlsplit(talk.path).path)
+        elif talk.command == "DELETE":
+            status, reply = batches.delete(talk.path)
+        elif talk.path.endswith("/files"):
+            status, reply = batches.upload(talk.headers["content-type"], body)
+        else:
+            answer = batches.create if talk.path.endswith("/batches") else provider.answer
+            status, reply = answer(json.loads(body))
+        return Answer(reply, status, {"content-type": "application/json", "retry-after-ms": "1"})
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.path.endswith("/files"):
-                reply = provider.batches.upload(self.headers["content-type"], body)
-            elif self.path.endswith("/batches"):
-                reply = provider.batches.create(json.loads(body))
-            else:
-                reply = provider.answer(json.loads(body))
-            self.reply(*reply)
-
-        def do_GET(self) -> None:
-            self.reply(*provider.batches.told(urlsplit(self.path).path))
-
-        def do_DELETE(self) -> None:
-            self.reply(*provider.batches.delete(self.path))
-
-        def reply(self, status: int, reply: Any) -> None:
-            wire = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(wire)))
-            self.send_header("retry-after-ms", "1")
-            self.end_headers()
-            self.wfile.write(wire)
-
-        def log_message(self, *args: Any) -> None:
-            """Says nothing."""
-
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *args: Any) -> None:
-            """A client that was killed is no error of ours."""
-
-    with Quiet(("127.0.0.1", 0), Answers) as server:
-        provider.base_url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield provider
-        finally:
-            server.shutdown()
-            thread.join()
+    with canned.serving(take) as provider.base_url:
+        yield provider

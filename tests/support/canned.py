@@ -1,8 +1,8 @@
-"""A server that answers as it is told, and remembers what it was asked: for answers that no simulator would give."""
+"""Servers that answer as a test says, and remember what they were asked: for answers that no simulator would give."""
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,10 +42,9 @@ class Asked:
 class Canned:
     """Gives the answers of a path in turn, the last one for ever; 404 to what it has none for."""
 
-    def __init__(self, port: int) -> None:
-        self.base_url = f"http://127.0.0.1:{port}/v1"
+    def __init__(self) -> None:
+        self.base_url = ""
         self.asked: list[Asked] = []
-        self.over = threading.Event()
         self._answers: dict[str, list[Answer]] = {}
 
     def answers(self, call: str, *answers: Answer) -> None:
@@ -56,75 +55,100 @@ class Canned:
         """The paths of all POSTs."""
         return [one.path for one in self.asked if one.method == "POST"]
 
-    def answer(self, method: str, path: str) -> Answer:
-        left = self._answers.get(f"{method} {path.partition('?')[0].removeprefix('/v1')}")
-        if not left:
-            return Answer({"error": {"message": "no such thing"}}, 404)
-        return left.pop(0) if len(left) > 1 else left[0]
+    def take(self, talk: "Talk") -> Answer:
+        left = self._answers.get(f"{talk.command} {talk.path.partition('?')[0].removeprefix('/v1')}")
+        answer = Answer({"error": {"message": "no such thing"}}, 404)
+        if left:
+            answer = left.pop(0) if len(left) > 1 else left[0]
+        self.asked.append(talk.asked(unread=answer.drop == "unread"))
+        return answer
+
+
+class Talk(BaseHTTPRequestHandler):
+    """A request at a server of a test: `asked` reads it, and `take` gives what is answered."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # a reply in one piece: the second of two would wait 40 ms to be let go
+    over: threading.Event
+
+    def take(self) -> Answer:
+        raise NotImplementedError
+
+    def asked(self, most: int = KEPT, *, unread: bool = False) -> Asked:
+        left = size = 0 if unread else int(self.headers.get("Content-Length") or 0)
+        kept = b""
+        while left and (piece := self.rfile.read(min(left, 1 << 16))):
+            left -= len(piece)
+            kept += piece if len(kept) < most else b""
+        return Asked(self.command, self.path, dict(self.headers), kept, size - left)
+
+    def handle_one(self) -> None:
+        answer = self.take()
+        if answer.drop == "never":
+            self.over.wait(30)
+        if answer.drop in ("unread", "unanswered", "never"):
+            self.cut()
+            return
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        wire = answer.wire
+        if answer.length == "declared":
+            self.send_header("Content-Length", str(len(wire)))
+        elif answer.length == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if answer.drop == "body":
+            wire = wire[: len(wire) // 2]
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(wire), wire) if answer.length == "chunked" else wire)
+        if answer.drop == "body":
+            self.cut()
+        elif answer.length == "chunked":
+            self.wfile.write(b"0\r\n\r\n")
+
+    do_GET = do_POST = do_DELETE = handle_one  # noqa: N815 (http.server's names)
+
+    def cut(self) -> None:
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.close()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Quiet(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that was killed is no error of ours."""
+
+
+@contextmanager
+def serving(take: Callable[[Talk], Answer]) -> Iterator[str]:
+    """Serves on loopback what a function answers, each call in a thread of its own; gives the base URL."""
+    kind = type("Served", (Talk,), {"take": lambda talk: take(talk), "over": threading.Event()})
+    with Quiet(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            kind.over.set()
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
 def canned() -> Iterator[Canned]:
     """Such a server for the block."""
+    told = Canned()
+    with serving(told.take) as told.base_url:
+        yield told
 
-    class Talk(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
 
-        def handle_one(self) -> None:
-            answer = told.answer(self.command, self.path)
-            if answer.drop == "unread":
-                told.asked.append(Asked(self.command, self.path, dict(self.headers), b"", 0))
-                self.cut()
-                return
-            told.asked.append(self.read())
-            if answer.drop == "never":
-                told.over.wait(30)
-            if answer.drop in ("unanswered", "never"):
-                self.cut()
-                return
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            wire = answer.wire
-            if answer.length == "declared":
-                self.send_header("Content-Length", str(len(wire)))
-            elif answer.length == "chunked":
-                self.send_header("Transfer-Encoding", "chunked")
-            else:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            if answer.drop == "body":
-                wire = wire[: len(wire) // 2]
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(wire), wire) if answer.length == "chunked" else wire)
-            if answer.drop == "body":
-                self.cut()
-            elif answer.length == "chunked":
-                self.wfile.write(b"0\r\n\r\n")
-
-        do_GET = do_POST = do_DELETE = handle_one  # noqa: N815 (http.server's names)
-
-        def read(self) -> Asked:
-            left = size = int(self.headers.get("Content-Length") or 0)
-            kept = b""
-            while left and (piece := self.rfile.read(min(left, 1 << 16))):
-                left -= len(piece)
-                kept += piece if len(kept) < KEPT else b""
-            return Asked(self.command, self.path, dict(self.headers), kept, size - left)
-
-        def cut(self) -> None:
-            self.close_connection = True
-            self.connection.close()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Talk) as server:
-        told = Canned(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield told
-        finally:
-            told.over.set()
-            server.shutdown()
-            thread.join()
+def completion(text: str, model: str = "small-2", finish: str = "stop") -> dict[str, Any]:
+    """A chat completion that says this."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    return {"model": model, "choices": [choice], "usage": usage}
