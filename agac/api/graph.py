@@ -138,9 +138,7 @@ async def graph(
         bodies, nodes, ends = [stage_body(stage) for stage in loaded.stages], loaded.stages, loaded.output.stages
         for stage, body in zip(loaded.stages, bodies, strict=True):
             if stage.asks:
-                resolved = models.get(stage.name)
-                model = f"{resolved.provider.name}/{resolved.ref.wire}" if resolved else stage.model
-                body["model"] = model or "no model"
+                body["model"] = models[stage.name][0].lane if stage.name in models else stage.model or "no model"
     levels = _levels(nodes)
     stages = tuple(_drawn(body, outcomes.get(body["name"]), levels[body["name"]]) for body in bodies)
     return GraphReport(name, record.id if record else None, shown, stages, ends, output, rows, written)

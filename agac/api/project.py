@@ -26,7 +26,7 @@ from agac.engine.export import refusals
 from agac.engine.invocation import Scope
 from agac.plan.checks import check_batches, check_budgets, missing_extras, resolve_models
 from agac.plan.fields import check_placeholders
-from agac.plan.plan import ResolvedModel, Selection
+from agac.plan.plan import Models, Selection
 from agac.providers.model_string import alias_problem, parse_model
 from agac.providers.provider import Provider
 from agac.providers.table import build_providers
@@ -206,7 +206,7 @@ class CheckedWorkflow:
     """A workflow that can run, with its models and its opened input."""
 
     workflow: Workflow
-    models: Mapping[str, ResolvedModel]
+    models: Models
     source: Source
     warnings: list[Problem]
 

@@ -125,9 +125,9 @@ async def _invoke(
     invocation = Invocation(given=options.given())
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
-        names = {one.provider.name for model in checked.models.values() for one in (model, *model.fallbacks)}
+        names = {one.provider.name for models in checked.models.values() for one in models}
         providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
-        models = {name: model.at(providers) for name, model in checked.models.items()}
+        models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
         plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         if retry is not None:

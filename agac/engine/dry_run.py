@@ -75,7 +75,7 @@ async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None
         same = not any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
         found.estimate = estimate(stage, found.questions, characters, counts, same_prompt=same)
         found.aliases = baseline.short_names(stage)
-        lane = (stage.provider.name, stage.provider.account, stage.model)
+        lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
         found.batches = planned_batches(stage, found.questions, characters, times)
 

@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from agac.core.errors import Problem, Where
 from agac.core.types import Params
-from agac.plan.plan import ResolvedModel
+from agac.plan.plan import Models
+from agac.plan.stage import PlannedModel
 from agac.providers.batch import BatchTraits
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.provider import Provider, lacks_tier, price_of
@@ -33,13 +34,13 @@ def resolve_models(
     *,
     broken: bool = False,
     lost: Collection[str] = (),
-) -> tuple[dict[str, ResolvedModel], list[Problem]]:
-    """Each stage's provider, model and parameters, by the stage's name. `aliases` are the project's short names.
+) -> tuple[dict[str, tuple[PlannedModel, ...]], list[Problem]]:
+    """Each stage's models, with their parameters, by the stage's name. `aliases` are the project's short names.
 
     `broken`: some key could not be read, so that a missing model may be that key's fault and is not reported. `lost`:
     providers of agac.yml that could not be made, which is reported there.
     """
-    resolved: dict[str, ResolvedModel] = {}
+    resolved: dict[str, tuple[PlannedModel, ...]] = {}
     problems: list[Problem] = []
 
     def parsed(text: str, where: Where) -> ModelRef | None:
@@ -49,12 +50,12 @@ def resolve_models(
         problems.extend(Problem(where, message) for message in messages)
         return ref
 
-    def with_provider(ref: ModelRef, params: Params, where: Where) -> ResolvedModel:
+    def with_provider(stage: WrittenStage, ref: ModelRef, params: Params, where: Where) -> PlannedModel:
         provider = providers[ref.provider]
         problems.extend(_cannot(ref, params, provider, where))
         if ref.schema_mode is not None:  # how the provider is held to schemas
             provider = replace(provider, structured=ref.schema_mode)
-        return ResolvedModel(provider, ref, params)
+        return PlannedModel.of(provider, ref, params, stage.timeout)
 
     for stage in workflow.asking:
         if stage.model is None:
@@ -65,18 +66,18 @@ def resolve_models(
         first = parsed(stage.model, where)
         if first is None:
             continue
-        model = with_provider(first, _params(stage, first, problems), where)
+        model = with_provider(stage, first, _params(stage, first, problems), where)
         # a fallback is called with the stage's parameters, and its own string's over them: those of the first model's
         # string hold for that model alone
         common = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
         where = stage.at("fallback")
         fallbacks = tuple(
-            with_provider(ref, _known_params({**common, **ref.params}), where)
+            with_provider(stage, ref, _known_params({**common, **ref.params}), where)
             for text in stage.fallback
             if (ref := parsed(text, where)) is not None
         )
-        resolved[stage.name] = replace(model, fallbacks=fallbacks)
-        seeds = [one.params.seed for one in (model, *fallbacks) if one.params.seed is not None]
+        resolved[stage.name] = (model, *fallbacks)
+        seeds = [one.params.seed for one in resolved[stage.name] if one.params.seed is not None]
         if stage.replicas > 1 and seeds:  # replicas differ by their seeds
             message = (
                 f"replicas gives each call its own seed, from 1 to {stage.replicas}, and the model is given "
@@ -133,13 +134,13 @@ def _known_params(given: Mapping[str, Any]) -> Params:
     return Params(**{f.name: given[f.name] for f in fields(Params) if f.name in given})
 
 
-def _models_of(stage: WrittenStage, first: ResolvedModel) -> Iterator[tuple[Where, ResolvedModel]]:
+def _models_of(stage: WrittenStage, models: Models) -> Iterator[tuple[Where, PlannedModel]]:
     """The models of a stage, each with its place."""
-    yield stage.at("model"), first
-    yield from ((stage.at("fallback"), other) for other in first.fallbacks)
+    for position, one in enumerate(models[stage.name]):
+        yield stage.at("fallback" if position else "model"), one
 
 
-def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -> list[Problem]:
+def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
     """Environment variables that the providers in use need and nobody set: only a run needs them."""
     problems = [
         Problem(
@@ -148,7 +149,7 @@ def missing_variables(models: Mapping[str, ResolvedModel], workflow: Workflow) -
             f"export it, or write {variable}=… into the project's .env file",
         )
         for stage in workflow.asking
-        for where, one in _models_of(stage, models[stage.name])
+        for where, one in _models_of(stage, models)
         for variable in one.provider.missing_variables
     ]
     return list(dict.fromkeys(problems))
@@ -177,14 +178,14 @@ _EXTRAS = {"anthropic": "anthropic"}
 """The libraries that a batch API needs beyond agac's own; the extras have their names."""
 
 
-def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:
+def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
     """Batch stages whose providers cannot do what they are to do, and keys that have no effect on batches. Fallbacks
     without batches are called for each row."""
     problems: list[Problem] = []
     without: dict[tuple[Where, str], list[str]] = {}
     stages = [stage for stage in workflow.asking if stage.run_mode == "batch" and stage.name in models]
     for stage in stages:
-        model = models[stage.name]
+        model = models[stage.name][0]
         if model.provider.batch is None:
             without.setdefault((stage.at("run_mode"), model.provider.name), []).append(repr(stage.name))
             continue
@@ -199,9 +200,9 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
                     "warning",
                 )
                 for key in ("transport", "idle_timeout")
-                if getattr(model.ref, key) is not None
+                if getattr(model, key) is not None
             ]
-        for place in _models_of(stage, model):
+        for place in _models_of(stage, models):
             problems += _unfit(*place)
     if stages and len(stages) == len(workflow.asking) and workflow.rules.ttft:
         message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
@@ -216,7 +217,7 @@ def check_batches(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
     return list(dict.fromkeys(problems))
 
 
-def _beyond(stage: WrittenStage, model: ResolvedModel, traits: BatchTraits) -> Iterator[Problem]:
+def _beyond(stage: WrittenStage, model: PlannedModel, traits: BatchTraits) -> Iterator[Problem]:
     """More than the provider takes."""
     rules, name = stage.batch, model.provider.name
     for key, what in (("max_requests", "requests"), ("max_bytes", "bytes")):
@@ -236,7 +237,7 @@ def _beyond(stage: WrittenStage, model: ResolvedModel, traits: BatchTraits) -> I
         yield said(stage, "deadline", f"{name} gives up after {window} by itself, which is sooner", warning=True)
 
 
-def _unfit(where: Where, model: ResolvedModel) -> Iterator[Problem]:
+def _unfit(where: Where, model: PlannedModel) -> Iterator[Problem]:
     """Parameters that batches of a model do not take, and the library that they need."""
     traits = model.provider.batch
     if traits is None:
@@ -252,7 +253,7 @@ def _unfit(where: Where, model: ResolvedModel) -> Iterator[Problem]:
         yield Problem(where, message)
 
 
-def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> list[Problem]:
+def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
     """Models whose calls cannot be bounded by the budgets that hold for them. Prices are looked up for dollars only."""
     problems, rules = [], workflow.rules
     for stage in workflow.asking:
@@ -261,19 +262,18 @@ def check_budgets(workflow: Workflow, models: Mapping[str, ResolvedModel]) -> li
             continue
         dollars = any(budget.usd is not None for budget in budgets)
         bounded = dollars or any(budget.tokens is not None for budget in budgets)
-        first = models[stage.name]
-        for key, one in (("model", first), *(("fallback", other) for other in first.fallbacks)):
+        for where, one in _models_of(stage, models):
             if bounded and one.params.max_tokens is None:
                 message = (
                     f"a budget in usd or tokens holds for stage {stage.name!r}, so each reply of {one.ref} needs a "
                     "bound; add `max_tokens: 1000` (or what a reply may need)"
                 )
                 problems.append(Problem(stage.at(""), message))
-            if dollars and price_of(one.provider, one.ref.wire, one.params.service_tier) is None:
-                price = f"{{{one.ref.wire}: {{input: 1.00, output: 2.00}}}}"
+            if dollars and price_of(one.provider, one.model, one.params.service_tier) is None:
+                price = f"{{{one.model}: {{input: 1.00, output: 2.00}}}}"
                 message = (
                     f"a budget in usd holds for this stage, and the price of {one.ref} is not known; add to agac.yml: "
                     f"`providers: {{{one.provider.name}: {{prices: {price}}}}}` with its dollars per million tokens"
                 )
-                problems.append(Problem(stage.at(key), message))
+                problems.append(Problem(where, message))
     return list(dict.fromkeys(problems))

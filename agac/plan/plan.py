@@ -13,14 +13,13 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
-from agac.core.types import JSONValue, Params, Schema
+from agac.core.types import JSONValue, Schema
 from agac.plan.stage import (
     AnyStage,
     LocalStage,
     PlannedModel,
     PlannedStage,
     RecordedStage,
-    call_timeout,
     definition,
     ends_of,
     recorded_stages,
@@ -112,28 +111,13 @@ class Plan:
         return shape_of_ends([(stage.name, stage.shape) for stage in self.ends])
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """A stage's model, merged from all levels, and the models that are called after it."""
-
-    provider: Provider
-    ref: ModelRef
-    params: Params
-    fallbacks: tuple[ResolvedModel, ...] = ()
-
-    def at(self, providers: Mapping[str, Provider]) -> ResolvedModel:
-        """The same at the addresses that these providers have."""
-        provider = replace(self.provider, base_url=providers[self.provider.name].base_url)
-        return replace(self, provider=provider, fallbacks=tuple(one.at(providers) for one in self.fallbacks))
+Models = Mapping[str, tuple[PlannedModel, ...]]
+"""The models that each stage calls one after the other, by its name."""
 
 
-def make_plan(
-    workflow: Workflow, models: Mapping[str, ResolvedModel], root: Path, selection: Selection, concurrency: int | None
-) -> Plan:
+def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selection, concurrency: int | None) -> Plan:
     """The plan of a workflow that was checked. Imports Python schemas of the project, so only a run may call it.
-
-    `models` holds each stage's model by the stage's name; `concurrency` is the command line's wish.
-    """
+    `concurrency` is the command line's wish."""
     stages = tuple(
         _stage(stage, models[stage.name], root) if stage.operation is None else local_stage(stage)
         for stage in workflow.stages
@@ -167,12 +151,10 @@ def planned_stage(
     stage: Stage, models: Sequence[PlannedModel], resolved: Resolved | None, python_schema: PythonSchema | None
 ) -> PlannedStage:
     """A stage that calls these models one after the other, ready to be run; `resolved` is the schema of its answers."""
-    first, *others = models
-    schema = resolved.schema if resolved else None
+    first, schema = models[0], resolved.schema if resolved else None
     return PlannedStage(
         **{**_fields_of(stage), "schema": schema},
-        **{one.name: getattr(first, one.name) for one in fields(first)},
-        fallbacks=tuple(others),
+        models=tuple(models),
         extra_check=resolved.validate_extra if resolved else None,
         python_schema=python_schema,
         prints=Fingerprinter(
@@ -190,7 +172,7 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
     return {one.name: getattr(stage, one.name) for one in fields(Stage)}
 
 
-def _stage(stage: WrittenStage, model: ResolvedModel, root: Path) -> PlannedStage:
+def _stage(stage: WrittenStage, models: Sequence[PlannedModel], root: Path) -> PlannedStage:
     resolved, written = None, stage.output_schema
     if written is not None:
         try:
@@ -200,10 +182,6 @@ def _stage(stage: WrittenStage, model: ResolvedModel, root: Path) -> PlannedStag
             raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
     if stage.vote is not None and resolved and (fault := lacks_field(resolved.schema.body, stage.vote)):
         raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
-    models = []
-    for one in (model, *model.fallbacks):
-        ref, bounds = one.ref, call_timeout(stage.timeout, one.params)
-        models.append(PlannedModel(one.provider, ref.wire, one.params, ref.transport, ref.idle_timeout, bounds, ref))
     return planned_stage(stage, models, resolved, written if isinstance(written, PythonSchema) else None)
 
 

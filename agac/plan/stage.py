@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
@@ -58,6 +58,16 @@ class PlannedModel:
     timeout: Timeout = DEFAULT_TIMEOUT
     ref: ModelRef | None = None
 
+    @staticmethod
+    def of(provider: Provider, ref: ModelRef, params: Params, timeout: Timeout | None) -> PlannedModel:
+        """The model that a string names; `timeout` is what its stage says."""
+        bounds = call_timeout(timeout, params)
+        return PlannedModel(provider, ref.wire, params, ref.transport, ref.idle_timeout, bounds, ref)
+
+    def at(self, providers: Mapping[str, Provider]) -> PlannedModel:
+        """The same at the address that its provider has among these."""
+        return replace(self, provider=replace(self.provider, base_url=providers[self.provider.name].base_url))
+
     @property
     def lane(self) -> str:
         """The model as users write it."""
@@ -79,35 +89,35 @@ class LocalStage(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage(Stage):
-    """A stage that is ready to be run: its model, its parameters and all texts are known.
+    """A stage that is ready to be run: its `models`, in the order in which they are called, and all texts are known.
 
-    `ref` is what the string of `model` said. `python_schema` is what `schema` and `extra_check` were made of.
+    `python_schema` is what `schema` and `extra_check` were made of.
     """
 
     extra_check: ExtraCheck | None = None
     python_schema: PythonSchema | None = None
-    provider: Provider
-    model: str
-    params: Params
-    timeout: Timeout
-    transport: str | None = None
-    idle_timeout: float | None = None
-    ref: ModelRef | None = None
-    fallbacks: tuple[PlannedModel, ...] = ()
+    models: tuple[PlannedModel, ...]
     prints: Fingerprinter
+
+    @property
+    def provider(self) -> Provider:
+        """The provider of its first model."""
+        return self.models[0].provider
+
+    @property
+    def params(self) -> Params:
+        """With what its first model is called."""
+        return self.models[0].params
+
+    @property
+    def ref(self) -> ModelRef | None:
+        """What the string of `model` said."""
+        return self.models[0].ref
 
     @property
     def lane(self) -> str:
         """The stage's model as users write it."""
-        return f"{self.provider.name}/{self.model}"
-
-    @property
-    def models(self) -> tuple[PlannedModel, ...]:
-        """The stage's model and its fallbacks, in the order in which they are called."""
-        first = PlannedModel(
-            self.provider, self.model, self.params, self.transport, self.idle_timeout, self.timeout, self.ref
-        )
-        return (first, *self.fallbacks)
+        return self.models[0].lane
 
 
 AnyStage = PlannedStage | LocalStage

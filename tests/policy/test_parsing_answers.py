@@ -12,7 +12,7 @@ from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
 from agac.engine.validate import MAX_ERRORS, Checker, ValidReply, mended_json, parsed, repair_request
-from agac.plan.stage import DEFAULT_TIMEOUT, ExtraCheck, PlannedStage
+from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.templates import compile_template
 
@@ -25,7 +25,7 @@ def stage(body: dict[str, Any] | None, extra: ExtraCheck | None = None) -> Plann
     return PlannedStage(
         name="one", index=0, needs=(),
         ancestors=(), system=None, prompt=prompt, schema=schema, extra_check=extra,
-        provider=provider, model="small", params=Params(), timeout=DEFAULT_TIMEOUT, concurrency=None,
+        models=(PlannedModel(provider, "small", Params()),), concurrency=None,
         prints=Fingerprinter(provider="local", model="small", params=Params(), schema=schema),
     )  # fmt: skip
 
