@@ -161,13 +161,6 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     assert (guess.number, guess.run) == (made / 20, 1)
 
 
-def test_what_a_stored_answer_makes_is_known(project: ProjectFolder) -> None:
-    project.rows([{"id": f"r{n}"} for n in range(10)], PATH)
-    workflow(project, PLAN, ASK, SUM)
-    project.run(until="plan")
-    assert set(as_told(project).stages[1].reasons) == {"not asked yet"}
-
-
 def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) -> None:
     project.write("tools/cut.py", CUT)
     texts = {"a": "one", "b": "none", "c": "two words", "d": "and three words", "e": "one"}
