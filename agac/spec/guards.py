@@ -225,9 +225,9 @@ class Evaluator:
 
 def _members(chains: tuple[Chain, ...], name: str) -> tuple[str, ...] | None:
     """The fields that the guard reads of `name`; None when it may read them all."""
-    members = [chain[1] if len(chain) > 1 else None for chain in chains if chain[0] == name]
+    members = dict.fromkeys(chain[1] if len(chain) > 1 else None for chain in chains if chain[0] == name)
     texts = tuple(member for member in members if isinstance(member, str))
-    return tuple(dict.fromkeys(texts)) if len(texts) == len(members) else None
+    return texts if len(texts) == len(members) else None
 
 
 def _cut(value: Any) -> Any:

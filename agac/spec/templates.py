@@ -183,11 +183,6 @@ def group_prompt(where: Where) -> Template:
     return sound_template(f"${{{ROWS_JSON}}}", where)
 
 
-def row_json(data: Mapping[str, JSONValue]) -> str:
-    """A row's fields as JSON with two-space indent, not ASCII-escaped."""
-    return _indented(data)
-
-
 class VisibleRow(Mapping[str, JSONValue]):
     """What a stage's template sees of one row: `vars`, results by stage name, `row_json`, then the row's fields.
 
@@ -209,22 +204,19 @@ class VisibleRow(Mapping[str, JSONValue]):
             return self._results[name]
         if name == ROW_JSON:
             if self._row_json is None:
-                self._row_json = row_json(self._data)
+                self._row_json = _indented(self._data)
             return self._row_json
         if name == VARS:
             return self._vars
         return self._data[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        own = [*self._results, *([VARS] if self._vars else []), ROW_JSON]
+        yield from (name for name in self._data if name not in own)
+        yield from own
 
     def __len__(self) -> int:
-        return len(self.names())
-
-    def names(self) -> list[str]:
-        """Everything that can be asked for by its first name: the row's fields, results, `vars`, `row_json`."""
-        own = [*self._results, *([VARS] if self._vars else []), ROW_JSON]
-        return [*(name for name in self._data if name not in own), *own]
+        return sum(1 for _ in self)
 
 
 _SUFFIXES = (".md", ".markdown", ".txt")

@@ -14,7 +14,6 @@ from agac.spec.templates import (
     VisibleRow,
     compile_template,
     default_prompt,
-    row_json,
 )
 
 HERE = Where("w.yml", 3, 5, "stages[0].prompt")
@@ -69,7 +68,6 @@ def test_what_a_name_finds() -> None:
 def test_row_json_is_indented_not_escaped_and_holds_the_row_alone() -> None:
     data = {"id": 1, "text": "é", "row_json": "own"}
     assert rendered("${row_json}", data, {"classify": "x"}, tone="y") == json.dumps(data, indent=2, ensure_ascii=False)
-    assert row_json({"a": "é"}) == '{\n  "a": "é"\n}'
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_what_a_row_lacks_is_named_with_what_is_visible(name: str, data: dict[st
 
 def test_visible_names_hold_everything_once() -> None:
     row = VisibleRow({"a": 1, "classify": 2}, {"classify": 3}, {"x": 1})
-    assert row.names() == list(row) == ["a", "classify", "vars", "row_json"]
+    assert list(row) == ["a", "classify", "vars", "row_json"]
     assert len(row) == 4
 
 
