@@ -270,8 +270,13 @@ def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_F
 
 def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mapping[str, int]) -> list[StageNode]:
     """Each stage after what it needs; among those that could be next the one that stands first in the file."""
-    real = {index: _enabled(needs[index], stages, needs, place) for index, one in enumerate(stages) if one.enabled}
-    sorter = TopologicalSorter({index: [place[need] for need in wanted] for index, wanted in real.items()})
+    follows = {index: [place[need] for need in wanted] for index, wanted in enumerate(needs)}
+    real: dict[int, dict[str, None]] = {}  # what each stage needs: in the place of a disabled one what that needs
+    for index in TopologicalSorter(follows).static_order():
+        real[index] = {}
+        for need in needs[index]:
+            real[index] |= {need: None} if stages[place[need]].enabled else real[place[need]]
+    sorter = TopologicalSorter({index: map(place.__getitem__, real[index]) for index in real if stages[index].enabled})
     sorter.prepare()
     ready: list[int] = []
     found: dict[str, StageNode] = {}
@@ -293,22 +298,6 @@ def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mappin
         )
         sorter.done(index)
     return list(found.values())
-
-
-def _enabled(
-    wanted: Sequence[str], stages: Sequence[StageFile], needs: Sequence[Sequence[str]], place: Mapping[str, int]
-) -> list[str]:
-    """What a stage needs: in the place of a disabled one what that needs."""
-    found: dict[str, None] = {}
-    left, seen = list(reversed(wanted)), set[str]()
-    while left:
-        need = left.pop()
-        if stages[place[need]].enabled:
-            found[need] = None
-        elif need not in seen:
-            seen.add(need)
-            left += reversed(needs[place[need]])
-    return list(found)
 
 
 def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:
