@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from agac.providers.provider import Provider, Structured
 from agac.providers.table import ELSEWHERE, SHIPPED, objections, refusal
+from agac.spec.paths import Refused
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model may think."""
@@ -22,10 +23,6 @@ LEAST_THINKING = 1024
 SCHEMA_MODES = ("json_schema", "json_object", "none")
 TRANSPORTS = ("sse", "ws", "auto")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-
-
-class Refused(ValueError):
-    """What is understood and cannot be had; the text is the sentence."""
 
 
 def _reader(takes: str, read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:

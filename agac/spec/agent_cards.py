@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path, nearest
+from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import CardFile, MessageFile
 from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
-from agac.spec.templates import compile_template, fill, literal_text, sound_template
-from agac.spec.validation import CARD_HINTS, FIELDS_LATER, TYPES_LATER, described, validate
+from agac.spec.templates import PlacedText, compile_template, fill, literal_text, sound_template
+from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
@@ -40,14 +40,6 @@ class Card:
     params: Mapping[str, Any]
     messages: tuple[Example, ...]
     where: Mapping[str, Where]
-
-
-class _Source(NamedTuple):
-    """A card's file taken apart: its front matter, and the instruction below with the line where that starts."""
-
-    document: Document
-    body: str = ""
-    body_line: int = 1
 
 
 def card_names(project: ProjectSpec) -> list[str]:
@@ -78,16 +70,14 @@ def load_card(
     a card."""
     shown = project.shown(path)
     try:
-        source = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in (".yaml", ".yml"))
+        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in (".yaml", ".yml"))
     except Unusable as error:
         return None, [error.problem]
-    document, problems = _expanded(source.document, project.env)
-    problems += _type_problems(document)
+    document, problems = _expanded(written, project.env)
     model, found = validate(CardFile, document, hints=CARD_HINTS)
-    known = {problem.path for problem in problems}
-    problems += [problem for problem in found if problem.path not in known]
+    problems += found
     name = ((model.name if model else None) or path.stem).replace(" ", "_")
-    instruction, found = _instruction(source._replace(document=document), name, variables)
+    instruction, found = _instruction(document, below, name, variables)
     problems += found
     names = model.messages or [] if model else []
     messages, found = _card_examples(names, path, project, document.where(("messages",)))
@@ -108,11 +98,11 @@ def load_card(
     return Card(name, shown, model.description, instruction, model.model, params, messages, places), problems
 
 
-def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> _Source:
-    """Raises Unusable."""
-    what = "a card is a mapping with name, instruction, model"
+def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, PlacedText]:
+    """The keys of a card, and the instruction below them, which a card that is all YAML has not. Raises Unusable."""
+    below = ("", Where(shown, 1, 1))
     if yaml_only:
-        source = _Source(parse_yaml(text, shown))
+        document, what = parse_yaml(text, shown), "a card is a mapping with name, instruction, model"
     else:
         lines = text.split("\n")
         fences = [index for index, line in enumerate(lines) if line.rstrip() == _FENCE]
@@ -127,24 +117,13 @@ def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> _Source:
         body = fences[1] + 1
         while body < len(lines) and lines[body].rstrip() in ("", _SYSTEM):
             body += 1
-        source = _Source(document, "\n".join(lines[body:]).rstrip(), body + 1)
+        below = ("\n".join(lines[body:]).rstrip(), Where(shown, body + 1, 1))
         what = "the front matter is a mapping with name, model and the like"
-    document = source.document
     if document.empty:
-        return source._replace(document=Document(shown, {}, []))
+        document = Document(shown, {}, [])
     if isinstance(document.data, dict) or document.problems:
-        return source
+        return document, below
     raise Unusable(document.problem((), f"expected a mapping, got {described(document.data)}; {what}"))
-
-
-def _type_problems(document: Document) -> list[Problem]:
-    kind = document.data.get("type") if isinstance(document.data, dict) else None
-    if not isinstance(kind, str) or kind.lower() == "agent":
-        return []
-    if kind.lower() in TYPES_LATER:
-        return [document.problem(("type",), f"`type: {kind}` is not supported yet; agent is")]
-    remedy = "did you mean 'agent'?" if nearest(kind, ["agent"]) else "only 'agent' is supported yet"
-    return [document.problem(("type",), f"unknown type {kind!r}; {remedy}")]
 
 
 def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, list[Problem]]:
@@ -172,9 +151,10 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
     return Document(document.shown, data, problems, document.root), problems
 
 
-def _instruction(source: _Source, name: str, variables: Mapping[str, JSONValue]) -> tuple[str | None, list[Problem]]:
-    document, text = source.document, source.body
-    where = Where(document.shown, source.body_line, 1)
+def _instruction(
+    document: Document, below: PlacedText, name: str, variables: Mapping[str, JSONValue]
+) -> tuple[str | None, list[Problem]]:
+    text, where = below
     written = document.data.get("instruction") if isinstance(document.data, dict) else None
     if written is not None and text:
         message = "the instruction is given twice: here and below the front matter; keep one of them"

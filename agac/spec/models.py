@@ -466,7 +466,7 @@ _AnyCase = Literal["agent"] | Annotated[str, Field(pattern="^[Aa][Gg][Ee][Nn][Tt
 class CardFile(FileModel):
     """The front matter of an AgentCard of type agent."""
 
-    type: Annotated[Literal["agent"], BeforeValidator(check.in_small_letters, json_schema_input_type=_AnyCase)] = key(
+    type: Annotated[Literal["agent"], BeforeValidator(check.card_type, json_schema_input_type=_AnyCase)] = key(
         "Kind of the card.", default="agent"
     )
     name: NonEmpty | None = key("Name; the file's name when left out.")

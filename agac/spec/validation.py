@@ -324,9 +324,14 @@ def message_content(value: Any) -> Any:
     return value
 
 
-def in_small_letters(value: Any) -> Any:
-    """A word in any case of its letters."""
-    return value.lower() if isinstance(value, str) else value
+def card_type(value: Any) -> Any:
+    """The kind of a card, in any case of its letters; agac runs those of one kind."""
+    if not isinstance(value, str) or value.lower() == "agent":
+        return "agent" if isinstance(value, str) else value
+    if value.lower() in TYPES_LATER:
+        raise refused(f"`type: {value}` is not supported yet; agent is")
+    remedy = "did you mean 'agent'?" if nearest(value, ["agent"]) else "only 'agent' is supported yet"
+    raise refused(f"unknown type {value!r}; {remedy}")
 
 
 Model = TypeVar("Model", bound=BaseModel)
