@@ -28,7 +28,7 @@ from agac.providers.provider import Provider
 from agac.spec.graph import StageNode, homes
 from agac.spec.workflow import Workflow
 from agac.store import batches, runs
-from agac.store.batches import BatchStep, batches_alike, read_batch, rows_in_batches
+from agac.store.batches import BatchCount, BatchStep, batches_alike, read_batch, rows_in_batches
 from agac.store.db import Database
 
 
@@ -49,18 +49,6 @@ class StageSnapshot:
     settled: int
     total: RowCount | None
     counts: StageTotals
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCount:
-    """The open batches of a stage that stand alike (`status` as `agac batch status` says it), and their requests."""
-
-    stage: str
-    status: str
-    batches: int
-    requests: int
-    done: int
-    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +149,14 @@ LOOK_SECONDS = 1.0
 """So often the store is asked for open batches; a provider is asked by the engine alone, at its own pace."""
 
 
-async def show(watch: Watch, run: WatchedRun, database: Database, stages: Sequence[str]) -> None:
-    """Shows a run until cancelled, with its open batches as the store had them a moment ago. `stages` by position."""
+async def show(watch: Watch, run: WatchedRun, database: Database) -> None:
+    """Shows a run until cancelled, with its open batches as the store had them a moment ago."""
 
     async def follow() -> None:
         while True:
             if run.invocation.batches.touched:
                 with suppress(StoreError):  # whoever works with the store hears of it
-                    found = await batches_alike(database, run.invocation.run)
-                    run.batches[:] = [
-                        BatchCount(stages[one.stage], one.status or "not submitted", *one[2:]) for one in found
-                    ]
+                    run.batches[:] = await batches_alike(database, run.invocation.run)
             await asyncio.sleep(LOOK_SECONDS)
 
     follower = asyncio.ensure_future(follow())

@@ -167,18 +167,13 @@ class WaitReport(Report):
 
 
 def batch_wait(
-    batch_id: str | int | None = None,
-    *,
-    timeout: float | None = None,
-    project: Path | str | None = None,
-    handle_signals: bool = False,
+    batch_id: str | int | None = None, *, timeout: float | None = None, project: Path | str | None = None
 ) -> WaitReport:
     """Waits until a batch has ended at its provider, or all open ones of the run that submitted last; takes nothing in.
 
     `timeout` in seconds; past it the exit code is 75. Raises UsageError for an id that no batch has, and when none is
     open; KeyboardInterrupt is the caller's.
     """
-    del handle_signals  # nothing is under way that an interrupt could harm
     ends = None if timeout is None else time.monotonic() + timeout
     report = batch_status(batch_id, project=project)
 
@@ -263,7 +258,7 @@ async def doctor(
     project: Path | str | None = None,
 ) -> DoctorReport:
     """Compares the store with the providers, and sets right what can be. `clean` deletes files of ours at the providers
-    that nothing needs; `adopt` is a provider's id for the batch that nobody could find, `resubmit` says that there is
+    that nothing needs; `adopt` is a provider's id for the batch that could not be found, `resubmit` says that there is
     none; `batch_id` names that batch where several wait for a decision.
 
     Exit code 75 while a batch waits for a decision, 1 when a provider could not be asked. Raises UsageError for ids

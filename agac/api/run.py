@@ -292,7 +292,7 @@ async def walk_through(
     if watch is not None:
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
         watched = WatchedRun(plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages))
-        watching = asyncio.ensure_future(show(watch, watched, database, list(upstream)))
+        watching = asyncio.ensure_future(show(watch, watched, database))
     try:
         await run_once(database, work, invocation)
     except BaseExceptionGroup as group:

@@ -130,7 +130,7 @@ def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: 
     call = long_running(api.batch_wait)
     if not settings.quiet and sys.stderr.isatty():
         say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
-    report = call(batch_id, timeout=seconds, project=settings.project_dir, handle_signals=True)
+    report = call(batch_id, timeout=seconds, project=settings.project_dir)
     print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 

@@ -299,10 +299,10 @@ async def batches(
     return await select(database, "batches_look", BatchView, **values)
 
 
-class BatchStatusCount(NamedTuple):
-    """The open batches of a stage, by its position, in the same state; `status` is '' of those not submitted."""
+class BatchCount(NamedTuple):
+    """The open batches of a stage in the same state (`status` as `agac batch status` says it), and their requests."""
 
-    stage: int
+    stage: str
     status: str
     batches: int
     requests: int
@@ -335,7 +335,7 @@ class Awaited(NamedTuple):
 
 
 last_submitting_run: Reads[[], int | None] = reads("batches_last_run", int, first)
-batches_alike: Reads[[int], list[BatchStatusCount]] = reads("batches_alike", BatchStatusCount)
+batches_alike: Reads[[int], list[BatchCount]] = reads("batches_alike", BatchCount)
 tasks_of_row: Reads[[int], list[RowTask]] = reads("batches_of_row", RowTask)
 awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)
 runs_in_batches: Reads[[], set[int]] = reads("batches_needing", int, set)

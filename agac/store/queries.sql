@@ -1108,10 +1108,13 @@ SELECT b.id, b.provider_id, r.workflow FROM batch b JOIN run r ON r.id = b.run_i
 WHERE b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') ORDER BY b.id DESC;
 
 -- name: batches_alike
--- The open batches of a run by stage and by how they stand, which is '' where the provider has not got them.
-SELECT stage, iif(provider_id IS NULL, '', coalesce(status, 'in_progress')) AS status, count(*) AS batches,
+-- The open batches of a run by stage and by their states at the provider, those first that it has not got.
+SELECT json_extract(d.body, '$.stages[' || b.stage || '].name') AS stage,
+    iif(provider_id IS NULL, 'not submitted', coalesce(status, 'in_progress')) AS status, count(*) AS batches,
     sum(tasks) AS requests, coalesce(sum(done), 0) AS done, coalesce(sum(failed), 0) AS failed
-FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY 1, 2;
+FROM batch b JOIN run r ON r.id = b.run_id JOIN definition d ON d.hash = r.definition_hash
+WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+GROUP BY b.stage, 2 ORDER BY b.stage, provider_id IS NOT NULL, 2;
 
 -- name: batches_of_row
 -- The tasks of a row that are in a batch, or wait for an equal one that is in one, each with that batch.

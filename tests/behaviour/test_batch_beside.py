@@ -70,7 +70,9 @@ def test_a_part_of_the_stages(make: Make, server: Server) -> None:
 def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> None:
     project = make({"kind": "batch_line_status", "status": 400, "lines": [2, 3], "at": [1]})
     project.run()
-    assert project.to_the_end(seconds=SECONDS).exit_code == 3
+    report = project.to_the_end(seconds=SECONDS)
+    assert (report.exit_code, report.again) == (3, "agac run -a reviews")
+    assert [one["id"] for one in project.envelopes(file="errors.jsonl")] == ["r-2", "r-3"]
     project.agac("run", "-a", "reviews", "--no-retry-failed", code=3)
     assert project.account["posts"] == 3
     retried = project.agac("retry", "last", code=0)

@@ -10,7 +10,8 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty, Server
 
 import agac
-from agac.api.report import BatchCount, RowCount, WatchedRun
+from agac.api.report import RowCount, WatchedRun
+from agac.store.batches import BatchCount
 
 THREE: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "run_mode": "batch"},

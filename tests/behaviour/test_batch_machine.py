@@ -107,8 +107,9 @@ def test_a_folder_that_is_a_file(make: Make, server: Server) -> None:
     project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
-@pytest.mark.parametrize("what", ["lost", "cut", "changed"])
-@pytest.mark.parametrize("which", [".jsonl", ".output"])
+@pytest.mark.parametrize(
+    ("which", "what"), [(".jsonl", "changed"), (".jsonl", "lost"), (".output", "cut"), (".output", "lost")]
+)
 def test_files_that_somebody_spoiled_are_made_again(make: Make, server: Server, which: str, what: str) -> None:
     """A spool that is not what was written is enrolled again; results that are not what was fetched are fetched
     again."""

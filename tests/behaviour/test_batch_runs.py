@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, Make, advance, outcomes
+from support.batchrun import BatchProject, Make, advance
 from support.processes import ended, interrupt, listening, wait_until
 from support.server import Server
 
@@ -136,21 +136,6 @@ def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Serv
     assert slow.retrieve(4).exit_code == 0
     assert slow.query("SELECT count(*) FROM row WHERE state = 1") == [(4,)]
     slow.assert_ends_as_sync(server, (6, 30), seconds=SECONDS)
-
-
-def test_rows_that_fail_in_a_batch_end_as_rows_that_fail(batches_at: Make) -> None:
-    project = batches_at({"kind": "batch_line_status", "status": 400, "match": "number 3"})
-    project.submit(A, C | {"prompt": "C ${a}"})
-    report = project.to_the_end()
-    assert report.exit_code == 3
-    assert [one for one in outcomes(project) if not one[1]] == [("r-3", False, None, "ProviderError")]
-    assert project.envelopes(file="errors.jsonl")[0]["id"] == "r-3"
-    assert project.charged() == (2, 18)
-    assert report.again == "agac run -a reviews"
-    # the failed row alone is asked again
-    assert project.run().exit_code == 0
-    assert project.account["requests"] == 10 + 9 + 1
-    assert project.to_the_end().exit_code == 3
 
 
 def test_views_of_a_run_made_of_batches(slow: BatchProject) -> None:

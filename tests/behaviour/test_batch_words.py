@@ -7,10 +7,10 @@ from support.project import ProjectFolder
 
 import agac
 from agac.api.plan import confirm_stale
-from agac.api.report import BatchCount, Snapshot
+from agac.api.report import Snapshot
 from agac.cli import run as submitted
 from agac.cli.progress import LineStyle, run_lines
-from agac.store.batches import CLOSED
+from agac.store.batches import CLOSED, BatchCount
 
 BATCH: dict[str, Any] = {
     "id": 4, "provider_id": "batch_abc123", "requests": 50_000, "number": 1, "of": 3, "model": "openai/gpt-5.4-mini",

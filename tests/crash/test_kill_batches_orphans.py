@@ -258,13 +258,13 @@ def test_a_provider_that_falls_over_meanwhile_changes_nothing(api: str, moment: 
         case.assert_whole()
 
 
-@pytest.mark.parametrize("moment", [f"results.put.{when}:{n}" for n in (1, 2) for when in ("before", "after")])
+@pytest.mark.parametrize("moment", few(["before:1", "after:1", "before:2", "after:2"], 2, 1))
 def test_results_that_are_half_taken_in_are_counted_once(moment: str, case_at: Start) -> None:
     """Case 18, with more results than one commit takes: rows, calls, tokens and dollars."""
     case = case_at("openai", rows=1100)
     case.connect("openai", prices={"small": {"input": 1.0, "output": 10.0, "batch": 0.5}})
     case.submit()
-    case.killed(moment, "batch", "retrieve")
+    case.killed(f"results.put.{moment}", "batch", "retrieve")
     case.finish("retrieve")
     case.assert_whole()
     account = case.account()
@@ -276,7 +276,7 @@ def test_results_that_are_half_taken_in_are_counted_once(moment: str, case_at: S
     assert (json.loads(counts)["done"], cost) == (1100, dollars)
 
 
-@pytest.mark.parametrize("moment", ["before:1", "amid:1", "after:1", "before:2", "amid:2", "after:2"])
+@pytest.mark.parametrize("moment", few(["before:1", "amid:1", "after:1", "before:2", "amid:2", "after:2"], 2, 1))
 def test_a_kill_between_the_two_files_of_results_loses_neither(moment: str, case_at: Start) -> None:
     """Case 16, with answers and errors: three lines are refused for good."""
     fault = {"kind": "batch_line_status", "status": 400, "lines": [2, 5, 9]}

@@ -110,12 +110,10 @@ class Batches:
         await self._context.ledger.durable()
         spool = filling.spool
         if not spool.lines:  # a budget had room when it was opened, and none when it was filled
-            self.enrolment.built(filling)
             spool.drop()
             await self._journal.release(filling.record, "batch", "nothing was written into it")
             return
         sha256 = await asyncio.to_thread(spool.finish)
-        self.enrolment.built(filling)
         record = await self._journal.write(
             filling.record, "built", tasks=spool.lines, bytes=spool.bytes, tokens=filling.tokens, sha256=sha256,
             usd=filling.held.usd, held_tokens=filling.held.tokens,

@@ -77,7 +77,7 @@ class Spool:
         return self._hash.hexdigest()
 
     def drop(self) -> None:
-        """The file is not wanted any more."""
+        """Removes the file if it is not whole."""
         with suppress(OSError):  # what a full disk did not take is not missed here
             self._file.close()
         self._part.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class Enrolment:
         self._live: LookupBatcher[bytes, bool] = LookupBatcher(self._in_batches)
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
-        self._not_built: dict[int, OpenBatch] = {}
+        self._spools: list[Spool] = []
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
 
@@ -271,9 +271,8 @@ class Enrolment:
         most = form.max_requests
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
-        filling = OpenBatch(record, form, Spool(context.path(record)), most, cap)
-        self._not_built[record.id] = filling
-        return filling
+        self._spools.append(Spool(context.path(record)))
+        return OpenBatch(record, form, self._spools[-1], most, cap)
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""
@@ -281,12 +280,7 @@ class Enrolment:
             self.full.put_nowait(filling)
         self._filling.clear()
 
-    def built(self, filling: OpenBatch) -> None:
-        """A batch's file is whole, or the batch is given up."""
-        self._not_built.pop(filling.record.id, None)
-
     def drop(self) -> None:
         """What is half filled when an invocation stops is enrolled again by the next one."""
-        for filling in self._not_built.values():
-            filling.spool.drop()
-        self._not_built.clear()
+        for spool in self._spools:
+            spool.drop()
