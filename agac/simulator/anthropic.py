@@ -30,7 +30,6 @@ from agac.simulator.replies import (
     between,
     canonical,
     encoded,
-    json_string,
     model_call,
     pieces,
     prompted_schema,
@@ -401,9 +400,8 @@ class MessageBatches:
 
         return read, message_object
 
-    def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes) -> bytes:
-        head = f'{{"custom_id":{json_string(custom_id)},"result":{{"type":"succeeded","message":'
-        return head.encode() + body + b"}}\n"
+    def good_line(self, batch: Batch, number: int, custom_id: str, body: Any) -> bytes:
+        return self._line(custom_id, {"type": "succeeded", "message": body})
 
     def _line(self, custom_id: str, result: dict[str, Any]) -> bytes:
         return encoded({"custom_id": custom_id, "result": result}) + b"\n"

@@ -69,6 +69,9 @@ BAD_KEY = "sk-invalid"
 HANG_INTERVAL_S = 0.1
 """Seconds between looks at whether a client that gets no answer is still there."""
 
+MODELS = ("small", "large", "echo")
+"""The models that are listed; every other name is answered too."""
+
 GARBAGE = b"<html><body>upstream sent too much</body></html>"
 LISTED_CONTENTS = 10_000
 """How many contents an account lists at most; the rest is counted."""
@@ -229,9 +232,8 @@ class Simulator:
     """One simulated provider: its limits, its faults, its account, its batches."""
 
     def __init__(self, settings: Settings) -> None:
-        problems = settings.problems()
-        self.settings = settings
-        rules: list[FaultRule] = []
+        self.settings, store = settings, BatchStore(settings.state)
+        problems, rules = settings.problems(), list[FaultRule]()
         try:
             self.latency = parse_latency(settings.latency)
         except SimulatorError as error:
@@ -240,7 +242,6 @@ class Simulator:
             rules = load_rules(settings.faults) if settings.faults else []
         except SimulatorError as error:
             problems += error.problems
-        store = BatchStore(settings.state)
         problems += store.problems()
         if problems:
             raise SimulatorError(problems)
@@ -387,7 +388,7 @@ class Simulator:
             return self.error_response(unknown_model(name))
         listed = [
             {"id": one, "object": "model", "created": CREATED, "owned_by": FINGERPRINT}
-            for one in (self.settings.model_ids if name is None else [name])
+            for one in (MODELS if name is None else [name])
         ]
         return json_response({"object": "list", "data": listed} if name is None else listed[0])
 

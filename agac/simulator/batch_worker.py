@@ -257,10 +257,9 @@ class BatchWorker:
         instead = next((rule for rule in rules if rule.phase == "result"), None)
         try:
             if instead is None:
-                reply = encoded(self.reply(line[chunk.format.body_key], chunk))
-                if "batch_body_text" in kinds:
-                    reply = encoded(reply.decode())
-                result, good = chunk.format.good_line(*about, reply), True
+                reply = self.reply(line[chunk.format.body_key], chunk)
+                body = encoded(reply).decode() if "batch_body_text" in kinds else reply
+                result, good = chunk.format.good_line(*about, body), True
             elif instead.kind == "batch_line_zero":
                 result = chunk.format.zero_line(*about)
             elif instead.kind == "batch_line_error":

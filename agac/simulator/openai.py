@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from agac.simulator.replies import (
     between,
     canonical,
     encoded,
-    json_string,
     model_call,
     pieces,
     prompted_schema,
@@ -422,26 +420,23 @@ class OpenAiBatches:
         """How its requests are read, and their answers are written."""
         return OPENAI_ENDPOINTS.get(batch.endpoint) or OPENAI_ENDPOINTS[f"/v1{batch.endpoint}"]
 
-    def good_line(self, batch: Batch, number: int, custom_id: str, body: bytes, status: int = 200) -> bytes:
-        name = batch.mark(number)
-        head = (
-            f'{{"id":"batch_req_{name}","custom_id":{json_string(custom_id)},"response":{{"status_code":{status},'
-            f'"request_id":"req_{name}","body":'
-        )
-        return head.encode() + body + b'},"error":null}\n'
+    def _line(self, batch: Batch, number: int, custom_id: str, response: Any, error: Any = None) -> bytes:
+        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": response, "error": error}
+        return encoded(line) + b"\n"
+
+    def good_line(self, batch: Batch, number: int, custom_id: str, body: Any, status: int = 200) -> bytes:
+        response = {"status_code": status, "request_id": f"req_{batch.mark(number)}", "body": body}
+        return self._line(batch, number, custom_id, response)
 
     def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
-        return self.good_line(batch, number, custom_id, json.dumps(error_object(error)).encode(), error.status)
+        return self.good_line(batch, number, custom_id, error_object(error), error.status)
 
     def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
-        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": None}
-        return encoded(line | {"error": {"code": code, "message": message}}) + b"\n"
+        return self._line(batch, number, custom_id, None, {"code": code, "message": message})
 
     def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
         """A request about which the result says nothing: OpenAI's batches have had such lines."""
-        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id}
-        response = {"status_code": 0, "request_id": "", "body": {}}
-        return encoded(line | {"response": response, "error": None}) + b"\n"
+        return self._line(batch, number, custom_id, {"status_code": 0, "request_id": "", "body": {}})
 
     def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
         message = "This request could not be executed before the completion window expired."

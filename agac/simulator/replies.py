@@ -243,9 +243,6 @@ plain_json = json.JSONEncoder(ensure_ascii=False).encode
 """JSON with letters as they are."""
 
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-json_string = json.encoder.encode_basestring_ascii
-"""JSON texts in ASCII."""
-
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """JSON that is the same whatever the order of keys."""
 

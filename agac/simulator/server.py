@@ -37,32 +37,31 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_w
     """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, until standard input ends), then returns.
 
     `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered. Raises SimulatorError for
-    settings that make no sense and for a port in use.
+    settings that make no sense and for a port in use. To be called in the main thread.
     """
-    asyncio.run(serve(settings, on_ready, exit_with_stdin=exit_with_stdin))
-
-
-async def serve(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
-    """`run_simulator` within a running loop, from the main thread."""
     gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
     from agac.simulator.app import Simulator
 
     gc.enable()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(Simulator(settings).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
-    await runner.setup()
-    try:
-        on_ready(await listen(runner, settings))
-        if exit_with_stdin:
-            threading.Thread(target=watch_stdin, args=(loop, stop), daemon=True).start()
-        await stop.wait()
-    finally:
-        await runner.cleanup()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        runner = web.AppRunner(Simulator(settings).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        await runner.setup()
+        try:
+            on_ready(await listen(runner, settings))
+            if exit_with_stdin:
+                threading.Thread(target=watch_stdin, args=(loop, stop), daemon=True).start()
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(serve())
 
 
 async def listen(runner: web.AppRunner, settings: Settings) -> str:

@@ -67,8 +67,7 @@ def limit(help_text: str) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a simulator does. `latency` is read by `parse_latency`; None is no limit, and of `burst` a minute's
-    worth. `state` is None for a file that ends with the simulator. `model_ids` are the models that are listed; every
-    other name is answered too."""
+    worth. `state` is None for a file that ends with the simulator."""
 
     host: str = setting("127.0.0.1", str, "Loopback address to listen on.", public=False)
     port: int = setting(
@@ -99,7 +98,6 @@ class Settings:
         True, bool, "Accept no WebSockets, as a server that speaks HTTP alone.", name="no-websocket"
     )
     faults: Path | None = setting(None, Path, "File of faults to inject (YAML or JSON).")  # noqa: RUF009
-    model_ids: tuple[str, ...] = ("small", "large", "echo")
 
     def problems(self) -> list[str]:
         """What is wrong with the numbers and the host, all at once; files and latency are read elsewhere."""

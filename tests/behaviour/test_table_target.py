@@ -114,6 +114,7 @@ def test_columns_that_the_table_lacks_are_added(project: ProjectFolder) -> None:
     ]  # fmt: skip
 
 
+ID_STAGE = [{"name": "say", "prompt": "${text}", "output_schema": {"id": "integer", "ID": "boolean"}}]
 WIDE = {"long": 2**63 - 1, "huge": 2**70, "f": 0.1, "t": True, "none": None, "list": [1, "ü"], "zeros": "007"}
 WRITTEN: dict[str, tuple[list[str], list[dict[str, Any]], dict[str, Any], str, list[tuple[Any, ...]]]] = {
     "a table of the user takes rows whatever the case of its columns": (
@@ -147,6 +148,11 @@ WRITTEN: dict[str, tuple[list[str], list[dict[str, Any]], dict[str, Any], str, l
         [], [{"id": 5, "text": "five"}, {"id": None, "text": "x"}, {"id": 5, "text": "again"}], {},
         "SELECT id, typeof(id) FROM results", [(5, "integer")],
     ),
+    "a result that has an id too does not take the row's place": (
+        [], ROWS, {"stages": ID_STAGE, "output": {"merge": "replace"}},
+        "SELECT id, (SELECT group_concat(name) FROM pragma_table_info('results')) FROM results",
+        [("a", "id,id_2,ID_3,error"), ("b", "id,id_2,ID_3,error")],
+    ),
     "the row number is an integer": (
         [], ROWS, {"input": {"id_field": None}},
         "SELECT type, pk FROM pragma_table_info('results') WHERE name = 'row_number'", [("INTEGER", 1)],
@@ -170,14 +176,6 @@ def test_numbered_rows_are_found_by_their_number(project: ProjectFolder) -> None
     run(project, [{"id": "x", "text": "one"}, {"id": "x", "text": "two"}], **keys)
     run(project, [{"id": "x", "text": "ONE"}, {"id": "x", "text": "two"}], **keys)
     assert sql(project, "SELECT row_number, id, result FROM results") == [(1, "x", "ONE"), (2, "x", "two")]
-
-
-def test_a_result_that_has_an_id_too_does_not_take_the_rows_place(project: ProjectFolder) -> None:
-    stage = {"name": "say", "prompt": "${text}", "output_schema": {"id": "integer", "ID": "boolean"}}
-    run(project, stages=[stage], output={"merge": "replace"})
-    assert [row[0] for row in sql(project, "SELECT id FROM results")] == ["a", "b"]
-    columns = [row[0] for row in sql(project, "SELECT name FROM pragma_table_info('results')")]
-    assert columns == ["id", "id_2", "ID_3", "error"]
 
 
 def test_it_may_be_the_database_that_rows_come_from(project: ProjectFolder, server: Server) -> None:

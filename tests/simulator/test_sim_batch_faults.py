@@ -9,8 +9,7 @@ import aiohttp
 import pytest
 from support.batchclient import CHAT, BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator.faults import FAULTS, OPERATIONS, SINGLE_PHASES, parse_rules
-from agac.simulator.settings import SimulatorError
+from agac.simulator.faults import FAULTS, OPERATIONS, SINGLE_PHASES
 
 ASKED = {"endpoint": CHAT, "completion_window": "24h"}
 
@@ -353,36 +352,3 @@ def test_every_kind_is_tested() -> None:
     kinds = [kind for kind, spec in FAULTS.items() if spec.phase not in SINGLE_PHASES]
     assert all(FAULTS[kind].meaning for kind in FAULTS)
     assert [kind for kind in kinds if f'"{kind}"' not in text] == []
-
-
-def test_all_that_is_wrong_with_rules_about_batches_is_said_at_once() -> None:
-    rules = [
-        {"kind": "batch_drop"},
-        {"kind": "batch_status", "op": "make"},
-        {"kind": "batch_status", "status": 200},
-        {"kind": "batch_slow", "match": "x"},
-        {"kind": "batch_omit", "lines": [0]},
-        {"kind": "batch_reject", "lines": [1]},
-        {"kind": "batch_foreign_line", "form": "odd"},
-        {"kind": "batch_shuffle", "at": 0},
-        {"kind": "batch_paged", "at": 1},
-        {"kind": "cut", "op": "create"},
-        {"kind": "batch_status", "in_ms": True},
-    ]
-    with pytest.raises(SimulatorError) as caught:
-        parse_rules(rules, "f.yml")
-    beginnings = [
-        "[0]: unknown kind 'batch_drop'; did you mean 'batch_",
-        f"[1].op: must be one of {', '.join(OPERATIONS)}, not 'make'",
-        "[2].status: must be a status from 400 to 599, not 200",
-        "[3]: 'batch_slow' takes no key 'match'; it is for: rate_limit, ",
-        "[4].lines: must be a list of numbers of a batch's requests, counted from 1, not [0]",
-        "[5]: 'batch_reject' takes no key 'lines'; it is for: batch_line_status, ",
-        "[6].form: must be one of unknown, null, ",
-        "[7].at: must be a list of numbers of calls, counted from 1 for each operation, not 0",
-        "[8]: 'batch_paged' takes no key 'at'; it is for: ",
-        "[9]: 'cut' takes no key 'op'; it is for: batch_drop_before, ",
-        "[10].in_ms: says how `retry_after` is told, which is missing; add it",
-    ]
-    for told, beginning in zip(caught.value.problems, beginnings, strict=True):
-        assert told.startswith(f"f.yml: faults{beginning}")

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
-from agac.simulator.faults import FAULTS, FaultPlan, FaultRule, load_rules, parse_rules
+from agac.simulator.faults import FAULTS, OPERATIONS, FaultPlan, FaultRule, load_rules, parse_rules
 from agac.simulator.replies import ModelCall
 from agac.simulator.settings import SimulatorError
 
@@ -272,11 +272,22 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
         {"rate": 0.1},
         "cut",
         {"kind": "cut", "always": False},
+        {"kind": "batch_drop"},
+        {"kind": "batch_status", "op": "make"},
+        {"kind": "batch_status", "status": 200},
+        {"kind": "batch_slow", "match": "x"},
+        {"kind": "batch_omit", "lines": [0]},
+        {"kind": "batch_reject", "lines": [1]},
+        {"kind": "batch_foreign_line", "form": "odd"},
+        {"kind": "batch_shuffle", "at": 0},
+        {"kind": "batch_paged", "at": 1},
+        {"kind": "cut", "op": "create"},
+        {"kind": "batch_status", "in_ms": True},
     ]
     with pytest.raises(SimulatorError) as caught:
         parse_rules(rules, "f.yml")
     known, selectors = ", ".join(FAULTS), "rate, at, match, first, attempts, always"
-    assert caught.value.problems == [
+    assert caught.value.problems[:11] == [
         f"f.yml: faults[0]: unknown kind 'rate_limt'; did you mean 'rate_limit'?; known: {known}",
         f"f.yml: faults[1]: unknown key 'rat'; did you mean 'rate'?; known: {selectors}, after_bytes",
         "f.yml: faults[2]: 'quota' takes no key 'retry_after'; it is for: rate_limit, server_error, batch_status",
@@ -289,6 +300,21 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
         "f.yml: faults[9]: a rule is a mapping with a `kind`, not 'cut'",
         "f.yml: faults[10].always: must be true (or left out), not False",
     ]
+    beginnings = [
+        "[11]: unknown kind 'batch_drop'; did you mean 'batch_",
+        f"[12].op: must be one of {', '.join(OPERATIONS)}, not 'make'",
+        "[13].status: must be a status from 400 to 599, not 200",
+        "[14]: 'batch_slow' takes no key 'match'; it is for: rate_limit, ",
+        "[15].lines: must be a list of numbers of a batch's requests, counted from 1, not [0]",
+        "[16]: 'batch_reject' takes no key 'lines'; it is for: batch_line_status, ",
+        "[17].form: must be one of unknown, null, ",
+        "[18].at: must be a list of numbers of calls, counted from 1 for each operation, not 0",
+        "[19]: 'batch_paged' takes no key 'at'; it is for: ",
+        "[20]: 'cut' takes no key 'op'; it is for: batch_drop_before, ",
+        "[21].in_ms: says how `retry_after` is told, which is missing; add it",
+    ]
+    for said, beginning in zip(caught.value.problems[11:], beginnings, strict=True):
+        assert said.startswith(f"f.yml: faults{beginning}")
     assert caught.value.exit_code == 2
 
 
