@@ -16,7 +16,7 @@ from agac.core.types import Outcome
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
 from agac.engine.caller import Caller, fields, open_connections
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import Executor, run_workers
+from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
@@ -26,12 +26,11 @@ from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
 from agac.engine.settle import Settler, StageTotals, Totals
-from agac.engine.stored_rows import ChildFeeds, LevelPass, open_rows, retried_rows, walk_levels
+from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
 from agac.engine.tasks import AnswerSource, Tasks, open_functions
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import run_settings
-from agac.plan.stage import AnyStage, PlannedStage
-from agac.spec.graph import Level
+from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database
@@ -164,17 +163,23 @@ class RowWalk:
         context = self.context
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.made_parked = 0
-            await self.until_stopped(walk_levels(context, self._level))
+            await self.until_stopped(self._levels())
 
-    async def _level(self, level: Level[AnyStage]) -> None:
-        assert level.maker is not None
-        executor = Executor(self.context, level, self.tasks)
-        if level.maker.makes == "groups":
-            await Groups(self.context, level, executor, self.tasks).walk()
-            return
-        if level.maker.makes == "kept":
-            await Deduplicator(self.context, level.maker).decide()
-        await LevelPass(self.context, level).walk(executor.walk)
+    async def _levels(self) -> None:
+        """Level after level, each after those of whose rows it is made."""
+        context, stop_signal = self.context, self.context.stop_signal
+        for level in context.levels.all[1:]:
+            if stop_signal.stop is not None or not await has_work(context, level):
+                continue
+            assert level.maker is not None
+            executor = Executor(context, level, self.tasks)
+            if level.maker.makes == "groups":
+                await Groups(context, level, executor, self.tasks).walk()
+                continue
+            if level.maker.makes == "kept":
+                await Deduplicator(context, level.maker).decide()
+            rows = RowSource(LevelPass(context, level).all_rows(), executor.walk)
+            await run_workers([rows], stop_signal, context.workers)
 
     async def until_stopped(self, work: Coroutine[None, None, None]) -> None:
         """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given

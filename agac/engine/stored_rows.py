@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
 from agac.engine.effects import ActiveRow
-from agac.engine.executor import RowSource, Walk, run_workers
+from agac.engine.executor import RowSource, Walk
 from agac.engine.invocation import InvocationContext, Retry, TasksOfRows
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
@@ -97,19 +97,10 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
 # is open in the store: after a crash the same pass goes on.
 
 
-async def walk_levels(context: InvocationContext, take: Callable[[Level[AnyStage]], Awaitable[None]]) -> None:
-    """Goes through the levels of rows that stages make, in order, until the run stops; `take` takes the rows of one
-    through its stages."""
-    for level in context.levels.all[1:]:
-        if context.stop_signal.stop is not None:
-            return
-        if await _has_work(context, level):
-            await take(level)
-
-
-async def _has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
-    """Whether rows of a level may need work, as the store stands once everything is committed. A level that looks at
-    all rows before it has to wait where some of those are left open: its own open rows are then counted as left."""
+async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
+    """Whether rows of a level that a stage makes may need work, as the store stands once everything is committed. A
+    level that looks at all rows before it has to wait where some of those are left open: its own open rows are then
+    counted as left."""
     await context.ledger.durable()
     (database, run, _), origin = context.places, level.origin
     assert level.maker is not None
@@ -139,17 +130,13 @@ class LevelPass:
         again = context.again_from
         self._done_too = again is not None and any(stage >= again for stage in stages)
 
-    async def walk(self, walk: Walk) -> None:
-        """Takes them all through."""
-
-        async def rows() -> ActiveRows:
-            async for made in self.rows():
-                yield await self.active_rows(made)
-
-        await run_workers([RowSource(rows(), walk)], self._context.stop_signal, self._context.workers)
+    async def all_rows(self) -> ActiveRows:
+        """The rows that need work, at work."""
+        async for made in self.rows():
+            yield await self.active_rows(made)
 
     async def active_rows(self, made: Sequence[StoredRow]) -> list[ActiveRow]:
-        """The rows at work, with what each sees before its own stages."""
+        """These rows at work, with what each sees before its own stages."""
         context, views = self._context, self._context.views
         parents = await views.ended(sorted({row.parent_key for row in made if row.parent_key is not None}))
         tasks = await context.tasks_of([row.key for row in made])

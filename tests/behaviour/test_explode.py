@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scripted_server import Step, answering
-from support.made import asked, assert_all_sound, errors, made, outcomes, ran, settled, tried, values
+from support.made import asked, assert_all_sound, errors, made, outcomes, settled, tried, values
 from support.project import ProjectFolder
 from support.server import Faulty
 from support.soak import SOAK
@@ -222,24 +222,6 @@ def test_an_edit_that_no_child_sees_costs_nothing_and_reaches_the_outputs(projec
         assert asked(project) == calls
         expected = [(f"{id_}/{place}", note) for id_, items in order.items() for place in range(len(items))]
         assert [(line["id"], line["input"]["note"]) for line in project.envelopes()] == expected
-
-
-def test_a_stage_above_that_failed_keeps_children_from_being_made(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "refusal", "match": "top a", "first": 2}]).base_url)
-    lists(project, {"a": ["x", "y"], "b": ["z"]})
-    explode(
-        project,
-        {"name": "top", "needs": [], "prompt": "top ${id}"},
-        {"name": "deep", "needs": [], "explode": "items", "prompt": "d${item}"},
-        {"name": "join", "needs": ["top", "deep"], "prompt": "join ${deep}"},
-    )
-    report = settled(project)
-    assert report.exit_code == 3
-    assert values(project, "join") == {"b/0": "join dz"}
-    assert ran(project).exit_code == 3
-    report = settled(project)
-    assert report.exit_code == 0
-    assert values(project, "join") == {"b/0": "join dz", "a/0": "join dx", "a/1": "join dy"}
 
 
 def test_a_stage_cannot_need_two_lines_of_descent(project: ProjectFolder) -> None:

@@ -99,16 +99,6 @@ def test_the_nodes_are_those_of_the_definition(members: Members, size: CallSize)
 
 
 @given(with_ties, sizes)
-def test_every_member_is_in_one_call_and_every_result_in_one_call_above(members: Members, size: CallSize) -> None:
-    nodes = made(members, size)
-    lowest = [p for node in nodes.values() if node.id.height == 1 for p in places_of(node, nodes, members)]
-    assert lowest == list(range(len(members))), "in order, each once"
-    children = [child for node in nodes.values() for child in node.children]
-    assert len(children) == len(set(children))
-    assert set(nodes) - set(children) == ({list(nodes)[-1]} if members else set()), "only the last has no parent"
-
-
-@given(with_ties, sizes)
 def test_no_call_holds_too_much(members: Members, size: CallSize) -> None:
     nodes = made(members, size)
     for node in nodes.values():
@@ -194,17 +184,6 @@ def test_hashes_are_of_the_id_alone_and_spread() -> None:
     assert keys.member_hash("a/3") == keys.member_hash("a/3")
     assert 0 <= min(keys.member_hash(n) for n in range(1000)) < TOP // 100
     assert TOP - TOP // 100 < max(keys.member_hash(n) for n in range(1000)) < TOP
-
-
-def test_a_row_more_among_many_asks_one_call_a_height_again() -> None:
-    size = CallSize(max_rows=50, max_tokens=10_000, result_tokens=200)
-    rows = sorted((keys.member_hash(f"row-{n}"), 120) for n in range(50_001))
-    new = (keys.member_hash("row-50000"), 120)
-    before = {(n.rows, n.id, n.children) for n in tree((r for r in rows if r != new), size)}
-    after = {(n.rows, n.id, n.children) for n in tree(rows, size)}
-    heights = max(node_id.height for _, node_id, _ in after)
-    assert heights == 3
-    assert len(after - before) <= 2 * heights
 
 
 def test_members_stream_through_in_flat_memory() -> None:

@@ -147,18 +147,6 @@ async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
     await small
 
 
-async def test_who_waits_and_is_cancelled_makes_room_for_the_next() -> None:
-    _, balance, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve("a", None, Amount(0.5, 0, 1))
-    waiting = await asking(limiter, 0.9)
-    small = await asking(limiter, 0.1)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    limiter.settle(await small, Amount(0.1, 0, 1))
-    limiter.settle(first, Amount(0.5, 0, 1))
-    assert (balance.reservations, balance.reserved, balance.spent.calls) == (0, Amount(), 2)
-
-
 async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
     stop_signal, _, limiter = run_of(Budget(usd=1.0))
     row = limiter.row_balance()
