@@ -136,11 +136,18 @@ class ModelConnection(Route):
     """
 
     sender: Sending
-    timeout: Timeout
     lane: Lane
     stage_limit: CallLimit
     uncommitted: CallLimit
     wall: Callable[[], float]
+
+    @cached_property
+    def timeout(self) -> Timeout:
+        """The bounds of a call. What the model's string says about silences comes first."""
+        bounds, silence = self.model.timeout, self.model.idle_timeout
+        if silence is None:
+            return bounds
+        return replace(bounds, first_byte=None if silence == math.inf else silence)
 
     async def send(self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
@@ -224,10 +231,6 @@ async def open_connections(
                     lanes[model.lane] = Lane(
                         most, rpm=limits.rpm, tpm=limits.tpm, clock=clock, stop_signal=stop_signal
                     )  # fmt: skip
-                timeout = model.timeout
-                if model.idle_timeout is not None:  # what its string says about silences
-                    silence = None if model.idle_timeout == math.inf else model.idle_timeout
-                    timeout = replace(timeout, first_byte=silence)
                 connection = ModelConnection(
                     stage=stage,
                     model=model,
@@ -235,7 +238,6 @@ async def open_connections(
                     redactor=work.redactor,
                     most=WorstCase(model, in_dollars=in_dollars) if budgets else None,
                     sender=senders[carrier],
-                    timeout=timeout,
                     lane=lanes[model.lane],
                     stage_limit=own,
                     uncommitted=uncommitted,

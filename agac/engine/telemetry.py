@@ -196,10 +196,7 @@ def quantile(histogram: Histogram, share: float) -> float | None:
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:
     """One histogram of everything that several have counted."""
-    total: Counter[int] = Counter()
-    for histogram in histograms:
-        total.update(histogram)
-    return total
+    return sum(map(Counter, histograms), Counter())
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
@@ -207,9 +204,8 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
     rows, made = row_counts(counts), await made_counts(database, run.id)
-    levels: list[
-        dict[str, Any]
-    ] = []  # the rows that stages made: of each that made any, or may make children or groups
+    levels: list[dict[str, Any]] = []
+    # the rows that stages made: of each that made any, or may make children or groups
     for stage in recorded_stages(definition):
         of_stage = present(made, stage.index)
         if stage.makes is not None and (of_stage["present"] or stage.makes != "rows"):
