@@ -273,15 +273,3 @@ def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
     assert 'field text: "I love number 3" → "I love number three"' in shown
     same = ran.agac("why", "2", "r-4", "reply").out
     assert "run 1" in same
-
-
-def test_why_names_what_there_is_and_says_what_was_not_asked(ran: ProjectFolder) -> None:
-    for words, said in (
-        (("9", "r-1", "classify"), "no run 9"),
-        (("x", "r-1", "classify"), "'x' is not a run\n  Give its number, or `last`."),
-        (("last", "r-1", "clasify"), "Did you mean 'classify'"),
-    ):
-        assert said in ran.agac("why", *words, code=2).err
-    reworded(2, prompt="The end ${text}")(ran)
-    ran.run(until="reply")
-    assert "not run yet" in ran.agac("why", "last", "r-1", "close", code=0).out
