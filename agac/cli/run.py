@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -371,7 +372,7 @@ def error_lines(summary: Summary, command: str, invocation: Summary, errors_file
     left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
     rows, again = counted(left, "row"), without(command, LEAVE_FAILED)
     if left and by_flag:
-        yield (f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: agac retry {run}")
+        yield f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: agac retry {run}"
     elif left:
         yield (
             f"  {rows} failed too often and {'is' if left == 1 else 'are'} not retried automatically. "
@@ -381,9 +382,10 @@ def error_lines(summary: Summary, command: str, invocation: Summary, errors_file
         return  # what to do next was printed with the limit
     if can_be_retried(summary, left, by_flag=by_flag):
         yield f"  Retry the failed rows with: {again}"
-    if spent := _by_budget(errors):
+    by_remedy = rows_by_remedy(errors)
+    if spent := by_remedy["budget"]:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
-    if unusable := _by_input(errors):
+    if unusable := by_remedy["input"]:
         these = "these rows" if len(errors) == 1 else counted(unusable, "row")
         yield f"  Fix {these} in the input, then run: {again}"
 
@@ -400,7 +402,7 @@ def can_be_retried(summary: Summary, left: int, *, by_flag: bool = False) -> boo
     `by_flag`: whether such rows may be among those that were left.
     """
     errors = summary["errors"]
-    others = sum(error["rows"] for error in errors) - _by_input(errors) - _by_budget(errors)
+    others = rows_by_remedy(errors)["again"]
     may_be_left: int = sum(error["rows"] for error in errors if error["stage"]) if by_flag else others
     return others > 0 and may_be_left > left
 
@@ -412,20 +414,18 @@ def status_remedy(run: Summary, left: int) -> str:
         return f", then run: {again}"
     if left:
         return f"; force a retry with: agac retry {run['run']}"
-    if _by_budget(run["errors"]):
-        return f"; raise row_budget, then run: {again}"
-    return f"; fix these rows in the input, then run: {again}"
+    first = "raise row_budget" if rows_by_remedy(run["errors"])["budget"] else "fix these rows in the input"
+    return f"; {first}, then run: {again}"
 
 
-def _by_input(errors: Iterable[Summary]) -> int:
-    """Rows that fail for as long as the input does not change."""
-    kinds = (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
-    return sum(e["rows"] for e in errors if not e["stage"] or e["type"] in kinds)
-
-
-def _by_budget(errors: Iterable[Summary]) -> int:
-    """Rows that may not spend more."""
-    return sum(e["rows"] for e in errors if e["type"] == ErrorType.BUDGET_EXCEEDED)
+def rows_by_remedy(errors: Iterable[Summary]) -> Counter[str]:
+    """How many failed rows need another `input`, a larger row `budget`, or to be asked `again`."""
+    found = Counter[str]()
+    for error in errors:
+        kind = error["type"]
+        by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
+        found["input" if by_input else "budget" if kind == ErrorType.BUDGET_EXCEEDED else "again"] += error["rows"]
+    return found
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(proj
     assert report.stages[1].reasons["prompt changed"].count == 5
     shown = agac.plan_run("reviews", show=1, project=project.root).prompts[0]
     assert (shown.row, shown.stage) == ("r0", "sum")
-    text = "".join(part.text for part in shown.messages[-1].parts)
+    text = shown.messages[-1].text
     assert [one["say"] for one in json.loads(text.removeprefix("Other: "))] == ["r0:0:x", "r0:1:y"]
     as_told(project)
 
