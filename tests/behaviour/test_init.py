@@ -67,8 +67,10 @@ def test_the_new_project_keeps_secrets_out_of_git_and_a_second_one_in_its_folder
 
 def test_a_project_within_a_project_is_its_own(tmp_path: Path) -> None:
     outer = ProjectFolder(tmp_path / "outer")
-    outer.agac("init", "inner", code=0)
+    made = outer.agac("init", "inner", "--json", code=0).json
     inner = outer.root / "inner"
+    assert made["folder"] == "inner"
+    assert all((outer.root / path).is_file() for path in made["files"])
     assert outer.agac("status", "--json", cwd=inner / "data").json["project"] == str(inner)
     assert outer.agac("status", "--json").json["project"] == str(outer.root)
 
@@ -78,10 +80,3 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(agac.AgacError, match="cannot be written") as caught:
         agac.init(tmp_path / "file/shop")
     assert caught.value.remedy
-
-
-def test_json_lists_what_was_made(tmp_path: Path) -> None:
-    folder = ProjectFolder(tmp_path / "outer")
-    made = folder.agac("init", "shop", "--json").json
-    assert made["folder"] == "shop"
-    assert all((folder.root / path).is_file() for path in made["files"])

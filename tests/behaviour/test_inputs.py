@@ -63,8 +63,7 @@ def test_a_workflow_over_any_input_is_checked_planned_run_and_gone_on_with(proje
 
 def test_the_same_rows_from_another_input_are_not_asked_again(project: ProjectFolder) -> None:
     write_all(project.root)
-    project.workflow()
-    assert project.run().invocation["calls"] == 6
+    assert project.run(project.workflow()).invocation["calls"] == 6
     for path in INPUTS.values():
         if isinstance(path, str):
             typed = path.replace("sqlite://", f"sqlite://{project.root}/") if "://" in path else project.root / path
@@ -192,10 +191,7 @@ def test_a_sample_is_the_same_every_time_and_goes_to_the_preview(project: Projec
     assert other.summary["selection"] == {"limit": None, "offset": 0, "sample": 5, "seed": 1}
     assert "5 rows drawn with seed 1" in project.agac("runs").out
     project.assert_sound()
-
-
-def test_first_the_offset_then_the_sample_then_the_limit(project: ProjectFolder) -> None:
-    project.run(project.workflow(rows=40), offset=30, sample=8)
+    project.run(offset=30, sample=8)  # first the offset, then the sample, then the limit
     drawn = [envelope["row_number"] for envelope in project.envelopes("reviews", "preview/results.jsonl")]
     assert len(drawn) == 8
     assert min(drawn) > 30
