@@ -159,28 +159,23 @@ def test_a_dry_retry_changes_nothing_and_another_definition_is_not_retried(
         retry(project)
 
 
-def test_rows_with_the_same_prompt_are_asked_apart_when_reuse_is_by_row(project: ProjectFolder) -> None:
+def test_whose_answers_are_taken_again(project: ProjectFolder) -> None:
     project.rows([{"id": str(i), "text": "the same"} for i in range(4)])
     one = {"name": "classify", "prompt": "Review: ${text}"}
-    project.workflow(stages=[one])
-    assert project.run().invocation["calls"] == 1
-    project.workflow(stages=[one | {"reuse": "row"}])
-    assert project.run().invocation["calls"] == 4
-    assert project.run(model="local/other").invocation["calls"] == 4
-    assert project.run(fresh=True).invocation["calls"] == 4
-    project.workflow("again", stages=[one | {"reuse": "row"}])
+    assert project.run(project.workflow(stages=[one])).invocation["calls"] == 1
+    by_row = one | {"reuse": "row"}
+    project.workflow(stages=[by_row])
+    for options in ({}, {"model": "local/other"}, {"fresh": True}):
+        assert project.run(**options).invocation["calls"] == 4
+    project.workflow("again", stages=[by_row])
     assert project.run("again").invocation["calls"] == 0  # the same rows, the same prompt
-
-
-def test_what_is_never_reused_is_still_not_paid_twice_in_its_run(project: ProjectFolder) -> None:
-    project.rows([{"id": str(i), "text": "the same"} for i in range(3)])
-    one = {"name": "classify", "prompt": "Review: ${text}", "reuse": "never"}
-    project.workflow(stages=[one, TWO[1] | {"prompt": "Answer ${classify}"}])
-    assert project.run(until="classify").invocation["calls"] == 3
-    assert project.run().exit_code == 0
-    assert stages(project)["classify"] == 3
-    project.workflow("again", stages=[one])
-    assert project.run("again").invocation["calls"] == 3
+    never = one | {"reuse": "never"}
+    project.workflow("never", stages=[never, TWO[1] | {"prompt": "Answer ${classify}"}])
+    assert project.run("never", until="classify").invocation["calls"] == 4
+    before = stages(project)["classify"]
+    assert project.run("never").exit_code == 0
+    assert stages(project)["classify"] == before, "not even then is a row paid for twice in its run"
+    assert project.run(project.workflow("once", stages=[never])).invocation["calls"] == 4
 
 
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> None:
@@ -197,22 +192,18 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder) -> N
     project.assert_sound()
 
 
-def test_several_workflows_run_one_after_the_other(project: ProjectFolder) -> None:
+def test_several_workflows_run_one_after_the_other(project: ProjectFolder, server: Server) -> None:
     project.workflow("one", rows=3)
     project.workflow("two", stages=[{"name": "say", "prompt": "Say ${text}"}])
     ran = project.agac("run", "-a", "one", "-a", "two", "--json", code=0)
     assert [(run["workflow"], run["rows"]["done"]) for run in ran.json] == [("one", 3), ("two", 3)]
     assert len(project.envelopes("one")) == len(project.envelopes("two")) == 3
-
-
-def test_nothing_runs_when_one_of_several_workflows_is_broken(project: ProjectFolder, server: Server) -> None:
-    project.workflow("one", rows=3)
+    server.reset()
     project.workflow("two", stages=[{"name": "say", "promt": "Say ${text}"}])
-    ran = project.agac("run", "-a", "one", "-a", "two")
-    assert (ran.code, server.account()["requests"]) == (2, 0)
-    assert "promt" in ran.err
+    assert "promt" in project.agac("run", "-a", "one", "-a", "two", "--fresh", code=2).err
     for flags in (["-a", "one", "-a", "one"], ["-a", "one", "-a", "nope"], ["-a", "one", "-a", "two", "--output", "x"]):
         assert project.agac("run", *flags).code == 2
+    assert server.account()["requests"] == 0, "nothing runs when one of them is broken"
 
 
 def test_the_worst_of_several_ends_is_told_and_a_limit_stops_the_rest(project: ProjectFolder, faulty: Faulty) -> None:
