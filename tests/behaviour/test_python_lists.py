@@ -20,10 +20,6 @@ def cut(row):
     return [{"id": row["id"], "word": word} for word in words]
 
 
-def again(row):
-    return [{**row, "half": row["word"][:1]}, {**row, "half": row["word"][1:]}]
-
-
 def odd(row):
     return {"a": [row, 7], "b": [row] * 100_001, "c": [row] * 3}[row["id"]]
 """
@@ -103,19 +99,6 @@ def test_a_list_then_explode_then_groups(project: ProjectFolder) -> None:
     assert list(made(project, "sum")) == ["a"]
 
 
-def test_lists_of_lists(project: ProjectFolder) -> None:
-    texts(project, {"a": "ab cd", "b": "ef"})
-    workflow(project, FUNCTION, {"name": "again", "python": "tools/cut.py:again"}, {**SAY, "prompt": "${half}.${id}"})
-    settled(project)
-    assert values(project, "say") == {
-        "a/0/0": "a.a", "a/0/1": "b.a", "a/1/0": "c.a", "a/1/1": "d.a", "b/0": "e.b", "b/1": "f.b",
-    }  # fmt: skip
-    assert [line["id"] for line in project.envelopes()] == ["a/0/0", "a/0/1", "a/1/0", "a/1/1", "b/0", "b/1"]
-    texts(project, {"a": "cd ab", "b": "ef"})
-    assert asked(project) == 0
-    assert values(project, "say")["a/0/0"] == "c.a"
-
-
 def test_branches_beside_a_list_are_seen_by_its_rows(project: ProjectFolder) -> None:
     texts(project, {"a": "two words", "b": "one"})
     workflow(
@@ -126,25 +109,6 @@ def test_branches_beside_a_list_are_seen_by_its_rows(project: ProjectFolder) -> 
     )
     assert asked(project) == 2 + 3
     assert values(project, "join") == {"b": "Bb one", "a/0": "Ba two", "a/1": "Ba words"}
-
-
-def test_what_follows_a_dedupe_and_a_group(project: ProjectFolder) -> None:
-    texts(project, {"a": "x y", "b": "y z", "c": "z", "d": "w"})
-    workflow(project, FUNCTION, {"name": "uniq", "dedupe": ["word"]}, SAY)
-    assert asked(project) == 4
-    assert set(values(project, "say")) == {"a/0", "a/1", "b/1", "d"}
-    assert [line["id"] for line in project.envelopes()] == ["a/0", "a/1", "b/1", "d"]
-    texts(project, {"a": "x", "b": "y z", "c": "z", "d": "w"})
-    assert asked(project) == 1
-    assert set(values(project, "say")) == {"a", "b/0", "b/1", "d"}
-
-
-def test_groups_of_rows_and_children_alike(project: ProjectFolder) -> None:
-    texts(project, {"a": "x y", "b": "y", "c": "x", "d": "none", "e": "empty"})
-    workflow(project, FUNCTION, {"name": "sum", "group_by": ["word"], "prompt": "${word} ${rows_count}: ${rows_json}"})
-    assert asked(project) == 2
-    found = {id_: json.loads(text.partition(": ")[2]) for id_, text in values(project, "sum").items()}
-    assert {id_: [row["id"] for row in rows] for id_, rows in found.items()} == {"x": ["a", "c"], "y": ["a", "b"]}
 
 
 def test_a_list_with_something_else_or_too_much_in_it_fails_its_row(project: ProjectFolder) -> None:
@@ -185,13 +149,3 @@ def test_a_skipped_function_leaves_the_row_as_it_is(project: ProjectFolder) -> N
     settled(project)
     assert set(values(project, "say")) == {"a/0", "a/1", "b"}
     assert outcomes(project, "cut") == {"a": "done", "b": "skipped"}
-
-
-def test_children_that_fail_their_function(project: ProjectFolder) -> None:
-    texts(project, {"a": "ok no", "b": "no"})
-    project.write("tools/more.py", "def check(row):\n    assert row['word'] != 'no', 'a no'\n    return row\n")
-    workflow(project, FUNCTION, {"name": "check", "python": "tools/more.py:check"}, SAY)
-    report = settled(project)
-    assert report.exit_code == 3
-    assert values(project, "say") == {"a/0": "a:ok"}
-    assert sorted(line["id"] for line in project.envelopes(file="errors.jsonl")) == ["a/1", "b"]
