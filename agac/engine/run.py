@@ -185,19 +185,17 @@ class RowWalk:
         """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given
         up."""
         stop_signal, walking = self.context.stop_signal, self.group.create_task(work)
-        stopped = asyncio.ensure_future(stop_signal.stopped.wait())
-        try:
-            await asyncio.wait({walking, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not walking.done():
-                forced = asyncio.ensure_future(stop_signal.forced.wait())
-                most = DRAIN_SECONDS if stop_signal.stop is StopReason.INTERRUPT else None
-                await asyncio.wait({walking, forced}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
-                forced.cancel()
-            if not walking.done():
-                walking.cancel()
-                await asyncio.wait({walking})
-        finally:
-            stopped.cancel()
+
+        async def give_up() -> None:
+            await stop_signal.stopped.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS if stop_signal.stop is StopReason.INTERRUPT else None):
+                    await stop_signal.forced.wait()
+            walking.cancel()
+
+        giving_up = self.group.create_task(give_up())
+        await asyncio.wait({walking})
+        giving_up.cancel()
         if not walking.cancelled():
             walking.result()
 
@@ -403,6 +401,12 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         assert_accounted(totals, made, counts)
 
 
+_NOTED = (
+    "rows_done", "rows_failed", "rows_parked", "tasks_done", "tasks_reused", "calls", "given_up", "retries",
+)  # fmt: skip
+"""Counts of an invocation that its record keeps by their names."""
+
+
 async def _end(context: InvocationContext, invocation: Invocation) -> None:
     """Commits how the invocation ended."""
     totals, code, stop_signal = invocation.totals, invocation.exit_code, invocation.stop_signal
@@ -411,19 +415,11 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
     why = f"; {stop_signal.why}" if stop_signal.why else ""
     counts = (invocation.run, totals.rows_done, totals.rows_failed, why)
     _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=log_fields)
-    body = _about(invocation) | {
+    body = _about(invocation) | {name: getattr(totals, name) for name in _NOTED} | {
         "rows_seen": totals.seen,
-        "rows_done": totals.rows_done,
-        "rows_failed": totals.rows_failed,
-        "tasks_done": totals.tasks_done,
-        "tasks_reused": totals.tasks_reused,
-        "calls": totals.calls,
-        "given_up": totals.given_up,
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
-        "rows_parked": totals.rows_parked,
-        "retries": totals.retries,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
-    }
+    }  # fmt: skip
     if not invocation.ended and stop_signal.stop is not None:
         body |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}
         if (last := totals.waiting_for) is not None:

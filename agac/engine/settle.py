@@ -9,6 +9,7 @@ import json
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -156,12 +157,10 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
     """A reply as the store keeps it: text while that is short, deflated when that is smaller."""
     if body is None:
         return None
-    if len(body) >= COMPRESS_FROM:
-        return zlib.compress(body, 1)
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return zlib.compress(body, 1)
+    if len(body) < COMPRESS_FROM:
+        with suppress(UnicodeDecodeError):
+            return body.decode()
+    return zlib.compress(body, 1)
 
 
 def how_answered(purpose: str, position: int, *, mended: bool) -> str:
@@ -193,11 +192,10 @@ class Settler:
         batch = self._ledger.batch
         cost = record_call(batch, row.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
         if call.answered:
-            batch.timings[stage.name, "duration", bucket_of(call.duration)] += 1
-            if call.ttft is not None:
-                batch.timings[stage.name, "ttft", bucket_of(call.ttft)] += 1
-            if call.time_to_response is not None:
-                batch.timings[stage.name, "time_to_response", bucket_of(call.time_to_response)] += 1
+            took = (("duration", call.duration), ("ttft", call.ttft), ("time_to_response", call.time_to_response))
+            for measure, seconds in took:
+                if seconds is not None:
+                    batch.timings[stage.name, measure, bucket_of(seconds)] += 1
         self._ledger.count_call()
         self._totals.count_call(call, cost, stage)
 
@@ -358,7 +356,7 @@ class Settler:
 
     def count_row(self, state: int, by: int, error_type: str | None = None) -> None:
         """Counts a row of the input in a state (1), or no longer (-1); open ones are not counted."""
-        outcome = OUTCOME_OF.get(State(state))
+        outcome = OUTCOME_OF.get(state)
         if outcome is not None:
             self._ledger.batch.tally(("", outcome.value, error_type or "", "")).count += by
 

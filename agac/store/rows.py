@@ -28,7 +28,7 @@ class State(IntEnum):
     GONE = 6  # a row that a stage made, and no longer makes
 
 
-OUTCOME_OF = {
+OUTCOME_OF: dict[int, Outcome] = {
     State.DONE: Outcome.DONE,
     State.FAILED: Outcome.FAILED,
     State.DROPPED: Outcome.DROPPED,

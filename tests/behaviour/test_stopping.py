@@ -233,18 +233,12 @@ def test_a_fatal_fault_stops_the_run_within_one_wave(
     assert project.query("SELECT count(*) FROM row WHERE state = 2") == [(0,)]
     assert outputs(project) == before
     project.assert_sound()
+    ran = project.agac("run", "-a", "reviews", "--json", code=1)
+    assert (bool(ran.json["stopped"]), ran.json["exit_code"]) == (True, 1)
+    assert go_on_command(ran) == ["run", "-a", "reviews", "--json"]
     project.configure(healthy.base_url)
     finishes(project, go_on_command(ran), rows=200)
     assert healthy.account()["charged"] == 180
-
-
-def test_how_it_ended_is_said_beside_json_too(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "unauthorized", "at": list(range(11, 1000))}])
-    asks(project, server)
-    ran = project.agac("run", "-a", "reviews", "--json", code=1)
-    assert ran.json["stopped"]
-    assert ran.json["exit_code"] == 1
-    assert go_on_command(ran) == ["run", "-a", "reviews", "--json"]
 
 
 def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_after_a_ctrl_c(
