@@ -365,14 +365,10 @@ def listed(server: Canned, folder: Path, name: str = "openai", since: float = 80
     return list(talk(name, server.base_url, do, **traits))
 
 
-def pages(times: list[int | None], size: int) -> dict[str | None, dict[str, Any]]:
-    """Pages of batches that were created then, by the id after which they come."""
+def pages(times: list[int | None]) -> list[Answer]:
+    """Pages of one batch each, which were created then."""
     batches = [{"id": f"b{place}", "created_at": at, "input_file_id": "file-1"} for place, at in enumerate(times)]
-    found: dict[str | None, dict[str, Any]] = {}
-    for start in range(0, len(batches), size):
-        page = batches[start : start + size]
-        found[f"b{start - 1}" if start else None] = {"data": page, "has_more": start + size < len(batches)}
-    return found
+    return [Answer({"data": [batch], "has_more": batch is not batches[-1]}) for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -389,8 +385,7 @@ def pages(times: list[int | None], size: int) -> dict[str | None, dict[str, Any]
 def test_a_list_is_read_until_what_is_sought_is_surely_past(
     times: list[int | None], read: int, server: Canned, tmp_path: Path
 ) -> None:
-    found = pages(times, 1)
-    server.answers("GET /batches", *map(Answer, found.values()))
+    server.answers("GET /batches", *pages(times))
     got = listed(server, tmp_path)
     assert [one.id for one in got] == [f"b{place}" for place in range(read)]
     assert len(server.asked) == read
@@ -398,18 +393,13 @@ def test_a_list_is_read_until_what_is_sought_is_surely_past(
     assert all("limit=100" in one.path for one in server.asked)
 
 
-def test_a_list_that_turns_in_a_circle_ends(server: Canned, tmp_path: Path) -> None:
-    server.answers("GET /batches", Answer(pages([9000], 1)[None] | {"has_more": True}))
-    got = listed(server, tmp_path)
-    assert [one.id for one in got] == ["b0"]
+def test_a_circle_or_a_fault_ends_a_list(server: Canned, tmp_path: Path) -> None:
+    first, _ = pages([9000, 8900])
+    server.answers("GET /batches", first)
+    assert [one.id for one in listed(server, tmp_path)] == ["b0"]
     assert len(server.asked) == 2
-
-
-def test_a_fault_ends_a_list(server: Canned, tmp_path: Path) -> None:
-    first = Answer(pages([9000, 8900], 1)[None])
     server.answers("GET /batches", first, Answer(b"", 500))
-    got = listed(server, tmp_path)
-    assert [type(one) for one in got] == [ProviderBatch, Fault]
+    assert [type(one) for one in listed(server, tmp_path)] == [ProviderBatch, Fault]
     server.answers("GET /batches", Answer({"data": None}))
     [odd] = listed(server, tmp_path)
     assert isinstance(odd, Fault)

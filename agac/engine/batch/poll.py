@@ -23,9 +23,6 @@ from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
 
-KINDS = {"output": ".output", "errors": ".errors"}
-"""The endings of downloaded files, by what they hold."""
-
 RESULTS_KEPT = 30 * 86_400.0
 """Seconds for which results are taken to be kept where a provider does not say."""
 
@@ -180,7 +177,7 @@ async def _download(
     context: BatchContext, record: BatchRecord, remote: Remote, suffix: str = ""
 ) -> tuple[str, int, str] | Fault:
     """One file, whole or not at all. `suffix` keeps it apart from what the batch has itself."""
-    path = context.path(record, KINDS[remote.kind] + suffix)
+    path = context.path(record, f".{remote.kind}{suffix}")
     part = path.with_name(path.name + ".part")
     gone = record.results_until is not None and context.clocks.wall() > record.results_until
     attempt = 0
@@ -263,5 +260,5 @@ async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 def forget_files(context: BatchContext, record: BatchRecord) -> None:
     """Removes the files of a batch on this machine."""
-    for suffix in ("", *KINDS.values()):
+    for suffix in ("", ".output", ".errors"):
         context.path(record, suffix).unlink(missing_ok=True)
