@@ -402,20 +402,19 @@ class BatchStore:
 
     def file(self, file_id: str) -> StoredFile | None:
         """A file that exists and has not expired."""
-        return next(iter(self._files("id = ?", file_id)), None)
+        return next(iter(self.files(file_id=file_id)), None)
 
-    def files(self, purpose: str | None, after: str | None = None, *, newest: bool = True) -> list[StoredFile]:
-        """Files of one purpose or of all, the newest or the oldest first: those that come after the one named."""
-        sign = -1 if newest else 1
-        later = "? IS NULL OR seq * ? > (SELECT seq * ? FROM file WHERE id = ?)"
-        where = f"purpose = COALESCE(?, purpose) AND ({later}) ORDER BY seq * ?"
-        return self._files(where, purpose, after, sign, sign, after, sign)
-
-    def _files(self, where: str, *values: str | int | None) -> list[StoredFile]:
+    def files(
+        self, purpose: str | None = None, after: str | None = None, *, file_id: str | None = None, newest: bool = True
+    ) -> list[StoredFile]:
+        """Files of one purpose or of all, the newest or the oldest first: those that come after the one named; or the
+        one with an id."""
         rows = self.rows(
-            "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "  # noqa: S608 (our own words)
-            f"WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?) AND {where}",
-            (self.now(), *values),
+            "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "
+            "WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?1) AND purpose = COALESCE(?2, purpose) "
+            "AND id = COALESCE(?3, id) AND (?4 IS NULL OR seq * ?5 > (SELECT seq * ?5 FROM file WHERE id = ?4)) "
+            "ORDER BY seq * ?5",
+            (self.now(), purpose, file_id, after, -1 if newest else 1),
         )
         return [StoredFile(*row) for row in rows]
 
