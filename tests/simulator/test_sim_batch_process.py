@@ -3,13 +3,10 @@
 import asyncio
 import json
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +14,25 @@ import aiohttp
 import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, question, rows, statuses
+from support.server import started
 
 from agac.simulator.app import Simulator
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.settings import Settings, SimulatorError
 
-COMMAND = [sys.executable, "-m", "agac.simulator", "--ready-line"]
-
-
-@contextmanager
-def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A simulator as a process, and where it is served."""
-    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        try:
-            yield child, json.loads(child.stdout.readline())["base_url"].removesuffix("/v1")
-        finally:
-            child.terminate()
-            child.wait(30)
-
 
 @asynccontextmanager
-async def client_of(root: str) -> AsyncIterator[BatchClient]:
+async def client_of(ready: dict[str, Any]) -> AsyncIterator[BatchClient]:
     async with aiohttp.ClientSession() as session:
-        yield BatchClient(session, root)
+        yield BatchClient(session, ready["base_url"].removesuffix("/v1"))
 
 
-def ask(root: str, scenario: Callable[[BatchClient], Awaitable[Any]]) -> Any:
-    """What a scenario gives, asked of a running simulator."""
-
-    async def asked() -> Any:
-        async with client_of(root) as api:
-            return await scenario(api)
-
-    return asyncio.run(asked())
+async def looked(api: BatchClient, batch_id: str) -> dict[str, Any]:
+    """A batch once it has ended."""
+    batch = await api.look(batch_id)
+    while batch["status"] in ("validating", "in_progress", "finalizing"):
+        batch = await api.look(batch_id)
+    return batch
 
 
 async def test_a_batch_goes_on_while_no_simulator_runs(served: Any, tmp_path: Path) -> None:
@@ -71,30 +53,21 @@ async def test_a_batch_goes_on_while_no_simulator_runs(served: Any, tmp_path: Pa
         assert counted["requests"] == 10
 
 
-def test_a_kill_in_the_middle_charges_nothing_twice(tmp_path: Path) -> None:
+async def test_a_kill_in_the_middle_charges_nothing_twice(tmp_path: Path) -> None:
     flags = ["--state", str(tmp_path / "sim.db")]
     count = 8000
-
-    async def begin(api: BatchClient) -> str:
-        return str((await api.create(as_jsonl(rows(count))))["id"])
-
-    async def finish(api: BatchClient) -> None:
-        batch = await api.look(batch_id)
-        while batch["status"] in ("validating", "in_progress", "finalizing"):
-            batch = await api.look(batch_id)
-        assert len(await api.results(batch)) == count
-        counted = await api.counted()
-        assert (counted["charged"], counted["duplicates"], counted["requests"]) == (count, 0, count)
-
-    with process(*flags) as (child, root):
-        batch_id = ask(root, begin)
-        done = 0
-        while not done:
-            done = executed(tmp_path / "sim.db")
-        os.kill(child.pid, signal.SIGKILL)
+    with started(*flags) as (child, ready):
+        async with client_of(ready) as api:
+            batch_id = (await api.create(as_jsonl(rows(count))))["id"]
+        while not executed(tmp_path / "sim.db"):
+            pass
+        child.kill()
         child.wait(30)
-    with process(*flags) as (_, root):
-        ask(root, finish)
+    with started(*flags) as (_, ready):
+        async with client_of(ready) as api:
+            assert len(await api.results(await looked(api, batch_id))) == count
+            counted = await api.counted()
+            assert (counted["charged"], counted["duplicates"], counted["requests"]) == (count, 0, count)
 
 
 def executed(path: Path) -> int:
@@ -105,26 +78,16 @@ def executed(path: Path) -> int:
     return int(json.loads(told)["executed"])
 
 
-def test_two_processes_share_a_state_file(tmp_path: Path) -> None:
+async def test_two_processes_share_a_state_file(tmp_path: Path) -> None:
     flags = ["--state", str(tmp_path / "sim.db")]
     count = 5000
-
-    async def look(api: BatchClient, batch_id: str) -> Any:
-        batch = await api.look(batch_id)
-        while batch["status"] != "completed":
-            batch = await api.look(batch_id)
-        return batch
-
-    async def both(first: str, second: str) -> None:
+    with started(*flags) as (_, first), started(*flags) as (_, second):
         async with client_of(first) as one, client_of(second) as other:
             made = await one.create(as_jsonl(rows(count)))
-            seen = await asyncio.gather(*(look(api, made["id"]) for api in (one, other, one, other)))
+            seen = await asyncio.gather(*(looked(api, made["id"]) for api in (one, other, one, other)))
             assert all(batch == seen[0] for batch in seen)
             assert len(await other.results(seen[0])) == count
             assert (await one.counted())["charged"] == (await other.counted())["charged"] == count
-
-    with process(*flags) as (_, first), process(*flags) as (_, second):
-        asyncio.run(both(first, second))
 
 
 async def test_single_requests_are_answered_while_a_batch_is_worked_at(api: BatchClient) -> None:

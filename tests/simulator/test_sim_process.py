@@ -10,12 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.server import started
 
 from agac.simulator import server
 from agac.simulator.server import embedded_simulator
@@ -28,18 +27,6 @@ COMMAND = [sys.executable, "-m", "agac.simulator"]
 def _not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedded simulator is a process of its own here, as it is for users."""
     monkeypatch.setattr(server, "sys", sys)
-
-
-@contextmanager
-def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A child and its ready line."""
-    command = [*COMMAND, "--ready-line", *flags]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, json.loads(process.stdout.readline())
-        finally:
-            process.kill()
 
 
 def account(base_url: str) -> dict[str, Any]:

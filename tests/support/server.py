@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,18 @@ from typing import Any
 import yaml
 
 from support.commands import template
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A simulator in an interpreter of its own, and its ready line; killed at the end of the block."""
+    command = [sys.executable, "-m", "agac.simulator", "--ready-line", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 class Server:
