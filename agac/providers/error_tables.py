@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ def asked_delay(headers: Mapping[str, str]) -> float | None:
         return milliseconds / 1000
     after = headers.get("retry-after")
     seconds = _delay(after)
-    return _until(after, headers.get("date")) if after and seconds is None else seconds
+    return _until(after, headers.get("date")) if seconds is None else seconds
 
 
 def duration(written: str | None) -> float | None:
@@ -39,32 +39,27 @@ def duration(written: str | None) -> float | None:
     return _delay(written)
 
 
+_OPENAI_RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("remaining", "reset"))
+
+
 def rate_state(headers: Mapping[str, str]) -> RateState | None:
     """OpenAI's four `x-ratelimit-*` headers; None when the response has none of them."""
-    requests = headers.get("x-ratelimit-remaining-requests")
-    tokens = headers.get("x-ratelimit-remaining-tokens")
-    if requests is None and tokens is None:
-        return None
-    return RateState(
-        remaining_requests=_whole(requests),
-        reset_requests=duration(headers.get("x-ratelimit-reset-requests")),
-        remaining_tokens=_whole(tokens),
-        reset_tokens=duration(headers.get("x-ratelimit-reset-tokens")),
-    )
+    return _rates([headers.get(name) for name in _OPENAI_RATES], duration)
 
 
 def dated_rate_state(headers: Mapping[str, str]) -> RateState | None:
     """Anthropic's `anthropic-ratelimit-*` headers, which name the moment of a reset (RFC 3339); None when the response
     has none of them. `tokens` is whichever of its limits on tokens is the nearest."""
-    requests = headers.get("anthropic-ratelimit-requests-remaining")
     unit = "tokens" if "anthropic-ratelimit-tokens-remaining" in headers else "input-tokens"
-    tokens = headers.get(f"anthropic-ratelimit-{unit}-remaining")
+    names = (f"anthropic-ratelimit-{of}-{what}" for of in ("requests", unit) for what in ("remaining", "reset"))
+    return _rates([headers.get(name) for name in names], lambda reset: _until(reset, headers.get("date")))
+
+
+def _rates(found: list[str | None], seconds: Callable[[str | None], float | None]) -> RateState | None:
+    requests, reset_requests, tokens, reset_tokens = found
     if requests is None and tokens is None:
         return None
-    now = headers.get("date")
-    resets = (headers.get(f"anthropic-ratelimit-{name}-reset") for name in ("requests", unit))
-    reset_requests, reset_tokens = (_until(reset, now) if reset else None for reset in resets)
-    return RateState(_whole(requests), reset_requests, _whole(tokens), reset_tokens)
+    return RateState(_whole(requests), seconds(reset_requests), _whole(tokens), seconds(reset_tokens))
 
 
 def _delay(written: str | None) -> float | None:
@@ -77,12 +72,11 @@ def _whole(written: str | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _until(written: str, server_now: str | None) -> float | None:
+def _until(written: str | None, server_now: str | None) -> float | None:
     """Seconds until a moment, by the server's own clock where it gave one: ours may be wrong."""
-    then = date(written)
+    then, now = (date(moment) if moment else None for moment in (written, server_now))
     if then is None:
         return None
-    now = date(server_now) if server_now else None
     return max(then - (time.time() if now is None else now), 0.0)
 
 
