@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
 
 class Source(Protocol):
-    """Where rows come from. Opening one has already refused what no record of it can mend."""
+    """Where rows come from. Opening one has already refused what makes all records unusable."""
 
     def columns(self) -> tuple[str, ...] | None:
         """The declared fields, in order; None where each record brings its own."""
@@ -205,7 +205,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer)
         filled = 0
-        while filled < len(view):  # whoever looks ahead sees as much as there is
+        while filled < len(view):  # a reader that looks ahead sees as much as there is
             if not self._ready:
                 piece = self._next()
                 if piece is None:
@@ -342,14 +342,14 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def create_temporary(path: Path) -> tuple[Path, int]:
-    """A new, locked temporary file beside `path`, readable by whom the umask allows, and its descriptor."""
+    """A new, locked temporary file next to `path`, readable as the umask allows, and its descriptor."""
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
             try:
                 locked = _lock(descriptor)
-            except OSError:  # a file system without locks: then nobody can take it for a leftover either
+            except OSError:  # a file system without locks: no process takes it for a leftover then
                 locked = True
             # another process may have taken it for a leftover before it was locked
             if locked and temporary.exists():

@@ -117,7 +117,7 @@ class OutputFolder:
 
     Leaving it normally makes all of them durable first and renames them after that, in the order in which they were
     opened, so that a full disk replaces none. Leaving it by an exception replaces none either. A crash between two
-    renames leaves old beside new files, which the next export mends.
+    renames leaves old files next to new ones, which the next export replaces.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -160,7 +160,7 @@ class OutputFolder:
 
 def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
     """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way, also of
-    the files `names` beside those that are always written."""
+    the files `names` besides those that are always written."""
     real, inside = folder.resolve(), root.resolve()
     if real != inside and inside not in real.parents:
         raise UsageError(
@@ -207,7 +207,7 @@ class RowSink(Ending, Protocol):
 
 
 class IsolatedSink:
-    """A sink that may fail alone: what is written together with it is shown all the same. `failure` says why."""
+    """A sink that may fail alone: what is written together with it is shown nevertheless. `failure` says why."""
 
     def __init__(self, make: Callable[[], RowSink]) -> None:
         self.failure: AgacError | None = None

@@ -246,7 +246,7 @@ def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: 
         return
     with path.open("rb") as file:
         logged = file.read(19)[18:] == b"\x02"
-    # looked at without a trace: a database with a write-ahead log, which lies empty, would get its files
+    # looked at without a trace: a database with an empty write-ahead log would get its files
     immutable = "&immutable=1" if logged and not path.with_name(f"{path.name}-wal").exists() else ""
     uri = f"file:{quote(str(path))}?mode=ro{immutable}"
     try:
@@ -274,7 +274,7 @@ class TableSink:
     """
 
     def __init__(self, path: Path, table: str, layout: TableLayout, shown: str, *, unshared: bool = False) -> None:
-        """`unshared`: nobody sees the database before it is whole, so it needs no journal beside it.
+        """`unshared`: no other process sees the database before it is whole, so it needs no journal file.
 
         Raises AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows.
         """
@@ -356,7 +356,7 @@ class TableSink:
 
 
 class FreshDatabase(AtomicFile):
-    """A database of its own with the one table, made anew each time: as a file that appears whole or not at all."""
+    """A database of its own with the one table, made again each time: as a file that appears whole or not at all."""
 
     def __init__(self, path: Path, table: str, layout: TableLayout) -> None:
         super().__init__(path)

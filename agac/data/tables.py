@@ -164,7 +164,7 @@ def free_name(field: str, stage: str, taken: Container[str]) -> str:
 
 
 MAX_COLUMNS = 10_000
-"""Beyond this the fields are data (a date, an id a field) and no columns: nobody could read such a table."""
+"""Beyond this the fields are data (a date, an id a field) and no columns: such a table could not be read."""
 
 
 @dataclass(frozen=True, slots=True)

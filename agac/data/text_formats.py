@@ -252,7 +252,7 @@ def _text(path: Path) -> tuple[str | None, str | None]:
 
 # Results as lines of text.
 
-_END = "\r\n"  # as the csv module is told: it quotes a cell that holds a character of its line end, and no other
+_END = "\r\n"  # for the csv module, which quotes a cell that holds a character of its line end, and no other
 _FORMULA = re.compile(r"[=+\-@\t\r\n]")
 _PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
 

@@ -126,7 +126,7 @@ def _stamp(file: Path) -> list[int]:
 
 
 def outputs_text(plan: Plan) -> str:
-    """What is written beside the JSON files and how, as it is kept with a run: canonical JSON of what is set."""
+    """What is written besides the JSON files and how, as it is kept with a run: canonical JSON of what is set."""
     spec, shape = plan.output, plan.result_shape
     body: dict[str, object] = {}
     if spec.formats:
@@ -205,7 +205,7 @@ class Exported:
     """What an export wrote, and what was there before.
 
     `not_written` is why a table in a database is not among the `files`. `replaced` is the run whose results stood in
-    the folder, where it was another one; `edited` are files that somebody changed since they were written.
+    the folder, where it was another one; `edited` are files that were changed since they were written.
     """
 
     files: list[Path]

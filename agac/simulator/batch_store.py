@@ -1,4 +1,4 @@
-"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder beside it.
+"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder next to it.
 
 Functions that read and write files and batches work within the caller's transaction. How far a batch is at a moment
 follows from its fields, its faults and the clock (`Batch.due` and below it).

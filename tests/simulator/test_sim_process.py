@@ -1,7 +1,6 @@
 """The simulator as a process: it says where it is, and never outlives its user."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -9,12 +8,10 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.server import started
+from support.server import Server, started
 
 from agac.simulator import server
 from agac.simulator.server import embedded_simulator
@@ -27,11 +24,6 @@ COMMAND = [sys.executable, "-m", "agac.simulator"]
 def _not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedded simulator is a process of its own here, as it is for users."""
     monkeypatch.setattr(server, "sys", sys)
-
-
-def account(base_url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(base_url.removesuffix("/v1") + "/account", timeout=10) as response:
-        return dict(json.load(response))
 
 
 def is_gone(pid: int) -> bool:
@@ -59,7 +51,7 @@ def test_ready_line_names_a_server_that_answers_until_a_signal(host: str, number
     with started("--seed", "3", "--host", host) as (process, ready):
         assert ready["pid"] == process.pid
         assert ready["base_url"].startswith("http://127.0.0.1:")
-        assert account(ready["base_url"])["requests"] == 0
+        assert Server(ready["base_url"]).account()["requests"] == 0
         process.send_signal(number)
         assert process.wait(20) == 0
 
@@ -72,7 +64,7 @@ def test_end_of_standard_input_stops_it_with_the_flag_alone() -> None:
     with started() as (process, ready):
         assert process.stdin is not None
         process.stdin.close()
-        assert account(ready["base_url"])["requests"] == 0
+        assert Server(ready["base_url"]).account()["requests"] == 0
 
 
 PARENT = """
@@ -105,14 +97,14 @@ def test_killed_parent_leaves_no_orphan_and_ctrl_c_reaches_the_parent_alone() ->
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         base_url = parent.stdout.readline().strip()
-        assert account(base_url)["requests"] == 0
+        assert Server(base_url).account()["requests"] == 0
         child = child_of(parent.pid)
         assert os.getsid(child) == child  # so that the terminal's signals are not for it
         parent.kill()
         parent.wait(20)
     assert wait_until_gone(child)
     with pytest.raises(urllib.error.URLError):
-        account(base_url)
+        Server(base_url).account()
 
 
 def test_taken_port_is_said_and_exits_1() -> None:
@@ -148,9 +140,9 @@ async def test_embedded_simulator_is_there_within_the_block_only_whatever_lies_a
     (tmp_path / "faults.json").write_text('[{"kind": "quota"}]')
     monkeypatch.chdir(tmp_path)
     async with embedded_simulator(Settings(faults=Path("faults.json"))) as base_url:
-        assert (await asyncio.to_thread(account, base_url))["simulated"] is True
+        assert (await asyncio.to_thread(Server(base_url).account))["simulated"] is True
     with pytest.raises(urllib.error.URLError):
-        account(base_url)
+        Server(base_url).account()
 
 
 async def test_embedded_simulator_that_cannot_start_says_why(tmp_path: Path) -> None:
