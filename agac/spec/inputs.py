@@ -217,22 +217,20 @@ class _Resolver:
 
     def _file(self, text: str, path: Path) -> InputSpec:
         self._refuse_no_file(text, path)
-        kept = path.parent == self.project.root / INPUTS  # standard input as it was kept: the same run goes on
-        if kept and not self.typed:
-            raise Refused("is what was piped into an earlier run; write '-'")
         formats = dict.fromkeys(SUFFIXES.values())
         add_format = f"add {self.says_format}, or another of {listed(formats)}"
-        if kept:
+        if path.parent == self.project.root / INPUTS:  # standard input as it was kept: the same run goes on
+            if not self.typed:
+                raise Refused("is what was piped into an earlier run; write '-'")
             own = format_of(self.keys.path[0]) if self.keys.path else None
-            found = self._piped_format() or format_of(path.name) or own
-            if found is None:
-                raise Refused(f"cannot tell the format of what is piped in; {add_format}")
-            return self._made(path, PIPED, found)
-        found = self._format_of(path.name)
-        if found is None and self.typed:
-            raise Refused(f"its name does not tell the format; {add_format}")
+            text, found = PIPED, self._piped_format() or format_of(path.name) or own
+            unknown = f"cannot tell the format of what is piped in; {add_format}"
+        else:
+            found, unknown = self._format_of(path.name), f"its name does not tell the format; {add_format}"
+            if not self.typed:
+                unknown = f"cannot tell the format of {text!r}; add format: {' or '.join(formats)}"
         if found is None:
-            raise Refused(f"cannot tell the format of {text!r}; add format: {' or '.join(formats)}")
+            raise Refused(unknown)
         return self._made(path, text, found)
 
     def _refuse_no_file(self, text: str, path: Path) -> None:
@@ -242,10 +240,9 @@ class _Resolver:
         if path.is_dir():
             remedy = "name a file in it, or several as 'data/*.csv'; with format: files each is a row"
             raise Refused(f"{named}is a folder; {remedy}")
-        if not path.exists() and self.typed:
-            raise Refused("no such file")
         if not path.exists():
-            raise Refused(f"no such file: {text!r}; {near_files(path, self.project.root)}")
+            near = "" if self.typed else f": {text!r}; {near_files(path, self.project.root)}"
+            raise Refused(f"no such file{near}")
         if not path.is_file():
             raise Refused(f"{named}is not a file")
         if self.keys.format == "sqlite" or (suffix in DATABASES and self._format_of(path.name) is None):

@@ -174,23 +174,22 @@ def _output_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
 ) -> tuple[OutputSpec | None, list[Problem]]:
     """Where the results of the workflow `name` go, or why they may not go there."""
-    written = file.output
-    folder, target = project.paths.output / name, None
+    written, folder, target = file.output, project.paths.output / name, None
     problems: list[Problem] = []
     try:
         folder = inside(project.root, written.dir) if written.dir is not None else folder
         _refuse_folder(folder, project, source)
     except Refused as error:
         problems.append(document.problem(("output", "dir"), str(error)))
-    try:
-        if written.to is not None:
-            target = _table_target(written.to, project, folder, source, document.where(("output", "to")))
-    except Refused as error:
-        problems.append(document.problem(("output", "to"), str(error)))
-    if problems:
-        return None, problems
+    if written.to is not None:
+        at = document.where(("output", "to"))
+        try:
+            target = _table_target(written.to, project, folder, source, at)
+        except Refused as error:
+            problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
-    return OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where), []
+    output = OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where)
+    return None if problems else output, problems
 
 
 def output_folder(text: str, project: ProjectSpec, source: InputSpec) -> Path:
@@ -290,15 +289,11 @@ def output_stages(
     need, so that it is known which rows they give.
     """
     by_name = {node.name: node for node in nodes}
-    written = file.output.stages
-    at = ("output", "stages")
-    if written is None:
-        needed = {need for node in nodes for need in node.needs}
-        chosen = [name for name in by_name if name not in needed]
-    else:
-        if unknown := [document.problem(at, message) for message in _unknown(written, by_name, file.stages)]:
-            return ((), None), unknown
-        chosen = [name for name in by_name if name in written]
+    written, at = file.output.stages, document.where(("output", "stages"))
+    if unknown := [Problem(at, message) for message in _unknown(written or (), by_name, file.stages)]:
+        return ((), None), unknown
+    needed = {need for node in nodes for need in node.needs}
+    chosen = [name for name in by_name if (name not in needed if written is None else name in written)]
     stages = _with_results(chosen, by_name, file)
     if not sound:
         return (stages, None), []
@@ -306,19 +301,18 @@ def output_stages(
     levels: dict[str | None, list[str]] = {}
     for name in chosen:  # a stage that filters what another one keeps stands on its rows: `homes` says so
         levels.setdefault(name if by_name[name].makes == "kept" else home[name], []).append(name)
-    problems = []
-    if len(levels) > 1:  # results of rows of several kinds cannot stand in one file
-        makes = {node.name: node.makes for node in nodes}
-        shown = "; ".join(
-            f"{' and '.join(map(repr, names))} of {rows_in_words(level, makes)}" for level, names in levels.items()
-        )
-        last = ", ".join([*levels.values()][-1])
-        message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
-        if written is None:
-            message = f"the results that no stage needs are of different rows: {shown}; "
-            message += f"choose with `output: {{stages: [{last}]}}`"
-        problems.append(document.problem(at, message))
-    return (stages, next(iter(levels), None)), problems
+    found = stages, next(iter(levels), None)
+    if len(levels) < 2:
+        return found, []
+    # results of rows of several kinds cannot stand in one file
+    makes = {node.name: node.makes for node in nodes}
+    each = [f"{' and '.join(map(repr, names))} of {rows_in_words(level, makes)}" for level, names in levels.items()]
+    shown, last = "; ".join(each), ", ".join([*levels.values()][-1])
+    message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
+    if written is None:
+        message = f"the results that no stage needs are of different rows: {shown}; "
+        message += f"choose with `output: {{stages: [{last}]}}`"
+    return found, [Problem(at, message)]
 
 
 def _with_results(chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import yaml
 from yaml import MarkedYAMLError
@@ -177,9 +177,8 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
     if (found := _CONTROL.search(text)) is not None:
         line = text.count("\n", 0, found.start())
         column = found.start() - text.rfind("\n", 0, found.start())
-        message = (
-            f"control character U+{ord(found[0]):04X} is not allowed; remove it or write it as an escape in quotes"
-        )
+        remedy = "remove it or write it as an escape in quotes"
+        message = f"control character U+{ord(found[0]):04X} is not allowed; {remedy}"
         return Document(shown, None, [Problem(Where(shown, first_line + line, column), message)])
     composer = _Composer(shown, first_line)
     try:
@@ -218,19 +217,16 @@ class _Composer:
                     self._problem(event, "a second document starts here; put one document into each file", ())
                     return root
             elif isinstance(event, yaml.NodeEvent):
-                nothing = _is_plain(event) and not getattr(
-                    event, "value", ""
-                )  # for an empty file: a plain scalar without an extent
-                root = None if nothing else self._node(event, events, ())
+                # an empty file holds one plain scalar without an extent
+                root = None if _is_plain(event) and not event.value else self._node(event, events, ())
         return root
 
     def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, path)
         if event.tag is not None:
-            self._problem(
-                event, f"tags are not supported; remove {_tag(event.tag)} and quote the value if needed", path
-            )
+            remedy = f"remove {_tag(event.tag)} and quote the value if needed"
+            self._problem(event, f"tags are not supported; {remedy}", path)
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # unfinished: an alias to it from inside would never end
         if isinstance(event, yaml.ScalarEvent):
@@ -315,7 +311,7 @@ class _Composer:
         raise _Stopped
 
 
-def _is_plain(event: Any) -> bool:
+def _is_plain(event: Any) -> TypeGuard[yaml.ScalarEvent]:
     return isinstance(event, yaml.ScalarEvent) and event.style in (None, "") and event.tag is None
 
 
