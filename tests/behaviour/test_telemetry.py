@@ -86,18 +86,6 @@ def test_who_was_not_asked_has_no_line(project: ProjectFolder) -> None:
     assert [line["id"] for line in telemetry(project)] == ["a", "c"]  # b took a's answer, the second a is no row
 
 
-def test_a_failed_row_has_a_line_with_the_time_in_utc_to_the_millisecond(project: ProjectFolder) -> None:
-    with project.asking(scripted(Step(BAD))):
-        project.workflow(rows=1, defaults={"repair": 0})
-        assert project.run().exit_code == 3
-    (line,) = telemetry(project)
-    assert line["ok"] is False
-    assert line["usage"]["provider_attempts"][0]["error"] == "SchemaMismatch"
-    ((started,),) = project.query("SELECT started_at FROM attempt")
-    shown = datetime.fromtimestamp(math.floor(started * 1000) / 1000, UTC).isoformat(timespec="milliseconds")
-    assert line["timing"]["start"] == shown.replace("+00:00", "Z")
-
-
 def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder) -> None:
     project.workflow(rows=3, stages=TWO_STAGES)
     code = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3").code
@@ -113,18 +101,24 @@ def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder)
     assert lines[1]["usage"]["turn"]["input_tokens"] == first["prompt"]["total"] + second["prompt"]["total"]
 
 
-def test_the_tier_that_served_is_told(project: ProjectFolder) -> None:
+def test_an_answer_of_flex_and_a_failed_row_have_a_line_with_the_time_in_utc(project: ProjectFolder) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
-    choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+    choice = {"index": 0, "message": {"role": "assistant", "content": GOOD}, "finish_reason": "stop"}
     body = json.dumps({"model": "m", "choices": [choice], "usage": usage, "service_tier": "flex \ud800"})
-    with project.asking(scripted(Step(body=body))):
-        project.run(project.workflow(rows=1, stages=[{"name": "one", "prompt": "${text}"}]))
-    (line,) = telemetry(project)
-    (attempt,) = line["usage"]["provider_attempts"]
+    with project.asking(scripted(Step(body=body), Step(BAD))):
+        project.workflow(rows=2, defaults={"repair": 0})
+        assert project.run(concurrency=1).exit_code == 3
+    good, bad = telemetry(project)
+    (attempt,) = good["usage"]["provider_attempts"]
     assert attempt["service_tier"].startswith("flex")
     assert attempt["prompt"] == {"total": 10, "uncached": 6, "cache_read": 4}
-    assert line["usage"]["turn"]["cached_tokens"] == 4
-    assert project.query("SELECT service_tier FROM attempt")[0][0] == attempt["service_tier"]
+    assert good["usage"]["turn"]["cached_tokens"] == 4
+    assert (bad["ok"], bad["usage"]["provider_attempts"][0]["error"]) == (False, "SchemaMismatch")
+    (tier, first), (_, second) = project.query("SELECT service_tier, started_at FROM attempt ORDER BY id")
+    assert tier == attempt["service_tier"]
+    for line, started in ((good, first), (bad, second)):
+        shown = datetime.fromtimestamp(math.floor(started * 1000) / 1000, UTC).isoformat(timespec="milliseconds")
+        assert line["timing"]["start"] == shown.replace("+00:00", "Z")
 
 
 def test_an_unchanged_run_writes_nothing(project: ProjectFolder, server: Server) -> None:

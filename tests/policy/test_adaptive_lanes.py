@@ -154,11 +154,16 @@ def test_calls_that_were_under_way_together_are_cut_for_once() -> None:
     assert adaptive.interval > once
 
 
-def test_only_a_refusal_by_rate_slows_down_and_only_trouble_narrows() -> None:
+def widened() -> tuple[Adaptive, list[int]]:
+    """Bounds at full width, and the numbers of sixty calls that were sent."""
     adaptive = Adaptive(64, 0.0)
     adaptive.held_by_limit(10.0)
     assert adaptive.limit == 64
-    numbers = [adaptive.sent(0.0) for _ in range(60)]
+    return adaptive, [adaptive.sent(0.0) for _ in range(60)]
+
+
+def test_a_refusal_by_rate_slows_down_trouble_narrows_and_a_refusal_without_a_time_does_both() -> None:
+    adaptive, numbers = widened()
     adaptive.refused(numbers[30], 0.1, took=0.1, beside=59, delay=1.0)
     assert (adaptive.limit, adaptive.interval > 0) == (64, True)
     slow = adaptive.interval
@@ -168,12 +173,7 @@ def test_only_a_refusal_by_rate_slows_down_and_only_trouble_narrows() -> None:
     assert adaptive.limit == 40
     adaptive.held_by_limit(600.0)
     assert adaptive.limit == 64
-
-
-def test_a_refusal_that_does_not_say_when_may_mean_both() -> None:
-    adaptive = Adaptive(64, 0.0)
-    adaptive.held_by_limit(10.0)
-    numbers = [adaptive.sent(0.0) for _ in range(60)]
+    adaptive, numbers = widened()
     adaptive.refused(numbers[30], 0.1, took=0.1, beside=40, delay=None)
     assert (adaptive.limit, adaptive.interval > 0) == (int(40 * CUT), True)
 

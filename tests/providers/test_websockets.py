@@ -170,8 +170,7 @@ async def test_what_breaks_after_sending_may_have_been_billed(name: str) -> None
 
 async def test_a_call_is_bound_by_what_its_row_has_left() -> None:
     async with server(keep_silent) as seen, sockets(seen) as sender:
-        fault = a_fault(await sender.send(WIRE, BOUNDS, within=0.05))
-    assert fault.type is ErrorType.TIMEOUT
+        assert a_fault(await sender.send(WIRE, BOUNDS, within=0.05)).type is ErrorType.TIMEOUT
 
 
 async def test_a_socket_that_the_server_left_while_it_lay_idle_is_not_used() -> None:
@@ -252,11 +251,15 @@ async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
     assert len(seen.posts) == 1
 
 
-async def test_an_upgrade_that_nobody_answers_takes_no_longer_than_a_connection_may() -> None:
+async def test_where_nobody_answers_or_listens_nothing_was_billed() -> None:
     async with serving(never) as silent, sockets(Seen(silent.port)) as sender:
-        fault = a_fault(await sender.send(WIRE, bounds(connect=0.05)))
-    assert "no connection to local" in fault.message
-    assert (fault.type, fault.ambiguous) == (ErrorType.TIMEOUT, False)
+        late = a_fault(await sender.send(WIRE, bounds(connect=0.05)))
+    async with sockets(Seen(silent.port)) as sender:
+        nobody = a_fault(await sender.send(WIRE, BOUNDS))
+    assert "no connection to local" in late.message
+    assert (late.type, late.ambiguous) == (ErrorType.TIMEOUT, False)
+    assert "cannot be reached" in nobody.message
+    assert not nobody.ambiguous
 
 
 async def test_an_upgrade_is_not_followed_to_another_address() -> None:
@@ -267,15 +270,6 @@ async def test_an_upgrade_is_not_followed_to_another_address() -> None:
     assert (fault.kind, fault.status) == (FaultKind.FATAL, 307)
     assert "points to localhost" in fault.message
     assert elsewhere.upgrades == []
-
-
-async def test_nobody_listening_was_never_billed() -> None:
-    async with server() as seen:
-        pass
-    async with sockets(seen) as sender:
-        fault = a_fault(await sender.send(WIRE, BOUNDS))
-    assert "cannot be reached" in fault.message
-    assert not fault.ambiguous
 
 
 async def test_a_call_that_is_given_up_leaves_its_socket() -> None:
