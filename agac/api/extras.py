@@ -43,7 +43,7 @@ from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
 from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
 from agac.spec.yaml import Document
 from agac.store.db import open_database, open_for_reading
-from agac.store.gc import GcCounts, clear, copy_database, would_clear
+from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
 
 
@@ -105,10 +105,8 @@ async def gc(
     async with open_for_reading(path) if dry_run else open_database(path) as database:
         assert database is not None
         await refuse_unknown(database, root, workflow)
-        if dry_run:
-            cleared = await would_clear(database, keep_runs, workflow)
-        else:
-            cleared = await clear(database, keep_runs, workflow, time.time)
+        cleared = await clear(database, keep_runs, workflow, time.time, dry_run=dry_run)
+        if not dry_run:
             forget(root / INPUTS, max(1, len(cleared.kept)))
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
 

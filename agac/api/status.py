@@ -226,10 +226,8 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
 
 def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batches.OpenBatches | None) -> State:
     """The state of a run whose last invocation is `last`."""
-    if last and last["state"] == "running":
-        return "running"
-    if last and last["state"] == "killed":
-        return "killed"
+    if last and last["state"] != "ended":
+        return "running" if last["state"] == "running" else "killed"
     if record.finished_at is not None:
         return "finished"
     return "waiting" if open_batches is not None else "stopped"

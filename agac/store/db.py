@@ -131,9 +131,7 @@ def sql_many(name: str, count: int) -> str:
 def padded(values: Sequence[Any]) -> list[Any]:
     """`values` filled up with NULL, which equals nothing, to the next of a few sizes: so SQLite's statement cache keeps
     working."""
-    size = 8
-    while size < len(values):
-        size *= 2
+    size = max(8, 1 << (len(values) - 1).bit_length())
     return [*values, *([None] * (size - len(values)))]
 
 

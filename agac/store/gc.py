@@ -107,30 +107,24 @@ class GarbageCollector:
 
         await self.transaction(write)
 
-    async def drop_run(self, run: int, stages: Sequence[str]) -> int:
-        """Drops a run whose stages have these names, and says how many rows it had."""
-        rows = 0
-        while some := await self.transaction(lambda writer: self._drop_rows(writer, run, stages)):
-            rows += some
+    async def drop_run(self, run: int, stages: Sequence[str]) -> None:
+        """Drops a run whose stages have these names."""
+        while await self.transaction(lambda writer: self._drop_rows(writer, run, stages)):
+            pass
         await self.transaction(lambda writer: [writer.execute(sql(name), (run,)) for name in _OF_A_RUN])
-        return rows
 
-    async def drop_left_rows(self, run: int) -> tuple[int, int]:
-        """Drops the rows of a run that stays which left the input, and those that stages no longer make; says how many
-        of each, parts of groups not among them. They are counted nowhere."""
+    async def drop_left_rows(self, run: int) -> None:
+        """Drops the rows of a run that stays which left the input, and those that stages no longer make. They are
+        counted nowhere."""
 
         def write(writer: sqlite3.Connection, before: int) -> list[_Row]:
             found = [_Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))]
             self._drop(writer, found)
             return found
 
-        left = gone = 0
         before = _AFTER_ALL
         while some := await self.transaction(partial(write, before=before)):
-            left += sum(row.place is None for row in some)
-            gone += sum(row.place is not None and row.place >= 0 for row in some)
             before = some[-1].key
-        return left, gone
 
     async def drop_batch_tasks(self) -> None:
         """Drops what is on record of tasks in batches whose row or run is gone."""
@@ -204,16 +198,16 @@ class GarbageCollector:
         if self._event is not None and newest != self._event:
             raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
 
-    def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> int:
-        """Drops some rows with what they and their tasks count in the roll-ups. Rows that left the input count no more,
-        and rows that are no longer made have no tasks."""
+    def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> bool:
+        """Drops some rows, where there are any, with what they and their tasks count in the roll-ups. Rows that left
+        the input count no more, and rows that are no longer made have no tasks."""
         found: list[_Row] = []
         for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
             found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
             if len(found) >= CHUNK_ROWS:
                 break
         if not found:
-            return 0
+            return False
         counts: Counter[CounterKey] = Counter()
         for row in found:
             if row.ordinal is not None:
@@ -226,7 +220,7 @@ class GarbageCollector:
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
         self._drop(writer, found)
-        return sum(row.place is None or row.place >= 0 for row in found)
+        return True
 
     def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
         """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
@@ -356,52 +350,51 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
 
 
-async def would_clear(database: Database, keep: int, workflow: str | None) -> GcCounts:
-    """What `clear` would drop now. Changes nothing."""
-
-    async def rows_of(run: int) -> tuple[int, int, int]:
-        return (await select(database, "gc_row_count", tuple[int, int, int], run))[0]
-
-    read = partial(select, database)
-    choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
-    dropped = [RunToDrop(line, (await rows_of(line.id))[0]) for line in choice.doomed]
-    tidied = [await rows_of(number) for number in choice.tidied]
-    used = await used_results(read, choice, workflow)
-    results = [len(some) async for some in unused_results(read, used)]
-    left, gone = sum(left for _, left, _ in tidied), sum(gone for _, _, gone in tidied)
-    return GcCounts(choice.kept, dropped, left, gone, sum(results))
-
-
-async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> GcCounts:
-    """Keeps of each workflow (or of the one named) the `keep` runs last worked on; drops what no kept run needs.
+async def clear(
+    database: Database, keep: int, workflow: str | None, clock: Callable[[], float], *, dry_run: bool = False
+) -> GcCounts:
+    """Keeps of each workflow (or of the one named) the `keep` runs last worked on; drops what no kept run needs, or
+    with `dry_run` only counts it.
 
     Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared.
     """
     async with AsyncExitStack() as stack:
-        names = await select(database, "leases_known", str)
-        leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
+        collector: GarbageCollector | None = None
+        read: Read = partial(select, database)
+        if not dry_run:
+            names = await select(database, "leases_known", str)
+            leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
+            collector = GarbageCollector(database, leases, clock)
+            read = collector.read
         choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
         if not choice.kept:
             return GcCounts()
-        collector = GarbageCollector(database, leases, clock)
         about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
-        await collector.begin(choice.kept[0].id, about)
-        dropped = []
+        if collector:
+            await collector.begin(choice.kept[0].id, about)
+        dropped, left, gone, results = [], 0, 0, 0
         for line in choice.doomed:
-            stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
-            _log.info("dropping run %d of %s", line.id, line.workflow)
-            dropped.append(RunToDrop(line, await collector.drop_run(line.id, stages)))
-        tidied = [await collector.drop_left_rows(number) for number in sorted(choice.tidied)]
-        left, gone = sum(rows for rows, _ in tidied), sum(rows for _, rows in tidied)
-        await collector.drop_batch_tasks()
-        used = await used_results(collector.read, choice, workflow)
-        results = 0
-        async for some in unused_results(collector.read, used):
-            await collector.drop_results(some)
+            dropped.append(RunToDrop(line, (await read("gc_row_count", int, line.id))[0]))
+            if collector:
+                stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
+                _log.info("dropping run %d of %s", line.id, line.workflow)
+                await collector.drop_run(line.id, stages)
+        for number in sorted(choice.tidied):
+            ((_, own_left, own_gone),) = await read("gc_row_count", tuple[int, int, int], number)
+            left, gone = left + own_left, gone + own_gone
+            if collector:
+                await collector.drop_left_rows(number)
+        if collector:
+            await collector.drop_batch_tasks()
+        used = await used_results(read, choice, workflow)
+        async for some in unused_results(read, used):
             results += len(some)
-        await collector.drop_unused(await used_endpoints(collector.read))
-        await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
-        await collector.give_back_space()
+            if collector:
+                await collector.drop_results(some)
+        if collector:
+            await collector.drop_unused(await used_endpoints(read))
+            await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
+            await collector.give_back_space()
     return GcCounts(choice.kept, dropped, left, gone, results)
 
 

@@ -70,7 +70,6 @@ _STEPS = 20_000
 """Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C would have to wait."""
 
 _MAY_READ = ("SELECT", "WITH", "VALUES", "EXPLAIN")
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPACE = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*", re.DOTALL)
 _ABOUT_TABLES = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"})
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
@@ -99,7 +98,7 @@ class QueryAnswer:
 def refuse_at_once(query: str) -> None:
     """Raises UsageError for a query that its first word shows to do more than read, or that says nothing."""
     rest = _SPACE.sub("", query, count=1)
-    first = rest[: len(rest) - len(rest.lstrip(_LETTERS))].upper()
+    first = re.sub("[^a-zA-Z].*", "", rest, flags=re.DOTALL).upper()
     if not rest:
         raise UsageError("the query is empty", remedy=f"Write one, as in {EXAMPLE}.")
     if first not in (*_MAY_READ, "PRAGMA"):  # of PRAGMA some read, too: SQLite asks for each

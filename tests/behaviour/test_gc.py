@@ -336,31 +336,6 @@ def test_who_drops_notices_that_a_workflow_has_just_begun_or_that_it_was_taken_o
     three.assert_sound()
 
 
-def test_a_run_of_which_half_is_dropped_is_gone_on_with(
-    three: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a run with fewer rows: not finished, its counts true. What its files showed is made again."""
-    three.workflow(stages=asked_as("Opinion"))
-    before = three.run().summary["run"]
-    files = three.envelopes()
-    monkeypatch.setattr(gc, "CHUNK_ROWS", 10)
-
-    async def dropping() -> None:
-        async with collector_of(three) as collector:
-            await collector.begin(3, {})
-            await collector.transaction(lambda w: collector._drop_rows(w, before, ["classify", "reply"]))
-
-    asyncio.run(dropping())
-    assert_nothing_dangles(three)
-    (found,) = [run for run in agac.status(project=three.root).runs if run["run"] == before]
-    assert (found["complete"], found["rows"]["total"]) == (False, 20)
-    with nothing_is_asked(server):  # the answers are dropped last
-        again = three.run()
-        assert (again.summary["run"], again.summary["rows"]["done"]) == (before, 30)
-    assert three.envelopes() == files
-    assert_nothing_dangles(three)
-
-
 @pytest.mark.parametrize("finish", ["gc", "run"])
 def test_it_may_be_killed_at_any_commit(finish: str, three: ProjectFolder, server: Server) -> None:
     three.numbered(28)
@@ -545,6 +520,7 @@ def test_a_run_with_levels_of_which_some_is_dropped_is_gone_on_with(
         transactions += 2
         more = asyncio.run(dropping(transactions))
         assert_nothing_dangles(project)
+        assert not agac.status(run=first, project=project.root).runs[0]["complete"]
         with nothing_is_asked(server):
             assert levels(project) == first
         assert project.envelopes("levels") == files

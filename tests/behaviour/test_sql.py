@@ -186,17 +186,28 @@ def test_json_csv_tables_and_python_say_the_same(finished: ProjectFolder) -> Non
     none = "SELECT run, stage FROM v_costs WHERE run = 99"
     for flags, out in ((["--json"], "[]\n"), (["--csv"], "run,stage\n"), ([], "run  stage\n")):
         assert finished.agac("sql", none, *flags).out == out
+    assert [row["name"] for row in asked(finished, "PRAGMA table_info(v_stages)")] == list(agac.views()[0].columns)
+    assert asked(finished, "SELECT name FROM pragma_table_info('member') LIMIT 1") == [{"name": "group_key"}]
+    pairs = "SELECT e.key AS key FROM v_results, json_each(result) AS e WHERE run = 1 AND stage = 'classify' GROUP BY 1"
+    assert asked(finished, pairs) == [{"key": "sentiment"}]
+    assert asked(finished, "VALUES (1), (2);") == [{"column1": 1}, {"column1": 2}]
     with agac.sql(query, project=finished.root) as answer:
         assert answer.columns == ["n", "none", "text", "bytes", "cost", "cr"]
         assert list(answer) == [(1, None, 'a,"b"\n', b"\x00\xff", 2.5e-05, "\r")]
 
 
-def test_limit_ends_the_answer_and_says_that_there_is_more(finished: ProjectFolder) -> None:
+def test_limit_ends_the_answer_and_says_that_there_is_more_and_so_does_ctrl_c(finished: ProjectFolder) -> None:
     for limit, out, err in ((2, "r-1\nr-2\n", "Only the first 2: there are more.\n"), (3, "r-1\nr-2\nr-3\n", "")):
         ran = finished.agac("sql", "SELECT row_id FROM v_lineage ORDER BY 1", "--limit", str(limit), "--csv")
         assert (ran.code, ran.out, ran.err) == (0, f"row_id\n{out}", err)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     assert asked(finished, endless, "--limit", "1")
+    with on_pty(finished.root, "sql", ENDLESS, "--csv") as terminal:  # which Ctrl-C ends
+        terminal.until("begun\r\n")
+        terminal.press(b"\x03")
+        assert terminal.ended() == 130
+    assert "Interrupted" in terminal.seen
+    assert "Traceback" not in terminal.seen
 
 
 @pytest.mark.parametrize(
@@ -270,14 +281,6 @@ def test_a_wrong_query_says_what_was_meant(query: str, said: list[str], finished
         assert words in ran.err
 
 
-def test_tables_can_be_looked_at_and_json_taken_apart(finished: ProjectFolder) -> None:
-    assert [row["name"] for row in asked(finished, "PRAGMA table_info(v_stages)")] == list(agac.views()[0].columns)
-    assert asked(finished, "SELECT name FROM pragma_table_info('member') LIMIT 1") == [{"name": "group_key"}]
-    pairs = "SELECT e.key AS key FROM v_results, json_each(result) AS e WHERE run = 1 AND stage = 'classify' GROUP BY 1"
-    assert asked(finished, pairs) == [{"key": "sentiment"}]
-    assert asked(finished, "VALUES (1), (2);") == [{"column1": 1}, {"column1": 2}]
-
-
 def test_a_query_comes_through_standard_input_and_needs_a_store(finished: ProjectFolder, tmp_path: Path) -> None:
     assert finished.piped("-- größer\nSELECT 'ü' AS ü;\n".encode(), "sql", "-", "--csv").out == "ü\nü\n"
     assert "the query is empty" in finished.piped(b"", "sql", "-").err
@@ -301,15 +304,6 @@ def test_rows_without_end_take_no_memory(lines: Callable[..., Any], finished: Pr
         tracemalloc.stop()
     assert size > 300_000
     assert peak < 900_000  # all rows together: 4,000,000
-
-
-def test_ctrl_c_ends_a_query_that_never_would(finished: ProjectFolder) -> None:
-    with on_pty(finished.root, "sql", ENDLESS, "--csv") as terminal:
-        terminal.until("begun\r\n")
-        terminal.press(b"\x03")
-        assert terminal.ended() == 130
-    assert "Interrupted" in terminal.seen
-    assert "Traceback" not in terminal.seen
 
 
 def test_a_terminal_too_narrow_for_the_table_shows_values_below_one_another(finished: ProjectFolder) -> None:
