@@ -120,7 +120,7 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
     assert [one["ok"] for one in project.envelopes()] == [True] * 6
 
 
-def test_a_row_in_a_batch_is_told_with_its_batch(shop: ProjectFolder) -> None:
+def test_a_row_in_a_batch_is_shown_with_its_batch(shop: ProjectFolder) -> None:
     shop.agac("run", "-a", "reviews")
     (line, *_) = agac.batch_list(project=shop.root).batches
     why, inspect = shop.agac("why", "last", "r-1", "classify"), shop.agac("inspect", "last", "r-1")

@@ -93,7 +93,7 @@ def test_a_batch_that_was_given_up_and_is_there_is_ended_and_its_answers_kept(ma
     project.assert_as_sync(server, charged=(2, 20), doubles=10)
 
 
-def test_files_that_lie_there_for_nothing_are_told_and_deleted_on_demand(make: Make) -> None:
+def test_files_that_no_batch_needs_are_listed_and_deleted_on_demand(make: Make) -> None:
     """An upload whose answer was lost is done again; the first file is of no use."""
     project = make({"kind": "batch_status", "op": "delete", "status": 500, "first": 2})
     project.run()

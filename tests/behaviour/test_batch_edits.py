@@ -81,7 +81,7 @@ def test_new_rows_join_without_a_question(project: BatchProject, server: Server)
 
 
 @pytest.mark.parametrize("edit", ["changed", "removed"])
-def test_rows_that_are_not_asked_any_more_are_told(project: BatchProject, server: Server, edit: str) -> None:
+def test_rows_that_are_no_longer_needed_are_reported(project: BatchProject, server: Server, edit: str) -> None:
     """What was removed leaves the outputs, and its answer is kept."""
     project.submit(A)
     if edit == "changed":

@@ -143,7 +143,7 @@ def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(batc
     assert (project.charged(), project.doubles()) == ((2, 10), 0)
 
 
-def test_what_does_not_move_is_told(make: Make) -> None:
+def test_a_batch_that_does_not_move_is_reported(make: Make) -> None:
     project = make({"kind": "batch_stuck", "word": "in_progress", "after": 3}, stuck_after="1h")
     project.set_batch(moved_at=time.time() - 2 * HOUR)
     advance(project.server, SECONDS)

@@ -65,7 +65,7 @@ def test_a_batch_is_named_by_our_number_or_the_providers_id(ran: ProjectFolder) 
         assert "error: 1 and --batch-id 2 name two batches" in shown.err
 
 
-def test_one_batch_is_told_in_full_and_several_in_a_line_each(ran: ProjectFolder) -> None:
+def test_one_batch_is_shown_in_full_and_several_in_a_line_each(ran: ProjectFolder) -> None:
     now = time.time()
     for hours in (1, 2, 3, 20):  # so long others of its lane took
         put_batch(ran, state="CLEANED", submitted_at=now - 30 * HOUR, ended_at=now - 30 * HOUR + hours * HOUR)

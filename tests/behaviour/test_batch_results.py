@@ -144,7 +144,7 @@ def test_failed_lines_go_round_again_as_their_errors_say(make: Make) -> None:
     assert project.doubles() == 0
 
 
-def test_lines_that_are_missing_are_asked_again_and_told(make: Make, server: Server) -> None:
+def test_lines_that_are_missing_are_sent_again_and_reported(make: Make, server: Server) -> None:
     """Case 24: they may have been paid for, which is said."""
     prices = {"small": {"input": 1.0, "output": 1.0}}
     fault = {"kind": "batch_omit", "lines": [2, 5], "at": [1]}

@@ -139,7 +139,7 @@ def test_progress_shows_the_batches() -> None:
         (["doctor", "--batch-id", "4"], "--batch-id goes with --adopt or --resubmit"),
     ],
 )
-def test_what_is_typed_wrongly_is_told(project: ProjectFolder, arguments: list[str], said: str) -> None:
+def test_wrong_arguments_are_refused(project: ProjectFolder, arguments: list[str], said: str) -> None:
     ran = project.agac(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err

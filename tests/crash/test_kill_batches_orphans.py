@@ -107,7 +107,7 @@ def test_an_orphan_that_shows_up_while_a_human_gives_it_up_is_taken_in(undecided
     undecided.assert_clean()
 
 
-def test_an_orphan_that_a_human_gave_up_is_told_of_when_it_shows_up(undecided: BatchCase) -> None:
+def test_an_orphan_that_a_human_gave_up_is_reported_when_it_shows_up(undecided: BatchCase) -> None:
     """Case 9c: paid twice, and known."""
     assert_ended(undecided.agac("doctor", "--resubmit"))
     undecided.finish("retrieve")

@@ -540,7 +540,7 @@ UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"
 
 
 @pytest.mark.parametrize("kind", exceptions(httpx2.RequestError), ids=lambda kind: kind.__name__)
-def test_every_way_of_losing_a_request_is_told(kind: type[BaseException]) -> None:
+def test_every_way_of_losing_a_request_has_its_fault(kind: type[BaseException]) -> None:
     """A class that is new is ambiguous: it fails here when it means that nothing was sent."""
     found = lost(kind("why"), SETTINGS, creates=True)
     assert found.ambiguous == (kind.__name__ not in UNSENT), found
