@@ -117,9 +117,7 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
 def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
     """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
     if maker.makes != "rows":
-        path = (
-            maker.explode
-        )  # a field whose list was made children of: they have an item in its place, as it may be long
+        path = maker.explode  # a field's list, which may be long: its children have an item in its place
         own = path is not None and len(path) == 1 and path[0] not in maker.ancestors
         return parent.child(fields, without=path[0] if path and own else None)
     view = parent.child({})

@@ -764,7 +764,7 @@ UPDATE row SET state = 0, result_id = NULL, error_stage = NULL, error_type = NUL
 
 -- name: groups_export
 -- Groups by their ids, with their results, a range at a time.
-SELECT NULL AS ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
+SELECT NULL AS ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key, NULL AS form, 1 AS made
 FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = :run AND r.id > :after AND r.occurrence = -1 - :origin AND r.place = 0 AND r.state <> 6 ORDER BY r.id LIMIT :limit;
 
@@ -775,7 +775,7 @@ GROUP BY parent_key, origin;
 
 -- name: children_export
 -- The children of these rows in their order, with their results.
-SELECT r.parent_key, r.place, NULL, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key
+SELECT r.parent_key, r.place, NULL, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key, NULL, 1
 FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) ORDER BY r.parent_key, r.place LIMIT ?;
 
@@ -788,7 +788,7 @@ SELECT (
             SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
         )
         SELECT max(ordinal) FROM above
-    ) AS ordinal, id, state, data, NULL AS value, error_type, error_message, key FROM row r
+    ) AS ordinal, id, state, data, NULL AS value, error_type, error_message, key, NULL AS form, 1 AS made FROM row r
 WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
 
 -- name: made_examples

@@ -357,12 +357,11 @@ def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     return _pages(database, "rows_export", ExportRow, run=run)
 
 
-async def group_rows(
+def group_rows(
     database: Database, run: int, origin: int, statement: str = "groups_export"
 ) -> AsyncIterator[list[ExportRow]]:
     """All groups that a stage made, by their ids, some hundred at a time; or its rows that another statement finds."""
-    async for rows in _pages(database, statement, ExportRow, FIRST, "id", run=run, origin=origin):
-        yield [row._replace(made=True) for row in rows]
+    return _pages(database, statement, ExportRow, FIRST, "id", run=run, origin=origin)
 
 
 child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
@@ -377,7 +376,7 @@ async def children_export(
     """The children that a stage made of these rows, as (key of the parent, place, child), in their order; after a
     place, so many at most."""
     found = await select(database, "children_export", tuple[Any, ...], origin, after, keys, limit)
-    return [(row[0], row[1], ExportRow(*row[2:])._replace(made=True)) for row in found]
+    return [(row[0], row[1], ExportRow(*row[2:])) for row in found]
 
 
 async def failed_rows(database: Database, run: int, origin: int | None) -> AsyncIterator[list[ExportRow]]:

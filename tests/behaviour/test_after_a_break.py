@@ -49,15 +49,12 @@ def test_a_killed_retry_is_finished_by_the_same_command(project: ProjectFolder, 
     ran = project.agac("retry", "last", "--concurrency", "2", env=kill_at("committed:4"))
     assert ran.code == -9
     choice = agac.retry_choice("last", agac.Retry(), project=project.root)
-    assert (choice.rows, choice.done) == (9 - choice_done(project), 0)
+    ((done,),) = project.query("SELECT count(*) FROM row WHERE state = 1")
+    assert (choice.rows, choice.done) == (9 - done, 0)
     assert choice.open > 0
     kills(project, "retry", "last", "--concurrency", "2", "--yes")
     assert project.query("SELECT count(*) FROM row WHERE state = 1") == [(9,)]
     project.assert_sound()
-
-
-def choice_done(project: ProjectFolder) -> int:
-    return int(project.query("SELECT count(*) FROM row WHERE state = 1")[0][0])
 
 
 @pytest.mark.parametrize("words", [("run", "-a", "reviews"), ("retry", "last", "--from", "one", "--yes")])

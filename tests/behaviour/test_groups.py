@@ -59,6 +59,10 @@ def test_a_group_is_asked_once_with_all_of_its_rows(project: ProjectFolder) -> N
     assert [(line["id"], line["row_number"], line["ok"]) for line in project.envelopes()] == [
         ("ink", None, True), ("tea", None, True),
     ]  # fmt: skip
+    workflow(project, {"name": "sum", "group_by": []})  # all rows are one, and the prompt is the rows
+    settled(project)
+    ((id_, text),) = values(project, "sum").items()
+    assert (id_, json.loads(text)) == ("all", [{"id": i, "topic": topic, "text": text} for i, topic, text in THREE])
 
 
 def test_members_come_in_the_order_of_their_ids_whatever_the_input_says(project: ProjectFolder) -> None:
@@ -72,14 +76,6 @@ def test_members_come_in_the_order_of_their_ids_whatever_the_input_says(project:
     texts(project, rows[::-1])
     assert asked(project) == 0
     assert members(project)["tea"] == order
-
-
-def test_without_fields_all_rows_are_one_group_and_the_default_prompt_is_the_rows(project: ProjectFolder) -> None:
-    texts(project, THREE)
-    workflow(project, {"name": "sum", "group_by": []})
-    settled(project)
-    ((id_, text),) = values(project, "sum").items()
-    assert (id_, json.loads(text)) == ("all", [{"id": i, "topic": topic, "text": text} for i, topic, text in THREE])
 
 
 def test_results_upstream_are_told_and_hidden_ones_are_not(project: ProjectFolder) -> None:

@@ -112,26 +112,6 @@ def test_one_more_row_asks_a_few_calls(project: ProjectFolder, bounds: dict[str,
         assert values(project, "sum") == {"t0": {"total": sum(rows.values()), "rows": len(rows)}}
 
 
-def test_what_is_reordered_or_taken_back_asks_nothing_and_other_bounds_do(project: ProjectFolder) -> None:
-    with project.asking(answering(sums())):
-        rows = {n: n for n in range(120)}
-        numbers(project, rows, topics=2)
-        reduce(project, {"max_rows": 5})
-        assert asked(project) > 30
-        before = values(project, "sum")
-        numbers(project, dict(reversed(rows.items())), topics=2)
-        assert asked(project) == 0
-        numbers(project, {**rows, 120: 3, 121: 4, 3: 33}, topics=2)
-        assert asked(project) > 0
-        numbers(project, rows, topics=2)
-        assert asked(project) == 0
-        assert values(project, "sum") == before
-        reduce(project, {"max_rows": 50})
-        assert asked(project) > 0
-        reduce(project, {"max_rows": 5})
-        assert asked(project) == 0
-
-
 def test_a_group_that_leaves_or_shrinks_to_one_call_takes_its_parts_along(project: ProjectFolder) -> None:
     with project.asking(answering(sums())):
         numbers(project, {n: n for n in range(60)}, topics=2)
@@ -141,12 +121,18 @@ def test_a_group_that_leaves_or_shrinks_to_one_call_takes_its_parts_along(projec
         assert asked(project) == 0
         assert list(made(project, "sum")) == ["t0"]
         assert 5 < len(parts(project)) < first
-        numbers(project, {n: n for n in range(60)}, topics=2)
-        assert asked(project) == 0
+        before = values(project, "sum")
+        numbers(project, {n: n for n in reversed(range(60))}, topics=2)
+        assert asked(project) == 0, "in another order"
+        assert values(project, "sum")["t0"] == before["t0"]
         numbers(project, {n: n for n in range(0, 8, 2)}, topics=2)
         assert asked(project) == 1
         assert values(project, "sum") == {"t0": {"total": 12, "rows": 4}}
         assert parts(project) == {}
+        numbers(project, {n: n for n in range(60)}, topics=2)
+        for most, any_asked in ((50, True), (5, False)):
+            reduce(project, {"max_rows": most})
+            assert (asked(project) > 0) == any_asked
 
 
 def test_a_part_that_fails_fails_its_group_and_is_asked_again_alone(project: ProjectFolder) -> None:

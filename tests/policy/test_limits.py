@@ -181,6 +181,14 @@ async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
     assert [type(error) for error in ended] == [RunStopped] * 3
     with pytest.raises(RunStopped):
         await one.enter(1)
+    paused = lane(stop_signal=(interrupted := StopSignal()))
+    paused.pause(600)
+    waiting = [asyncio.ensure_future(paused.enter(1))]
+    await asyncio.sleep(1)
+    interrupted.interrupt()
+    with pytest.raises(RunStopped):
+        await waiting[0]
+    assert loop_time() == 1001
 
 
 async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
@@ -194,18 +202,6 @@ async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> Non
     with pytest.raises(RunStopped):
         await waiting
     assert one.in_flight == 0
-
-
-async def test_a_pause_of_minutes_does_not_outlast_the_run() -> None:
-    stop_signal = StopSignal()
-    one = lane(stop_signal=stop_signal)
-    one.pause(600)
-    waiting = asyncio.ensure_future(one.enter(1))
-    await asyncio.sleep(1)
-    stop_signal.interrupt()
-    with pytest.raises(RunStopped):
-        await waiting
-    assert loop_time() == 1001
 
 
 async def test_calls_at_once_double_every_tenth_of_a_second_up_to_the_bound() -> None:
@@ -354,7 +350,7 @@ async def test_a_cancelled_one_loses_no_place(moment: str) -> None:
     await asyncio.wait_for(exposure.enter(), 5)
 
 
-async def test_long_pauses_are_told_but_not_time_and_again() -> None:
+async def test_long_pauses_are_reported_but_not_each_time() -> None:
     held = lane()
     assert [held.pause(seconds) for seconds in (1, 15, 30)] == [False, True, False]
     await asyncio.sleep(61)

@@ -115,25 +115,20 @@ async def asking(limiter: BudgetLimiter, usd: float) -> asyncio.Task[Any]:
     return task
 
 
-async def test_a_call_that_does_not_fit_waits_for_corrections() -> None:
-    stop_signal, _, limiter = run_of(Budget(usd=1.0))
+async def test_a_call_waits_for_corrections_until_nothing_in_flight_can_make_room() -> None:
+    stop_signal, balance, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve("a", None, Amount(0.9, 0, 1))
     second = await asking(limiter, 0.5)
     assert not second.done()
     limiter.settle(first, Amount(0.1, 0, 1))
     assert (await second).worst == Amount(0.5, 0, 1)
     assert stop_signal.stop is None
-
-
-async def test_the_run_stops_when_nothing_in_flight_can_make_room() -> None:
-    stop_signal, balance, limiter = run_of(Budget(usd=1.0))
-    first = await limiter.reserve("a", None, Amount(0.6, 0, 1))
-    second = await asking(limiter, 0.5)
-    limiter.settle(first, Amount(0.6, 0, 1))
+    third = await asking(limiter, 0.5)
+    limiter.settle(await second, Amount(0.5, 0, 1))
     with pytest.raises(RunStopped):
-        await second
+        await third
     assert (stop_signal.stop, limiter.reached) == (StopReason.LIMIT, balance)
-    assert balance.spent == Amount(0.6, 0, 1)
+    assert balance.spent == Amount(0.6, 0, 2)
 
 
 async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
