@@ -17,7 +17,7 @@ from agac.core.types import dollars
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
 from agac.engine.forecast import Baseline, BaselineRun, meant_before
-from agac.engine.invocation import Retry, Scope
+from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables
@@ -95,18 +95,14 @@ Confirm = Callable[[str], bool | None]
 """Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
 
 
-async def confirm_cost(
-    plan: Plan, database: Database, scope: Scope, rows: Rows, *, fresh: bool, retry: Retry | None,
-    confirm: Confirm | None,
-) -> None:  # fmt: skip
+async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) -> None:
     """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
+    plan, retry = work.plan, work.retry
     bound = plan.rules.confirm_above
     if bound is None:
         return
-    stored = None if retry is None else retry.run
-    report = await planned(
-        database, plan, scope, rows if retry is None else None, run=stored, fresh=fresh, retry=retry
-    )  # fmt: skip
+    rows, run = (work.rows, None) if retry is None else (None, retry.run)
+    report = await planned(database, plan, work.scope, rows, run=run, fresh=work.fresh, retry=retry)
     if not report.wants_yes:
         return
     usd = needed(report.stages).usd

@@ -88,18 +88,17 @@ class RunOptions:
 
     def overrides(self) -> Overrides:
         """What changes while the workflow is loaded. Raises UsageError for numbers that mean nothing."""
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"--limit {self.limit}: take at least one row")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise UsageError(f"--concurrency {self.concurrency}: at least one call has to be in flight")
-        if self.offset < 0:
-            raise UsageError(f"--offset {self.offset}: skip no fewer than zero rows")
-        if self.sample is not None and self.sample < 1:
-            raise UsageError(f"--sample {self.sample}: draw at least one row")
+        least = {
+            "limit": (1, "take at least one row"), "concurrency": (1, "at least one call has to be in flight"),
+            "offset": (0, "skip no fewer than zero rows"), "sample": (1, "draw at least one row"),
+            "max_errors": (0, "give 0 or more"),
+        }  # fmt: skip
+        for name, (bound, remedy) in least.items():
+            number = getattr(self, name)
+            if number is not None and number < bound:
+                raise UsageError(f"--{name.replace('_', '-')} {number}: {remedy}")
         if self.seed is not None and self.sample is None:
             raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
-        if self.max_errors is not None and self.max_errors < 0:
-            raise UsageError(f"--max-errors {self.max_errors}: give 0 or more")
         if self.run_mode not in (None, "sync", "batch"):
             raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
         return Overrides(**{one.name: getattr(self, one.name) for one in fields(Overrides)})

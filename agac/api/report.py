@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from agac.api.batches import batch_lines
+from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
 from agac.core.types import Report, RowId, iso, json_form
 from agac.engine.batch.coordinator import Stale, batch_counts
-from agac.engine.estimate import Finishing, PlanReport, finishing
+from agac.engine.estimate import Finishing, finishing
 from agac.engine.export import Exported, export_run, files_of, is_shown
-from agac.engine.invocation import Retry
+from agac.engine.invocation import Work
 from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
 from agac.engine.run import Invocation
@@ -244,21 +245,8 @@ class RunReport(Report):
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
 
 
-WhatIsLeft = Callable[[], Awaitable[PlanReport]]
-"""What is left to do of a run: a dry run."""
-
-
 async def report_of(
-    database: Database,
-    root: Path,
-    plan: Plan,
-    invocation: Invocation,
-    *,
-    warnings: list[Problem],
-    what_is_left: WhatIsLeft,
-    retry: Retry | None = None,
-    providers: Mapping[str, Provider],
-    workflow: Workflow | None = None,
+    database: Database, work: Work, invocation: Invocation, warnings: list[Problem], workflow: Workflow | None = None
 ) -> RunReport:
     """How an invocation ended; writes the run's outputs where they are to be replaced. `workflow` says where its keys
     stand; without it they are named alone."""
@@ -266,15 +254,15 @@ async def report_of(
     assert record is not None
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
-    exported = Exported(files_of(record, root, rows))
+    exported = Exported(files_of(record, work.root, rows))
     stop = invocation.stop_signal.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.
     replaced = invocation.complete or stop is StopReason.LIMIT
-    if replaced and not is_shown(record, root, rows):
-        exported = await export_run(database, record, root, summary)
-    about = await _batch_facts(database, invocation, providers)
-    empty = _empty(plan, summary, workflow) if invocation.complete and rows else []
+    if replaced and not is_shown(record, work.root, rows):
+        exported = await export_run(database, record, work.root, summary)
+    about = await _batch_facts(database, invocation, work.batching.providers)
+    empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
     if code is ExitCode.DONE:
         code = _exit_code(summary, undecided=bool(about["undecided_batches"]), finished=invocation.finished)
@@ -288,7 +276,7 @@ async def report_of(
         invocation.stop_signal.why or None if stop else None,
         warnings,
         stop.value if stop else None,
-        await _finishing(retry, summary, invocation, what_is_left) if stop is StopReason.LIMIT else None,
+        await _finishing(database, work, invocation, summary) if stop is StopReason.LIMIT else None,
         exported.not_written,
         await _replaced(database, exported),
         exported.edited,
@@ -305,11 +293,14 @@ def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> E
     return ExitCode.ROWS_FAILED if finished and any_failed else ExitCode.DONE
 
 
-async def _finishing(
-    retry: Retry | None, summary: dict[str, Any], invocation: Invocation, what_is_left: WhatIsLeft
-) -> Finishing:
+async def _finishing(database: Database, work: Work, invocation: Invocation, summary: dict[str, Any]) -> Finishing:
     """The estimate of what the open rows need, and a limit in place of the one that was reached."""
-    left, totals = await what_is_left(), invocation.totals
+    retry, totals = work.retry, invocation.totals
+    scope = work.scope if retry else replace(work.scope, retry_failed=False)
+    of_input = retry is None and work.batching.resume_run is None
+    left = await planned(
+        database, work.plan, scope, work.rows if of_input else None, run=invocation.run, retry=retry
+    )  # fmt: skip
     if retry is None:
         settled = sum(summary["rows"][outcome] for outcome in ("done", "skipped", "failed", "dropped"))
         rows = left.rows["total"] - settled

@@ -6,12 +6,10 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
-from agac.api.plan import planned
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
@@ -21,7 +19,7 @@ from agac.core.types import Report
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
-from agac.engine.invocation import Clocks, Scope
+from agac.engine.invocation import Clocks
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
 from agac.store import batches, runs
@@ -105,18 +103,15 @@ async def batch_retrieve(
         if providers is not opened.providers:
             plan = await recorded_plan(opened, providers, database, run)
         invocation = Invocation(given=given_flags(before))
+        batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=run)
+        work = work_of(opened, plan, batching, lambda: iter(()), str)
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run, invocation.ended, invocation.complete = run, True, True  # there is nothing to do
         else:
-            batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=run)
-            work = work_of(opened, plan, batching, lambda: iter(()), str)
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, lambda: None)
 
-        what_is_left = partial(planned, database, plan, Scope(retry_failed=False), None, run=run)
-        report = await report_of(
-            database, opened.root, plan, invocation, warnings=[], what_is_left=what_is_left, providers=providers
-        )  # fmt: skip
+        report = await report_of(database, work, invocation, [])
         return await _retrieved(database, before, invocation, report, providers)
 
 

@@ -8,7 +8,7 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from agac.api.plan import Confirm, confirm_cost, confirm_stale, moved_names, planned
+from agac.api.plan import Confirm, confirm_cost, confirm_stale, moved_names
 from agac.api.project import (
     Project,
     RunOptions,
@@ -43,7 +43,6 @@ from agac.core.keys import canonical
 from agac.core.types import Report, Row
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
-from agac.engine.estimate import PlanReport
 from agac.engine.export import PREVIEW
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
@@ -137,11 +136,14 @@ async def _invoke(
                     remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
                 )
             invocation.chosen = await chosen_counts(database, retry.run, retry)
-        rows = partial(selected_rows, checked, plan.selection)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
+        batching = batching_of(opened, providers, plan.workflow, options, confirm)
+        rows, place = partial(selected_rows, checked, plan.selection), partial(place_of, checked.source)
+        work = work_of(opened, plan, batching, rows, place)
+        work = replace(work, fresh=options.fresh, scope=scope, retry=retry)
         if not options.yes:
-            await confirm_cost(plan, database, scope, rows, fresh=options.fresh, retry=retry, confirm=confirm)
+            await confirm_cost(database, work, confirm)
 
         def count_of() -> RowCount | None:
             if retry is None:
@@ -149,21 +151,9 @@ async def _invoke(
             return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
 
         with interruptible(invocation) if handle_signals else nullcontext():
-            batching = batching_of(opened, providers, plan.workflow, options, confirm)
-            work = work_of(
-                opened, plan, batching, rows, partial(place_of, checked.source), fresh=options.fresh, scope=scope,
-                retry=retry,
-            )  # fmt: skip
             await walk_through(database, work, invocation, warnings, watch, count_of)
 
-        def what_is_left() -> Awaitable[PlanReport]:
-            left = scope if retry else replace(scope, retry_failed=False)
-            return planned(database, plan, left, None if retry else rows, run=invocation.run, retry=retry)
-
-        return await report_of(
-            database, opened.root, plan, invocation,
-            warnings=warnings, what_is_left=what_is_left, retry=retry, providers=providers, workflow=checked.workflow,
-        )  # fmt: skip
+        return await report_of(database, work, invocation, warnings, checked.workflow)
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:
@@ -250,26 +240,18 @@ async def recorded_plan(
 
 
 def work_of(
-    project: Project,
-    plan: Plan,
-    batching: Batching,
-    rows: Callable[[], Iterator[Row]],
-    place: Callable[[int], str],
-    *,
-    fresh: bool = False,
-    scope: Scope | None = None,
-    retry: Retry | None = None,
+    project: Project, plan: Plan, batching: Batching, rows: Callable[[], Iterator[Row]], place: Callable[[int], str]
 ) -> Work:
-    """What an invocation of a plan is about."""
+    """What an invocation of a plan is about, of all its stages."""
     folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
     return Work(
         plan=plan,
         rows=rows,
         place=place,
         output_dir=project.spec.shown(folder),
-        fresh=fresh,
-        scope=scope or Scope(),
-        retry=retry,
+        fresh=False,
+        scope=Scope(),
+        retry=None,
         root=project.root,
         redactor=project.redactor(),
         clocks=Clocks(),

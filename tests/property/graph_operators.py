@@ -148,7 +148,7 @@ class Function(Operator):
 
     kind = "rows"
     gives = "fields"
-    code = "    return row\n"
+    code = "return row"
 
     def resolve(self) -> None:
         self.asks = self.upstream.giving(*ANSWERS)
@@ -164,51 +164,48 @@ class Function(Operator):
             f"    number = row.get({self.number_field!r}, 0)\n"
             f"    said = [row[name] for name in {self.asks!r}]\n"
             f"    row = {{name: value for name, value in row.items() if name not in STAGES}}\n"
-            f"    row['x_{self.name}'] = [{self.gene.word!r}, number, *said]\n{self.code}"
+            f"    row['x_{self.name}'] = [{self.gene.word!r}, number, *said]\n    {self.code}\n"
         )
 
     def does(self, seen: Seen) -> Gives:
         number = seen.fields.get(self.number_field, 0)
         said = [seen.results[name] for name in self.asks]
-        return self.made({**seen.fields, f"x_{self.name}": [self.gene.word, number, *said]}, number)
+        row = {**seen.fields, f"x_{self.name}": [self.gene.word, number, *said]}
+        return self.made(row, number) or Gives(row, fields=row)
 
-    def made(self, row: Fields, number: int) -> Gives:
-        return Gives(row, fields=row)
+    def made(self, row: Fields, number: int) -> Gives | None:
+        """What it gives in the place of the row; None: the row."""
+        return None
 
 
 class Sieve(Function):
     """A function that keeps some rows."""
 
-    code = "    return row if number % 2 else None\n"
+    code = "return row if number % 2 else None"
 
-    def made(self, row: Fields, number: int) -> Gives:
-        return Gives(row, fields=row) if number % 2 else Gives(leaves=True)
+    def made(self, row: Fields, number: int) -> Gives | None:
+        return None if number % 2 else Gives(leaves=True)
 
 
 class Risky(Function):
     """A function that raises for some rows."""
 
-    code = "    if number == 3:\n        raise ValueError(number)\n    return row\n"
+    code = "return row if number != 3 else 1 / 0"
 
-    def made(self, row: Fields, number: int) -> Gives:
+    def made(self, row: Fields, number: int) -> Gives | None:
         if number == 3:
             raise Fails("PythonError")
-        return Gives(row, fields=row)
+        return None
 
 
 class Many(Function):
     """A function that gives as many rows as a number says; of one itself."""
 
     explodes = False
-    code = (
-        "    if number == 1:\n        return row\n"
-        "    return [{**row, 'number': place} for place in range(number)]\n"
-    )  # fmt: skip
+    code = "return row if number == 1 else [{**row, 'number': place} for place in range(number)]"
 
-    def made(self, row: Fields, number: int) -> Gives:
-        if number == 1:
-            return Gives(row, fields=row)
-        return Gives(rows=[{**row, "number": place} for place in range(number)])
+    def made(self, row: Fields, number: int) -> Gives | None:
+        return None if number == 1 else Gives(rows=[{**row, "number": place} for place in range(number)])
 
 
 def ways(upstream: Upstream, numbers: Sequence[int]) -> list[tuple[str, ...]]:
