@@ -109,7 +109,7 @@ MISSPELT = [
 ]
 
 
-def test_what_is_misspelt_is_told_with_what_was_meant(finished: ProjectFolder) -> None:
+def test_what_is_misspelt_is_said_with_what_was_meant(finished: ProjectFolder) -> None:
     for arguments, said in MISSPELT:
         ran = finished.agac(*arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
@@ -256,8 +256,8 @@ async def one_batch(root: str, lines: list[dict[str, Any]] | None) -> int:
 
 
 def test_simulate_names_every_kind_of_fault_and_says_what_is_wrong_with_its_flags(project: ProjectFolder) -> None:
-    told = " ".join(project.agac("simulate", "--help").out.split())
-    assert [kind for kind in FAULTS if f" {kind}" not in told] == []
+    said = " ".join(project.agac("simulate", "--help").out.split())
+    assert [kind for kind in FAULTS if f" {kind}" not in said] == []
     ran = project.agac("simulate", "--port", "0", "--latency", "soon", "--faults", "none.yml", code=2)
     assert ran.out == ""
     assert "latency 'soon' is none that the simulator knows" in ran.err

@@ -45,7 +45,7 @@ def costs(project: ProjectFolder) -> list[float | None]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told", "dollars"),
+    ("asked", "answered", "dollars"),
     [
         ("", {}, 2000 / MILLION),
         ("?service_tier=flex", {"service_tier": "flex"}, 1000 / MILLION),
@@ -55,10 +55,10 @@ def costs(project: ProjectFolder) -> list[float | None]:
     ],
 )
 def test_a_call_costs_what_the_tier_costs_that_served_it(
-    project: ProjectFolder, asked: str, told: dict[str, Any], dollars: float
+    project: ProjectFolder, asked: str, answered: dict[str, Any], dollars: float
 ) -> None:
     stages = [{**SAY, "model": f"local/m{asked}"}]
-    report, (body,) = run_at(project, served(**told), provider={"prices": PRICES}, stages=stages)
+    report, (body,) = run_at(project, served(**answered), provider={"prices": PRICES}, stages=stages)
     assert body.get("service_tier", "") == asked.partition("=")[2]
     assert costs(project) == [pytest.approx(dollars)]
     assert report.summary["calls"]["cost_usd"] == pytest.approx(dollars, abs=1e-6)

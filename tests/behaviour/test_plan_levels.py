@@ -58,7 +58,7 @@ def counts(report: PlanReport) -> dict[str, tuple[int, int]]:
     return {one.name: (one.run, one.reuse) for one in report.stages}
 
 
-def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport:
+def as_planned(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport:
     """Plans, runs, compares: all but the `guessed` stages do what was said, and ask as often; then all is had."""
     report = planned(project, **options)
     before = calls_by_stage(project) if (project.root / ".agac").exists() else {}
@@ -69,10 +69,10 @@ def as_told(project: ProjectFolder, *guessed: str, **options: Any) -> PlanReport
         if (name := one.name) not in guessed:
             assert (name, after.get(name, 0) - before.get(name, 0)) == (name, one.questions if one.stage.asks else 0)
             came = Counter(str(outcome) for outcome in outcomes(project, name).values())
-            told = {"done": one.run + one.reuse, "dropped": one.dropped, "skipped": one.skipped}
+            says = {"done": one.run + one.reuse, "dropped": one.dropped, "skipped": one.skipped}
             if one.guess is not None:  # a function that was not called yet may make rows leave
-                told["done"], told["dropped"] = told["done"] - came["dropped"], came["dropped"]
-            assert (name, {outcome: came[outcome] for outcome in told}) == (name, told)
+                says["done"], says["dropped"] = says["done"] - came["dropped"], came["dropped"]
+            assert (name, {outcome: came[outcome] for outcome in says}) == (name, says)
     again = planned(project, **{key: value for key, value in options.items() if key != "fresh"})
     assert {one.name: one.run for one in again.stages} == dict.fromkeys(counts(report), 0)
     assert (again.calls, again.exact) == (0, True)
@@ -85,13 +85,13 @@ def test_items_of_the_input_their_groups_and_a_tree_are_known_and_one_more_row_c
     rows = {f"r{n}": [f"{n}.{i}" for i in range(n % 4)] for n in range(16)}
     lists(project, rows)
     workflow(project, SAY, SUM, ALL)
-    report = as_told(project)
+    report = as_planned(project)
     assert counts(report) == {"say": (24, 0), "sum": (12, 0), "all": (1, 0)}
     parts = report.stages[2].parts
     assert parts > 2
     assert not project.query("SELECT 1 FROM run WHERE id > 1")
     lists(project, {**rows, "new": ["x"]})
-    report = as_told(project)
+    report = as_planned(project)
     assert counts(report) == {"say": (1, 24), "sum": (1, 12), "all": (1, 0)}
     assert 0 < report.stages[2].parts < parts
     assert set(report.stages[2].reasons) == {"new row"}  # the group's one member that is not there yet is
@@ -100,9 +100,9 @@ def test_items_of_the_input_their_groups_and_a_tree_are_known_and_one_more_row_c
 def test_a_changed_item_and_a_reverted_one(project: ProjectFolder) -> None:
     lists(project, {"a": ["x", "y"], "b": ["z"]})
     workflow(project, SAY, SUM)
-    as_told(project)
+    as_planned(project)
     lists(project, {"a": ["x", "other"], "b": ["z"]})
-    report = as_told(project)
+    report = as_planned(project)
     assert counts(report) == {"say": (1, 2), "sum": (1, 1)}
     assert set(report.stages[0].reasons) == {"row changed"}
     assert set(report.stages[1].reasons) == {"upstream say changed"}
@@ -113,7 +113,7 @@ def test_a_changed_item_and_a_reverted_one(project: ProjectFolder) -> None:
 def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(project: ProjectFolder) -> None:
     lists(project, {f"r{n}": ["x", "y"] for n in range(5)})
     workflow(project, SAY, SUM)
-    as_told(project)
+    as_planned(project)
     workflow(project, SAY, {**SUM, "prompt": "Other: ${rows_json}"})
     report = planned(project)
     assert counts(report) == {"say": (0, 10), "sum": (5, 0)}
@@ -122,13 +122,13 @@ def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(proj
     assert (shown.row, shown.stage) == ("r0", "sum")
     text = shown.messages[-1].text
     assert [one["say"] for one in json.loads(text.removeprefix("Other: "))] == ["r0:0:x", "r0:1:y"]
-    as_told(project)
+    as_planned(project)
 
 
 def test_a_changed_way_of_making_is_named_and_replicas_are_counted(project: ProjectFolder) -> None:
     project.rows([{"id": "a", "items": ["x"], "more": ["y"], "kind": 1}], PATH)
     workflow(project, SAY, SUM)
-    as_told(project)
+    as_planned(project)
     workflow(project, {**SAY, "explode": "more"}, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
     reasons = {one.name: set(one.reasons) for one in planned(project).stages}
     assert reasons["say"] == {"explode changed"}
@@ -136,7 +136,7 @@ def test_a_changed_way_of_making_is_named_and_replicas_are_counted(project: Proj
     assert planned(project).stages[1].reasons.keys() == {"new row"}  # no group of this name was there
     lists(project, {"b": ["x", "y"], "c": ["z"]})
     workflow(project, {**SAY, "replicas": 3}, SUM)
-    assert as_told(project).stages[0].estimate.calls == 9
+    assert as_planned(project).stages[0].estimate.calls == 9
 
 
 def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolder) -> None:
@@ -152,7 +152,7 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     as_json = project.agac("plan", "-a", "reviews", "--json").json
     assert (as_json["exact"], [one["exact"] for one in as_json["stages"]]) == (False, [True, False, False])
     assert as_json["stages"][1]["guess"] == {"makes": "items", "waits_for": "plan", "number": 1.0, "run": None}
-    as_told(project, "ask", "sum")
+    as_planned(project, "ask", "sum")
     made = len(outcomes(project, "ask"))
     again = planned(project, fresh=True)
     assert again.stages[1].run == pytest.approx(made, abs=1)
@@ -169,13 +169,13 @@ def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) 
     unique, say = {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${word}"}
     per = {"name": "per", "group_by": ["word"], "prompt": "${word}: ${rows_json}"}
     workflow(project, function, unique, say, per)
-    first = as_told(project, "uniq", "say", "per")
+    first = as_planned(project, "uniq", "say", "per")
     assert first.stages[1].guess == ("kept", "cut", 1.0, None)
     workflow(project, function, unique, {**say, "prompt": "Say ${word}"}, per)
     report = planned(project)
     assert counts(report) == {"cut": (0, 4), "uniq": (0, 5), "say": (5, 0), "per": (5, 0)}
     assert [one.dropped for one in report.stages] == [1, 2, 0, 0]
-    as_told(project)
+    as_planned(project)
     workflow(project, {**function, "python": "tools/cut.py:cut"}, unique, say, per)
     fresh = planned(project, fresh=True)
     assert [one.exact for one in fresh.stages] == [True, False, False, False]
@@ -199,13 +199,13 @@ def test_the_first_of_equal_rows_is_the_one_that_the_run_keeps(project: ProjectF
 def test_rows_that_cannot_be_used_make_nothing_and_guards_look_at_children_and_groups(project: ProjectFolder) -> None:
     lists(project, {"a": ["x"], "b": "no list", "c": None})
     workflow(project, SAY, SUM)
-    (say, summed) = as_told(project).stages
+    (say, summed) = as_planned(project).stages
     assert (say.run, say.blocked, set(say.blocked_reasons)) == (1, 2, {"list missing or not a list"})
     assert (summed.run, summed.blocked) == (1, 0)
     lists(project, {"a": [1, 2, 3], "b": [1], "c": []})
     only = {"name": "only", "needs": "say", "filter": "index < 2"}
     workflow(project, {**SAY, "when": "item > 1"}, only, {**SUM, "needs": "only", "when": "rows_count > 1"})
-    report = as_told(project)
+    report = as_planned(project)
     assert [(one.skipped, one.dropped) for one in report.stages] == [(2, 0), (0, 1), (1, 0)]
 
 
@@ -232,7 +232,7 @@ def test_until_and_stage_say_what_is_not_asked(project: ProjectFolder) -> None:
         project.run(**options)
         asked = Counter(calls_by_stage(project)) - Counter(before)
         assert {one.name: one.questions for one in report.stages if one.run} == asked
-    assert as_told(project).calls == sum(calls for name, calls in calls_by_stage(project).items() if name == "all")
+    assert as_planned(project).calls == sum(calls for name, calls in calls_by_stage(project).items() if name == "all")
 
 
 def test_confirm_above_and_budgets_know_children_and_parts(project: ProjectFolder, server: Server) -> None:

@@ -39,22 +39,22 @@ class Stored(Pinned):
     def restore(self, name: str) -> dict[str, Any]:
         """Puts the fixture in place, as if it had been left just now, and its batches at the server; gives what
         belongs to it."""
-        told: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+        kept: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
         self.database.parent.mkdir(exist_ok=True)
         self.database.write_bytes(gzip.decompress((FOLDER / f"{name}.db.gz").read_bytes()))
         with closing(sqlite3.connect(self.database)) as database, database:
-            since = time.time() - told["made_at"]
+            since = time.time() - kept["made_at"]
             for table, column in _times(database):
                 database.execute(f"UPDATE {table} SET {column} = {column} + ?", (since,))
             account = json.dumps(["account", self._server.base_url, None], separators=(",", ":"))
             mark = blake2b(account.encode(), digest_size=16).hexdigest()[:16]
             database.execute("UPDATE batch SET base_url = ?, account = ?", (self._server.base_url, mark))
-            for intent, requests in told["requests"].items():
+            for intent, requests in kept["requests"].items():
                 batch_id, file_id = self._submit(intent, requests)
                 database.execute(
                     "UPDATE batch SET provider_id = ?, file_id = ? WHERE intent = ?", (batch_id, file_id, intent)
                 )
-        return told
+        return kept
 
     def _submit(self, intent: str, requests: list[Any]) -> tuple[str, str | None]:
         """Puts a batch to the server as the earlier program did; gives its id, and that of its file."""

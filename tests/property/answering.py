@@ -137,8 +137,8 @@ class Batches:
         lines = []
         for one in map(json.loads, self._files[asked["input_file_id"]].splitlines()):
             status, body = self._answer(one["body"])
-            told = {"custom_id": one["custom_id"], "response": {"status_code": status, "body": body}, "error": None}
-            lines.append(json.dumps(told).encode() + b"\n")
+            line = {"custom_id": one["custom_id"], "response": {"status_code": status, "body": body}, "error": None}
+            lines.append(json.dumps(line).encode() + b"\n")
         batch = {
             "id": f"batch_{len(self._made)}", "object": "batch", "status": "completed", "metadata": asked["metadata"],
             "input_file_id": asked["input_file_id"], "output_file_id": self._keep(self.spoil(lines)),
@@ -148,7 +148,7 @@ class Batches:
         self._made.append(batch)
         return 200, batch
 
-    def told(self, path: str) -> tuple[int, Any]:
+    def read(self, path: str) -> tuple[int, Any]:
         match path.split("/")[2:]:
             case ["batches"]:
                 return 200, {"object": "list", "data": self._made[::-1], "has_more": False}
@@ -178,7 +178,7 @@ def serving() -> Iterator[Provider]:
     def take(talk: Talk) -> Answer:
         body, batches = talk.asked(1 << 30).body, provider.batches
         if talk.command == "GET":
-            status, reply = batches.told(urlsplit(talk.path).path)
+            status, reply = batches.read(urlsplit(talk.path).path)
         elif talk.command == "DELETE":
             status, reply = batches.delete(talk.path)
         elif talk.path.endswith("/files"):

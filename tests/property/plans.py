@@ -34,21 +34,21 @@ class StageCame:
     asked: int = 0
 
 
-def asked_of(told: dict[str, Any]) -> int:
+def asked_of(plan: dict[str, Any]) -> int:
     """How many questions the plan has for a model at a stage."""
-    questions: int = told["run"] - told["collapsed"] + told["parts"]
-    return questions if told["run_mode"] else 0
+    questions: int = plan["run"] - plan["collapsed"] + plan["parts"]
+    return questions if plan["run_mode"] else 0
 
 
-def may_drop(told: dict[str, Any]) -> bool:
+def may_drop(plan: dict[str, Any]) -> bool:
     """Whether rows leave at a stage, or may."""
-    not_called = told["run"] and told["run_mode"] is None
-    return bool(told["dropped"] or told["undecided"] or told["guess"] or not_called)
+    not_called = plan["run"] and plan["run_mode"] is None
+    return bool(plan["dropped"] or plan["undecided"] or plan["guess"] or not_called)
 
 
-def is_open(told: dict[str, Any]) -> bool:
+def is_open(plan: dict[str, Any]) -> bool:
     """Whether rows failed at a stage, or may yet: those make no others."""
-    return bool(told["run"] or told["in_flight"] or told["blocked"])
+    return bool(plan["run"] or plan["in_flight"] or plan["blocked"])
 
 
 class Plan:
@@ -83,19 +83,19 @@ class Plan:
 
     def compare(self, run: int) -> None:
         """Its stages, each against what became of it in the last invocation of the run."""
-        came, told = self.became(run), {stage["name"]: stage for stage in self.stages}
+        came, plan = self.became(run), {stage["name"]: stage for stage in self.stages}
         note(f"{self.stages}\n{came}")
-        assert list(told) == self.graph.order
-        for name, one in told.items():
+        assert list(plan) == self.graph.order
+        for name, one in plan.items():
             above = self.above(name)
-            beside = [other for other in told if other != name and other not in above and name not in self.above(other)]
-            if any(may_drop(told[other]) or came[other].dropped for other in beside):
+            beside = [other for other in plan if other != name and other not in above and name not in self.above(other)]
+            if any(may_drop(plan[other]) or came[other].dropped for other in beside):
                 continue  # whether the stage is run for a row that leaves in another branch depends on which is first
             open_above = any(
-                told[other]["run"] or told[other]["in_flight"] or not told[other]["exact"] for other in above
+                plan[other]["run"] or plan[other]["in_flight"] or not plan[other]["exact"] for other in above
             )
             made = any(self.graph.all[other].makes for other in (name, *above))
-            if one["exact"] and not open_above and not (made and any(is_open(told[other]) for other in beside)):
+            if one["exact"] and not open_above and not (made and any(is_open(plan[other]) for other in beside)):
                 self.is_known(one, came[name])
             elif one["exact"]:
                 self.is_at_most(one, came[name])
@@ -105,25 +105,25 @@ class Plan:
         needs = self.graph.all[name].needs
         return {*needs, *(further for need in needs for further in self.above(need))}
 
-    def is_known(self, told: dict[str, Any], came: StageCame) -> None:
+    def is_known(self, plan: dict[str, Any], came: StageCame) -> None:
         """Nothing that decides is open, but whether a function that was not called yet lets a row leave."""
         says = {
-            "well": told["run"] + told["reuse"] + told["in_flight"],
-            "skipped": told["skipped"],
-            "dropped": told["dropped"],
+            "well": plan["run"] + plan["reuse"] + plan["in_flight"],
+            "skipped": plan["skipped"],
+            "dropped": plan["dropped"],
         }
         is_ = {"well": came.well + came.failed, "skipped": came.skipped, "dropped": came.dropped}
-        if told["guess"] is not None or (told["run"] and told["run_mode"] is None):
+        if plan["guess"] is not None or (plan["run"] and plan["run_mode"] is None):
             says["well"], is_["well"] = says["well"] + says.pop("dropped"), is_["well"] + is_.pop("dropped")
-        assert says == is_, (told["name"], says, is_)
+        assert says == is_, (plan["name"], says, is_)
         # what is in a batch counts as asked in the invocation that takes its answer
-        assert asked_of(told) <= came.asked <= asked_of(told) + told["in_flight"], (told["name"], told, came)
+        assert asked_of(plan) <= came.asked <= asked_of(plan) + plan["in_flight"], (plan["name"], plan, came)
 
-    def is_at_most(self, told: dict[str, Any], came: StageCame) -> None:
+    def is_at_most(self, plan: dict[str, Any], came: StageCame) -> None:
         """What comes is no more than what was said."""
-        assert came.asked <= asked_of(told) + told["collapsed"] + told["in_flight"], (told["name"], told, came)
-        total = sum(told[key] for key in ("run", "reuse", "in_flight", "blocked", "skipped", "dropped"))
-        assert came.well + came.failed + came.stood + came.skipped + came.dropped <= total, (told["name"], told, came)
+        assert came.asked <= asked_of(plan) + plan["collapsed"] + plan["in_flight"], (plan["name"], plan, came)
+        total = sum(plan[key] for key in ("run", "reuse", "in_flight", "blocked", "skipped", "dropped"))
+        assert came.well + came.failed + came.stood + came.skipped + came.dropped <= total, (plan["name"], plan, came)
 
     def is_nothing_left(self, run: int) -> None:
         """After a run only what failed is asked again."""

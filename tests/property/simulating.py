@@ -64,7 +64,7 @@ class Running:
     def batches(self) -> list[Batch]:
         """All that were created."""
         rows = self._simulator.batches.store.rows("SELECT told FROM batch")
-        return [read_batch(told) for (told,) in rows]
+        return [read_batch(batch) for (batch,) in rows]
 
 
 @contextmanager

@@ -87,17 +87,17 @@ class Spoiler:
 
     @staticmethod
     def spoiled(line: bytes, how: str, more: Any) -> bytes:
-        told = json.loads(line)
+        result = json.loads(line)
         match how:
             case "cut":
                 return line[: more % len(line)] + b"\n"
             case "other name":
-                return json.dumps({**told, "custom_id": more}).encode() + b"\n"
+                return json.dumps({**result, "custom_id": more}).encode() + b"\n"
             case "no answer":
-                return json.dumps({"custom_id": told["custom_id"], "response": more, "error": more}).encode() + b"\n"
+                return json.dumps({"custom_id": result["custom_id"], "response": more, "error": more}).encode() + b"\n"
             case "status":
-                told["response"]["status_code"] = more
-                return json.dumps(told).encode() + b"\n"
+                result["response"]["status_code"] = more
+                return json.dumps(result).encode() + b"\n"
         return line
 
 

@@ -131,8 +131,8 @@ def leaves_nothing(user: User, running: Running) -> None:
     assert after["batches"]["posts"] == before["batches"]["posts"]
     assert not user.project.query(LIVE)
     assert not user.project.query(UNCLEAN)
-    for tasks, told, ended in user.project.query(COUNTED):
-        counts = json.loads(told)
+    for tasks, body, ended in user.project.query(COUNTED):
+        counts = json.loads(body)
         came = counts.get("done", 0) + counts.get("failed", 0) + counts.get("again", 0)
         assert came + (counts.get("cancelled", 0) if ended else 0) == tasks, f"{counts} of {tasks}"
     folder = user.project.root / ".agac/batches"
