@@ -67,16 +67,11 @@ def cases() -> Iterator[tuple[str, str, list[str]]]:
 def test_words_of_fields(planned: Tree, head: str, stages: str, said: list[str]) -> None:
     before, _, columns = head.partition(" |")
     lines = [PLANNED if name == "plan" else ANSWER for name in before.split(", ")]
-    workflow, _ = planned.load(HEAD + "".join(lines) + stages)
+    workflow, found = planned.load(HEAD + "".join(lines) + stages)
     assert workflow is not None
-    found = check_placeholders(workflow, tuple(columns.strip().split(", ")) if columns else None)
+    found += check_placeholders(workflow, tuple(columns.strip().split(", ")) if columns else None)
     shown = [("warning: " if one.severity == "warning" else "") + f"{one.path}: {one.message}" for one in found]
     assert shown == said
-
-
-def refused(tree: Tree, *lines: str, tail: str = "") -> list[str]:
-    """What loading the workflow says, without the places."""
-    return [line.split(": ", 1)[1] for line in tree.problems(HEAD + "".join(lines) + tail)]
 
 
 def test_the_keys_become_what_stages_do(planned: Tree) -> None:
@@ -137,18 +132,6 @@ def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned
     assert [stage.rows_of for stage in stages.values()] == [None, None, None, None, None, "kept"]
 
 
-def test_stages_that_no_row_can_follow_both_are_told(planned: Tree) -> None:
-    lines = [
-        PLANNED, ANSWER, "  - {name: all, needs: plan, group_by: []}\n", "  - {name: both, needs: [answer, all]}\n",
-    ]  # fmt: skip
-    assert refused(planned, *lines) == [
-        (
-            "stages[3].needs: stage 'both' follows 'all', on the groups of 'all', and 'answer', on the rows that "
-            "'answer' makes of items; no row has both: let it follow one of them"
-        )
-    ]
-
-
 def test_a_child_may_follow_what_was_said_of_its_parent(planned: Tree) -> None:
     lines = [PLANNED, "  - {name: tone, needs: plan}\n", ANSWER, "  - {name: both, needs: [answer, tone]}\n"]
     assert stages_of(planned, *lines)["both"].ancestors == ("plan", "tone", "answer")
@@ -172,22 +155,6 @@ def test_what_explodes_follows_the_stage_before_if_that_is_on_the_same_rows(
 ) -> None:
     stages = stages_of(planned, PLANNED, between, ANSWER, tail="output: {stages: answer}\n")
     assert stages["answer"].needs == needs
-
-
-def test_ends_of_different_rows_have_to_be_chosen_from(planned: Tree) -> None:
-    lines = [PLANNED, ANSWER, "  - {name: tone, needs: plan}\n", "  - {name: all, needs: answer, group_by: []}\n"]
-    assert refused(planned, *lines) == [
-        (
-            "output.stages: the results that no stage needs are of different rows: 'tone' of the input's rows; 'all' "
-            "of the groups of 'all'; choose with `output: {stages: [all]}`"
-        )
-    ]
-    assert refused(planned, *lines, tail="output: {stages: [tone, answer]}\n") == [
-        (
-            "output.stages: names results of different rows: 'answer' of the rows that 'answer' makes of items; 'tone' "
-            "of the input's rows; name those of the same rows, as [tone]"
-        )
-    ]
 
 
 @pytest.mark.parametrize(
@@ -226,14 +193,3 @@ def test_a_group_cuts_a_long_chain() -> None:
     links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
     assert not problems
     assert len(links[-1].ancestors) == 299
-
-
-def test_what_makes_rows_follows_a_dedupe_or_stands_before_it(planned: Tree) -> None:
-    """Else rows would be made of one that leaves."""
-    unique = "  - {name: unique, needs: plan, dedupe: topic}\n"
-    answer = ANSWER.replace("name: answer", "name: answer, needs: {}")
-    tail = "output: {stages: answer}\n"
-    said = "stage 'answer' makes rows of those that 'unique' may drop beside it; let one of them follow the other"
-    found = refused(planned, PLANNED, unique, answer.replace("{}", "plan", 1), tail=tail)
-    assert found == [f"stages[2].needs: {said}"]
-    assert not refused(planned, PLANNED, unique, answer.replace("{}", "unique", 1), tail=tail)
