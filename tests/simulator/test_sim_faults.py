@@ -184,31 +184,27 @@ async def test_server_stops_although_a_client_hangs(served: Any) -> None:
         await hanging
 
 
+UNAUTHORIZED = {"kind": "unauthorized", "always": True}
+
+
 async def outcomes(rules: list[dict[str, Any]], served: Any, texts: list[str], seed: int = 0) -> list[int]:
     async with served(faults=rules, seed=seed) as client:
         return [(await client.ask(text))[0] for text in texts]
 
 
 @pytest.mark.parametrize(
-    ("rule", "texts", "expected"),
+    ("rules", "texts", "expected"),
     [
-        ({"at": [2, 4]}, ["a", "b", "c", "d", "e"], [200, 500, 200, 500, 200]),  # counted from one
-        ({"first": 2}, ["a", "a", "b", "a", "b", "b"], [500, 500, 500, 200, 500, 200]),  # of each question
-        ({"attempts": 1}, ["a", "a", "b"], [500, 200, 500]),
-        ({"match": "needle"}, ["a needle here", "none"], [500, 200]),
+        ([{"at": [2, 4]}], "abcde", [200, 500, 200, 500, 200]),  # counted from one
+        ([{"first": 2}], "aababb", [500, 500, 500, 200, 500, 200]),  # of each question
+        ([{"attempts": 1}], "aab", [500, 200, 500]),
+        ([{"match": "needle"}], ["a needle here", "none"], [500, 200]),
+        # all conditions must hold, and the first rule wins
+        ([{"match": "a", "at": [2, 3]}, {"kind": "rate_limit", "match": "a"}, UNAUTHORIZED], "aab", [429, 500, 401]),
     ],
 )
-async def test_when_a_rule_applies(served: Any, rule: Any, texts: list[str], expected: list[int]) -> None:
-    assert await outcomes([{"kind": "server_error", **rule}], served, texts) == expected
-
-
-async def test_conditions_must_all_hold_and_the_first_rule_wins(served: Any) -> None:
-    rules = [
-        {"kind": "server_error", "match": "a", "at": [2, 3]},
-        {"kind": "rate_limit", "match": "a"},
-        {"kind": "unauthorized", "always": True},
-    ]
-    assert await outcomes(rules, served, ["a", "a", "b"]) == [429, 500, 401]
+async def test_when_a_rule_applies(served: Any, rules: list[Any], texts: list[str], expected: list[int]) -> None:
+    assert await outcomes([{"kind": "server_error", **rule} for rule in rules], served, texts) == expected
 
 
 async def test_rate_is_kept_repeatable_and_free_of_order(served: Any) -> None:

@@ -117,13 +117,6 @@ async def test_the_sdk_knows_each_error(
             assert error.response.headers["retry-after"] == "3"
 
 
-async def test_a_key_is_taken_in_both_headers(client: Any) -> None:
-    for headers in ({"x-api-key": "sk-invalid"}, {"authorization": "Bearer sk-invalid"}):
-        status, _, data = await post(client, body(), **OLD, **headers)
-        assert (status, data["error"]["type"]) == (401, "authentication_error")
-    assert (await post(client, body(), **OLD))[0] == 200
-
-
 async def test_an_error_amid_a_stream_ends_it(served: Any) -> None:
     fault = {"kind": "stream_error", "code": "overloaded_error", "always": True}
     async with served(faults=[fault]) as client, sdk(client) as api:
