@@ -56,16 +56,13 @@ def test_json_holds_all_of_it(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_rows_too_wide_for_a_table_stand_below_each_other_and_nothing_is_cut(tmp_path: Path) -> None:
+def test_wide_rows_are_below_each_other_and_of_a_large_file_the_beginning_is_read(tmp_path: Path) -> None:
     long = "word " * 2_000
     (tmp_path / "r.jsonl").write_text(json.dumps({"id": 1, "text": long + "\nsecond line\x1b[31m"}) + "\n")
-    out = data(tmp_path, "r.jsonl").out
-    assert f"row 1\n  id: 1\n  text: {long}\n    second line\\x1b[31m\n" in out
-
-
-def test_only_the_beginning_of_a_large_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("line\n" * 5_000)
     assert data(tmp_path, "r.txt", "--scan-rows", "100").out.startswith("r.txt: txt, 25 kB, more than 100 rows\n")
+    out = data(tmp_path, "r.jsonl").out
+    assert f"row 1\n  id: 1\n  text: {long}\n    second line\\x1b[31m\n" in out
 
 
 def test_standard_input_files_and_several(tmp_path: Path) -> None:
@@ -95,13 +92,10 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         assert words in ended.err
 
 
-def test_paths_of_files_are_those_that_a_run_would_give_them(project: ProjectFolder) -> None:
+def test_it_is_a_function_too_and_paths_are_those_that_a_run_would_give(tmp_path: Path, project: ProjectFolder) -> None:
     project.write("docs/a.md", "x")
     ended = data(project.root / "docs", "*.md", "--format", "files", "--json")
     assert [row["path"] for row in ended.json["rows"]] == ["docs/a.md"]
-
-
-def test_it_is_a_function_too(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("id\n1\n")
     report = agac.show_data(tmp_path / "r.csv")
     assert isinstance(report, agac.DataReport)
