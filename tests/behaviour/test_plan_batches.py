@@ -132,14 +132,10 @@ def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) 
     assert report["segments"] == [["keep", "say"], ["more"]]
     assert [stage["run_mode"] for stage in report["stages"]] == [None, "batch", "sync"]
     assert report["stages"][2]["batches"] is None
-
-
-def test_a_plan_without_batches_has_no_column_for_them(batching: ProjectFolder) -> None:
     shown = batching.agac("plan", "-a", "reviews", "--run-mode", "sync").out
-    assert " mode " not in shown
-    assert "batch" not in shown
+    assert (" mode " in shown, "batch" in shown) == (False, False)
     assert "Run it with: agac run -a reviews --run-mode sync" in shown
-    assert planned(batching, run_mode="sync")["segments"] == [["say"]]
+    assert planned(batching, run_mode="sync")["segments"] == [["keep", "say", "more"]]
 
 
 def test_what_is_in_flight_is_neither_asked_nor_paid_again(batching: ProjectFolder) -> None:
