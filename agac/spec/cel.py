@@ -80,12 +80,7 @@ def tokens(text: str) -> list[Token]:
 
 
 class Unreadable(Exception):
-    """The text is CEL that guards do not know; `offset` counts characters from 0."""
-
-    def __init__(self, message: str, offset: int) -> None:
-        super().__init__(message)
-        self.message = message
-        self.offset = offset
+    """The text is CEL that guards do not know: a sentence, and its place in characters from 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ def _faults(text: str) -> Iterator[str]:
     except ValueError as refused:
         yield from refusals(text, str(refused))
     except Unreadable as unreadable:
-        yield f"{spot(text, unreadable.offset)}: {unreadable.message}"
+        message, offset = unreadable.args
+        yield f"{spot(text, offset)}: {message}"
     else:
         found = [fault for node in tree.walk() for fault in _node_faults(node, text)]
         yield from found or _type_faults(tree, text)
@@ -158,11 +159,7 @@ def _never_bool(tree: CelNode) -> bool:
 
 
 class GuardFailed(Exception):
-    """The guard is neither true nor false for this row. `message` says why and what to write instead."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    """The guard is neither true nor false for this row; the text says why and what to write instead."""
 
 
 class Evaluator:

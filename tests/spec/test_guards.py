@@ -165,7 +165,7 @@ def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]
     try:
         outcome: bool | str = evaluator.test(visible)
     except GuardFailed as failed:
-        outcome = failed.message
+        outcome = str(failed)
     if isinstance(outcome, str):
         assert outcome
         assert "overload" not in outcome
@@ -419,7 +419,7 @@ def test_what_is_right_depends_on_what_is_known(text: str, changes: dict[str, An
 def told(text: str, /, **row: Any) -> str:
     with pytest.raises(GuardFailed) as caught:
         Evaluator(guard_of(text), stages=["reply", "classify"]).test({**row, "row": row})
-    return caught.value.message
+    return str(caught.value)
 
 
 def holds(text: str, /, **row: Any) -> bool:
