@@ -20,7 +20,7 @@ Answer with one JSON value that satisfies the JSON Schema below, and with nothin
 
 JSON Schema:
 """
-"""What a model is told where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
+"""What a model is asked where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _kinds(node: Mapping[str, Any]) -> list[Any]:
 
 # Anthropic holds answers to part of the language, with every object closed. Facts: platform.claude.com, Structured
 # outputs, and what the anthropic SDK 2.12 makes of schemas, read November 2026. As there, a bound that cannot be held
-# is told in a description.
+# is written into a description.
 
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
 _KEPT_AS_THEY_ARE = ("type", "enum", "const", "title", "description", "required")
@@ -134,7 +134,7 @@ _BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
     *("format", "minItems", "maxItems", "uniqueItems", "minProperties"),
 )
-"""Bounds of a value, in the order in which a description tells of them."""
+"""Bounds of a value, in the order in which a description names them."""
 
 _IDLE = ("$schema", "$id", "$comment", "default", "deprecated", "examples", "readOnly", "writeOnly")
 _NESTED = ("properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref")
@@ -149,7 +149,7 @@ class _Beyond(ValueError):
 
 
 def anthropic_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
-    """`output_config.format`; None where the schema has to be told in words."""
+    """`output_config.format`; None where the schema has to be sent in words."""
     if provider.structured != "json_schema" or schema.body.get("type") != "object":
         return None
     try:
@@ -200,7 +200,7 @@ def _closed(node: Any) -> dict[str, JSONValue]:
     closed: dict[str, JSONValue] = {name: node[name] for name in _KEPT_AS_THEY_ARE if name in node}
     kinds = _kinds(node)
     if "object" in kinds or "properties" in node:
-        # one that says nothing of other properties is closed; one that asks for others cannot be told
+        # one that says nothing of other properties is closed; one that asks for others cannot be sent
         properties = node.get("properties")
         if not properties or node.get("additionalProperties", False) is not False:
             raise _Beyond

@@ -1,4 +1,4 @@
-"""CEL expressions as text and as a tree with places; the library that computes them tells only first names.
+"""CEL expressions as text and as a tree with places; the library that computes them gives first names only.
 
 What is parsed here has been accepted by that library before, so that this parser may be lenient: it has to understand
 every accepted text, not to refuse every other one.
@@ -119,7 +119,7 @@ class CelNode:
                 yield from part.computed()
 
     def references(self) -> dict[Chain, CelNode]:
-        """Every way that is read, as far as the text tells it, and where it stands first; without the names that macros
+        """Every way that is read, as far as the text says it, and where it stands first; without the names that macros
         bind."""
         found: dict[Chain, CelNode] = {}
         for node in self.computed():

@@ -66,7 +66,7 @@ def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
 
 
 def _alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[dict[str, Any]]:
-    """The alternatives of a schema, references followed. Raises _Open when they cannot be told."""
+    """The alternatives of a schema, references followed. Raises _Open when they are not known."""
     found = resolved(root, schema)
     if found is None or depth > LOCAL_HOPS or "allOf" in found or "if" in found:
         raise _Open

@@ -233,7 +233,7 @@ def _imported(spec: PythonSchema, name: str, root: Path) -> object:
 
 
 def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:
-    """What is wrong with a stage's `vote`, as far as files tell. `schema` None: it has none, or one with problems."""
+    """What is wrong with a stage's `vote`, as far as files say. `schema` None: it has none, or one with problems."""
     if written.vote is None:
         return []
     at = (*path, "vote")

@@ -43,7 +43,7 @@ def python_tree(source: bytes, shown: str) -> ast.Module:
     """What `source` says. Raises Unusable, with the line where it is not Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python tells them when the file is imported
+            warnings.simplefilter("ignore")  # Python shows them when the file is imported
             return ast.parse(source)
     except SyntaxError as error:
         where, message = Where(shown, error.lineno or None, error.offset or None), f"not valid Python: {error.msg}"

@@ -193,8 +193,8 @@ def test_what_is_no_longer_made_is_not_shown(finished: ProjectFolder) -> None:
     finished.run()
     assert finished.query("SELECT count(*) FROM v_lineage WHERE row_id = 'c1/2'") == [(0,)]
     assert finished.query("SELECT count(*) FROM v_lineage WHERE state IS NULL OR state = 'pending'") == [(0,)]
-    told = finished.agac("inspect", "1", "c1/2")
-    assert (told.code, "run 1 has no row 'c1/2'" in told.err) == (2, True)
+    ran = finished.agac("inspect", "1", "c1/2")
+    assert (ran.code, "run 1 has no row 'c1/2'" in ran.err) == (2, True)
     assert [one["count"] for one in looked(finished, "c1")[0]["children"]] == [1]
     ids = [line["id"] for line in finished.envelopes(file="telemetry.jsonl")]
     assert "c1/0" in ids

@@ -137,7 +137,7 @@ def test_every_cell_of_what_is_made_is_what_a_run_does(
 
 def expected_lines(maker: Maker, cell: MadeCell) -> dict[str, list[Any]]:
     """The ids that each file is to have: of what was made, and of a row that failed or left before anything was. A row
-    that has no place among groups is told with the errors alone."""
+    that has no place among groups stands with the errors alone."""
     stands = maker.stands or cell.row not in ("done", "skipped")
     groups = any("group_by" in stage for stage in maker.stages)
     rows = {**cell.made, **({"r-1": cell.row} if stands else {})}

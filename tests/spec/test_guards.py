@@ -1,4 +1,4 @@
-"""Guards: what can be read, what is asked for, what is told at load, and what a row makes of it."""
+"""Guards: what can be read, what is asked for, what is wrong at load, and what a row makes of it."""
 
 import datetime as dt
 import subprocess
@@ -377,7 +377,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("text", "message"), FAULTS.items(), ids=list(FAULTS))
-def test_what_no_row_can_satisfy_is_told_at_load(text: str, message: str) -> None:
+def test_what_no_row_can_satisfy_is_said_at_load(text: str, message: str) -> None:
     assert checked(text) == [message]
 
 
@@ -416,7 +416,7 @@ def test_what_is_right_depends_on_what_is_known(text: str, changes: dict[str, An
     assert checked(text, **changes) == messages
 
 
-def told(text: str, /, **row: Any) -> str:
+def failed(text: str, /, **row: Any) -> str:
     with pytest.raises(GuardFailed) as caught:
         Evaluator(guard_of(text), stages=["reply", "classify"]).test({**row, "row": row})
     return str(caught.value)
@@ -561,8 +561,8 @@ FAILED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("text", "row", "message"), FAILED, ids=[text for text, _, _ in FAILED])
-def test_a_row_that_does_not_fit_is_told_in_its_own_words(text: str, row: dict[str, Any], message: str) -> None:
-    assert told(text, **row) == message
+def test_a_row_that_does_not_fit_is_said_in_its_own_words(text: str, row: dict[str, Any], message: str) -> None:
+    assert failed(text, **row) == message
 
 
 def test_values_are_those_that_the_guard_read() -> None:

@@ -255,8 +255,8 @@ def test_a_pydantic_model_of_the_project_is_a_schema(models: Any) -> None:
     assert resolved.validate_extra is not None
     values = [{"sentiment": "x", "day": "2024-01-31", "score": score} for score in (5, 6, -1)]
     broke = "python:tools.models.Review raised KeyError: 'score'"  # the user's own validator
-    told = [resolved.validate_extra(value) for value in values]
-    assert told == [[], ["result: Value error, score is at most 5"], [broke]]
+    found = [resolved.validate_extra(value) for value in values]
+    assert found == [[], ["result: Value error, score is at most 5"], [broke]]
     wrong = resolved.validate_extra({"sentiment": 5, "day": "2024-01-31"})
     assert wrong == ["sentiment: Input should be a valid string"]
 
