@@ -36,17 +36,12 @@ _TOO_LONG = 10**4300
 """Python writes no longer number as text."""
 
 _REMEDIES: dict[str, str] = {
-    "bytes": "give text, as value.decode()",
-    "bytearray": "give text, as value.decode()",
-    "datetime": "give text, as value.isoformat()",
-    "date": "give text, as value.isoformat()",
-    "time": "give text, as value.isoformat()",
+    **dict.fromkeys(("bytes", "bytearray"), "give text, as value.decode()"),
+    **dict.fromkeys(("datetime", "date", "time"), "give text, as value.isoformat()"),
     "timedelta": "give a number, as value.total_seconds()",
-    "Decimal": "give text or a number, as str(value) or float(value)",
-    "Fraction": "give text or a number, as str(value) or float(value)",
+    **dict.fromkeys(("Decimal", "Fraction"), "give text or a number, as str(value) or float(value)"),
     "complex": "give its parts, as [value.real, value.imag]",
-    "set": "give a list, as sorted(value)",
-    "frozenset": "give a list, as sorted(value)",
+    **dict.fromkeys(("set", "frozenset"), "give a list, as sorted(value)"),
     "UUID": "give text, as str(value)",
     "generator": "give a list, as list(value)",
     "coroutine": "write the function with async def, or await it",
