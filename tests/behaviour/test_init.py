@@ -75,7 +75,7 @@ def test_a_project_within_a_project_is_its_own(tmp_path: Path) -> None:
     assert outer.agac("status", "--json").json["project"] == str(outer.root)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(agac.AgacError, match="cannot be written") as caught:
         agac.init(tmp_path / "file/shop")

@@ -281,7 +281,7 @@ def edited(rows: list[Line], changes: list[tuple[str, int, int, Line]]) -> list[
 
 @dataclass
 class Expected:
-    """What a file comes to under a mode, told without any of agac's code."""
+    """What a file comes to under a mode, worked out without any of agac's code."""
 
     asked: list[Line] = field(default_factory=list)
     failed: int = 0

@@ -39,8 +39,14 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
 @pytest.fixture(scope="session")
 def editor(language_server_script: Path, example: ProjectFolder) -> Iterator[LanguageServer]:
     """An editor with the settings that `agac schema --write` tells people to use."""
-    told = api.write_schemas(project=example.root).settings["yaml.schemas"]
-    settings = {"schemas": told, "schemaStore": {"enable": False}, "validate": True, "completion": True, "hover": True}
+    written = api.write_schemas(project=example.root).settings["yaml.schemas"]
+    settings = {
+        "schemas": written,
+        "schemaStore": {"enable": False},
+        "validate": True,
+        "completion": True,
+        "hover": True,
+    }
     with LanguageServer(["node", str(language_server_script), "--stdio"], example.root, {"yaml": settings}) as server:
         server.wait_for_problem("workflows/known_to_be_wrong.yml", "nonsense: 1\n")
         yield server

@@ -64,7 +64,7 @@ class LanguageServer:
                 return [one["message"] for one in found]
 
     def wait_for_problem(self, path: str, text: str) -> None:
-        """Returns once the server has its settings: a file that is wrong is told to be."""
+        """Returns once the server has its settings: it reports a file that is wrong."""
         self._show(path, text)
         while not self._published.get(timeout=WAIT_SECONDS)[2]:
             pass
@@ -74,7 +74,7 @@ class LanguageServer:
         found = self._ask("textDocument/completion", path, text)
         return [item["label"] for item in (found["items"] if isinstance(found, dict) else found)]
 
-    def told(self, path: str, text: str) -> str:
+    def hover(self, path: str, text: str) -> str:
         """What is shown about the place where `text` has a `|`, which is left out."""
         found = self._ask("textDocument/hover", path, text)
         return "" if found is None else str(found["contents"]["value"])
@@ -134,8 +134,8 @@ class LanguageServer:
 
     def _receive(self, message: dict[str, Any]) -> None:
         if message.get("method") == "textDocument/publishDiagnostics":
-            told = message["params"]
-            self._published.put((told["uri"], told.get("version"), told["diagnostics"]))
+            report = message["params"]
+            self._published.put((report["uri"], report.get("version"), report["diagnostics"]))
         elif "method" in message and "id" in message:
             asked = message["params"]["items"] if message["method"] == "workspace/configuration" else None
             settings = [self._settings.get(item.get("section", "")) for item in asked] if asked else None

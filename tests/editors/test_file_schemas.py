@@ -242,7 +242,7 @@ def test_all_of_them_are_written_where_the_settings_say(project: ProjectFolder) 
     assert {path.name for path in (project.root / ".agac/schemas").iterdir()} == {f"{kind}.json" for kind in KINDS}
 
 
-def test_a_folder_that_cannot_be_written_is_told(project: ProjectFolder) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(project: ProjectFolder) -> None:
     project.write(".agac/schemas", "a file\n")
     ran = project.agac("schema", "--write", code=1)
     assert ".agac/schemas: cannot be written" in ran.err

@@ -41,7 +41,7 @@ def test_a_mistake_is_underlined(text: str, problem: str, editor: LanguageServer
     assert found.startswith(problem)
 
 
-def test_a_key_of_a_provider_in_agac_yml_is_told(editor: LanguageServer) -> None:
+def test_a_key_of_a_provider_in_agac_yml_is_reported(editor: LanguageServer) -> None:
     text = "providers:\n  local: {base_url: 'http://127.0.0.1:8000/v1', api_key: sk-abc}\n"
     assert editor.problems("agac.yml", text) == ["looks like a secret; write ${MY_KEY} and put the key in .env"]
     assert editor.problems("agac.yml", text.replace("sk-abc", "'${LOCAL_API_KEY}'")) == []
@@ -62,9 +62,9 @@ def test_values_are_offered(editor: LanguageServer) -> None:
 
 
 def test_the_meaning_of_a_key_is_shown(editor: LanguageServer) -> None:
-    told = editor.told("workflows/typing.yml", STAGE.replace("prompt", "pro|mpt"))
-    assert "Message of each row, with ${placeholders}: text, or a file." in told.replace("\\", "")
-    assert "agac workflow" in editor.told("workflows/typing.yml", STAGE.replace("stages", "sta|ges"))
+    shown = editor.hover("workflows/typing.yml", STAGE.replace("prompt", "pro|mpt"))
+    assert "Message of each row, with ${placeholders}: text, or a file." in shown.replace("\\", "")
+    assert "agac workflow" in editor.hover("workflows/typing.yml", STAGE.replace("stages", "sta|ges"))
 
 
 def test_a_first_line_does_without_settings(editor: LanguageServer, example: ProjectFolder) -> None:

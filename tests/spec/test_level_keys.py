@@ -1,4 +1,4 @@
-"""Stages that make rows: explode, group_by with what stands beside it, dedupe, on_empty. What is told before a run."""
+"""Stages that make rows: explode, group_by and what goes with it, dedupe, on_empty; what is said before a run."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -96,7 +96,7 @@ def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("prepare", "told"),
+    ("prepare", "said"),
     [
         (
             lambda file: file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n"),
@@ -111,9 +111,9 @@ def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) 
         (lambda file: None, "f.yml: cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_no_yaml_file_is_refused(prepare: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+def test_what_is_no_yaml_file_is_refused(prepare: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     prepare(tmp_path / "f.yml")
-    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == [told]
+    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == [said]
 
 
 def test_places_of_keys_values_and_missing_things() -> None:
