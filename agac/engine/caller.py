@@ -183,7 +183,7 @@ class ModelConnection(Route):
             answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
         lane.heard(permit, answer)
         status = http.status if isinstance(answer, Reply) else answer.status
-        return CallResult(answer, status, clean, at, http.ended - http.started)
+        return CallResult(answer, status, clean, at, http.duration)
 
     async def _enter(self, body: bytes) -> LanePermit:
         """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not

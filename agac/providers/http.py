@@ -29,8 +29,8 @@ from agac.spec.workflow import Timeout
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer as it came, whatever its status. Times are `time.monotonic()` seconds: before sending, when the headers
-    had come, when the body had. Names in `headers` are found in any case of letters.
+    """An answer as it came, whatever its status; `duration` is the seconds from sending to its last byte. Names in
+    `headers` are found in any case of letters.
 
     A streamed answer's `body` is what its events say when they are put together; `ttft` is the seconds from sending to
     its first token, be it of thinking, `time_to_response` those to the first token of the answer itself.
@@ -39,9 +39,7 @@ class HttpReply:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    started: float
-    first_byte: float
-    ended: float
+    duration: float
     ttft: float | None = None
     time_to_response: float | None = None
 
@@ -119,18 +117,16 @@ async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly) -> 
         response.close()
 
 
-def _assembled(
-    assembly: Assembly, response: aiohttp.ClientResponse | None, started: float, first_byte: float
-) -> HttpReply:
+def _assembled(assembly: Assembly, response: aiohttp.ClientResponse | None, started: float) -> HttpReply:
     """An answer that came piece by piece and has ended now; `response` is that of server-sent events."""
     status, said, whole = assembly.result()
     headers = said
     if response is not None:
         status = response.status if status == 200 else status
         headers = CIMultiDict({**response.headers, **said}) if said else response.headers
-    body, ended = encode(whole), time.monotonic()
+    body, duration = encode(whole), time.monotonic() - started
     begun = (None if at is None else at - started for at in (assembly.begun_at, assembly.answering_at))
-    return HttpReply(status, headers, body, started, first_byte, ended, *begun)
+    return HttpReply(status, headers, body, duration, *begun)
 
 
 # Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
@@ -176,14 +172,13 @@ class Sender:
         started = time.monotonic()
         try:
             async with session.post(self.settings.url, data=data, timeout=bounds, allow_redirects=False) as response:
-                first_byte = time.monotonic()
                 if assembly is not None and response.content_type == "text/event-stream":
                     await _read_events(response, assembly)
-                    return _assembled(assembly, response, started, first_byte)
+                    return _assembled(assembly, response, started)
                 body = await response.read()
                 if 300 <= response.status < 400:
                     return self.settings.redirected(response.status, response.headers)
-                return HttpReply(response.status, response.headers, body, started, first_byte, time.monotonic())
+                return HttpReply(response.status, response.headers, body, time.monotonic() - started)
         except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
             return self.fault(problem, bounds)
 
@@ -332,8 +327,7 @@ class SocketSender:
 
     async def _ask(self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float) -> HttpReply:
         assembly = self._assembly()
-        first_byte: float | None = None
-        sound = False
+        began = sound = False
         try:
             await socket.ws.send_frame(asking(wire, self._asks), WSMsgType.TEXT)
             while not assembly.done:
@@ -344,12 +338,12 @@ class SocketSender:
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     raise aiohttp.ServerDisconnectedError
                 event = parsed_event(message.data)
-                first_byte = first_byte or time.monotonic()
+                began = True
                 assembly.take(event)
             status, _, body = assembly.result()
             sound = status == 200 and isinstance(body, dict) and not body.get("error")
         except aiohttp.ClientError:
-            if first_byte is None:
+            if not began:
                 self._strike()
             raise
         finally:
@@ -358,7 +352,7 @@ class SocketSender:
                 self._strikes = 0
             else:
                 self._leave(socket)
-        return _assembled(assembly, None, started, first_byte or started)
+        return _assembled(assembly, None, started)
 
     def _leave(self, socket: _Socket) -> None:
         """Closes a socket without keeping anybody waiting; `close` waits for it."""
@@ -378,8 +372,7 @@ class SocketSender:
         if isinstance(problem, _Redirected):
             return self._http.settings.redirected(problem.response.status, problem.response.headers)
         if isinstance(problem, aiohttp.WSServerHandshakeError) and problem.status in {*_PASSING, 401, 402, 403, 407}:
-            now = time.monotonic()
-            return HttpReply(problem.status, problem.headers or {}, b"", now, now, now)
+            return HttpReply(problem.status, problem.headers or {}, b"", duration=0.0)
         return self._http.fault(problem, bounds)
 
 
