@@ -107,15 +107,18 @@ def asking(wire: bytes, how: bytes) -> bytes:
 
 def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str]) -> dict[str, JSONValue]:
     """Those of the parameters that are set. `renames` are their names on the wire where they differ from the fields."""
-    values = {renames.get(name, name): getattr(params, name) for name in names}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+    wire: dict[str, JSONValue] = {}
+    for name in names:
+        if (value := getattr(params, name)) is not None:
+            wire[renames.get(name, name)] = list(value) if isinstance(value, tuple) else value
+    return wire
 
 
 def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought: tuple[str, str]) -> Usage:
     """The counts of tokens by these names; the last two are within an object each."""
     usage = mapping(usage)
-    inner = (count(usage.get(outer), name) for outer, name in (cached, thought))
-    return Usage(count(usage, given), count(usage, made), *inner)
+    read, reasoned = count(usage.get(cached[0]), cached[1]), count(usage.get(thought[0]), thought[1])
+    return Usage(count(usage, given), count(usage, made), read, reasoned)
 
 
 SIMULATOR_MARK = "agac-simulator"

@@ -44,22 +44,25 @@ _OPENAI_RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens"
 
 def rate_state(headers: Mapping[str, str]) -> RateState | None:
     """OpenAI's four `x-ratelimit-*` headers; None when the response has none of them."""
-    return _rates([headers.get(name) for name in _OPENAI_RATES], duration)
+    return _rates(headers, _OPENAI_RATES, duration)
 
 
 def dated_rate_state(headers: Mapping[str, str]) -> RateState | None:
     """Anthropic's `anthropic-ratelimit-*` headers, which name the moment of a reset (RFC 3339); None when the response
     has none of them. `tokens` is whichever of its limits on tokens is the nearest."""
     unit = "tokens" if "anthropic-ratelimit-tokens-remaining" in headers else "input-tokens"
-    names = (f"anthropic-ratelimit-{of}-{what}" for of in ("requests", unit) for what in ("remaining", "reset"))
-    return _rates([headers.get(name) for name in names], lambda reset: _until(reset, headers.get("date")))
+    names = [f"anthropic-ratelimit-{of}-{what}" for of in ("requests", unit) for what in ("remaining", "reset")]
+    return _rates(headers, names, lambda reset: _until(reset, headers.get("date")))
 
 
-def _rates(found: list[str | None], seconds: Callable[[str | None], float | None]) -> RateState | None:
-    requests, reset_requests, tokens, reset_tokens = found
+def _rates(
+    headers: Mapping[str, str], names: Sequence[str], seconds: Callable[[str | None], float | None]
+) -> RateState | None:
+    requests, tokens = headers.get(names[0]), headers.get(names[2])
     if requests is None and tokens is None:
         return None
-    return RateState(_whole(requests), seconds(reset_requests), _whole(tokens), seconds(reset_tokens))
+    resets = seconds(headers.get(names[1])), seconds(headers.get(names[3]))
+    return RateState(_whole(requests), resets[0], _whole(tokens), resets[1])
 
 
 def _delay(written: str | None) -> float | None:
