@@ -361,8 +361,8 @@ LATE = 0.02
 STEP = 0.01
 """Seconds between looks at whether more may be under way at once."""
 
-LONG, SAID_EVERY = 8.0, 60.0
-"""Seconds: a pause that people wonder about, and how often they are told of one."""
+LONG_PAUSE, WARNING_INTERVAL = 8.0, 60.0
+"""Seconds: a pause that is worth a warning, and the least time between two warnings."""
 
 
 class LanePermit(NamedTuple):
@@ -399,7 +399,7 @@ class Lane:
         self._per_request = 60.0 / rpm if rpm else 0.0
         self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
-        self._paused_until, self._said_at = 0.0, -math.inf
+        self._paused_until, self._warned_at = 0.0, -math.inf
         self._sent = self.in_flight = 0
         self._clock, self._stop_signal = clock, stop_signal
         self._waiting: deque[tuple[asyncio.Future[LanePermit | None], int]] = deque()
@@ -438,11 +438,11 @@ class Lane:
             self._serve()
 
     def pause(self, seconds: float) -> bool:
-        """Nobody calls for so long. Gives whether that is worth a word: it is long, and nothing was said lately."""
+        """Nobody calls for so long. Gives whether that is worth a warning: it is long, and none was given lately."""
         now = self._clock()
-        worth = seconds >= LONG and now >= self._said_at + SAID_EVERY
+        worth = seconds >= LONG_PAUSE and now >= self._warned_at + WARNING_INTERVAL
         if worth:
-            self._said_at = now
+            self._warned_at = now
         self._pause_until(now + min(seconds, MAX_RETRY_DELAY_S))
         return worth
 
