@@ -213,7 +213,7 @@ class LevelStages(Generic[R]):
         return self._failed(row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None)
 
     def lets_in(self, view: RowView, stage: AnyStage) -> bool:
-        """Whether the stage's guard would let the row in. One that cannot be told is settled on the way."""
+        """Whether the stage's guard would let the row in. One that cannot be decided is settled on the way."""
         guard = self._guards.get(stage.index)
         try:
             return guard is None or guard.test(view.guard_values(stage))

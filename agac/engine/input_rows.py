@@ -33,7 +33,7 @@ from agac.store.scratch import Scratch
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
 #
 # Repetitions are counted in the order of the input. What is stored of a pass that is under way is what this pass placed
-# already and what it has not met yet; `is_placed` tells the two apart.
+# already and what it has not met yet; `_is_placed` says which is which.
 
 PROBES = 8
 """Ids of the form `id#2` that are looked up at a time for a repeated id."""

@@ -43,7 +43,7 @@ class StopSignal:
         self.fault: Fault | None = None
         self.error: AgacError | None = None
         self.reason = ""
-        self._tell: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self.stopped = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -83,15 +83,15 @@ class StopSignal:
             return self.fault.message if self.fault else self.reason
         return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""
 
-    def when_stopped(self, tell: Callable[[], None]) -> None:
-        """`tell` is called once, when the run is to stop."""
-        self._tell.append(tell)
+    def when_stopped(self, callback: Callable[[], None]) -> None:
+        """`callback` is called once, when the run is to stop."""
+        self._callbacks.append(callback)
 
     def _end(self, stop: StopReason, reason: str = "") -> None:
         if self.stop is None:
             self.stop, self.reason = stop, reason
-            for tell in self._tell:
-                tell()
+            for callback in self._callbacks:
+                callback()
         self.stopped.set()
 
     def check(self) -> None:

@@ -239,7 +239,7 @@ class Invocation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing waits for batches, so that what failed is all that is to be told."""
+        """Whether nothing waits for batches, so that only failures are left to report."""
         return self.complete or not self.batches.touched
 
     @property

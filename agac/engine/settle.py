@@ -320,7 +320,7 @@ class Settler:
         self._ledger.batch.tasks.append(end)
 
     def _forget_replicas(self, row: ActiveRow, stage: AnyStage) -> None:
-        """The stage is not asked this time: what replicas said to an earlier content of the row tells nothing."""
+        """The stage is not asked this time: answers of replicas to an earlier content of the row no longer count."""
         if stage.replicas > 1:
             self._ledger.batch.unasked.append((row.new.key, stage.index))
 

@@ -291,7 +291,7 @@ class ChildFeeds:
             parents.extend(left)
             self._open += len(rows)
             self._ended(len(some) - len(left))
-            self._tell()
+            self._wake()
             if rows:
                 yield rows
             await self._room(origin)
@@ -303,13 +303,13 @@ class ChildFeeds:
 
     def _stored(self, origin: int, parent: Parent) -> None:
         self._parents[origin].append(parent)
-        self._tell()
+        self._wake()
 
     def _ended(self, count: int) -> None:
         self._open -= count
         if not self._open:
-            self._tell()
+            self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

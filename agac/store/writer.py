@@ -181,8 +181,8 @@ CEILING_SECONDS = 0.05
 class Ledger:
     """Collects what is to be written in `batch`, and commits it.
 
-    `urge` says how many calls may wait before the next commit begins without waiting for more; `released` is told how
-    many calls each commit made durable.
+    `urge` says how many calls may wait before the next commit begins without waiting for more; `released` is called
+    with how many calls each commit made durable.
     """
 
     def __init__(

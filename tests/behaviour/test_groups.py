@@ -1,4 +1,4 @@
-"""Stages that are asked once a group of rows: what a group is, what it is told, and what changes it."""
+"""Stages that are asked once a group of rows: what a group is, what is in its prompt, and what changes it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> No
     project.workflow(path=PATH, defaults=ECHO, stages=list(stages) or [SUM], stop_loss=False, **keys)
 
 
-def told(text: str) -> tuple[str, list[Any]]:
+def read_prompt(text: str) -> tuple[str, list[Any]]:
     """The head of a group's prompt, and its members."""
     head, _, rows = text.partition(": ")
     return head, json.loads(rows)
@@ -36,12 +36,12 @@ def told(text: str) -> tuple[str, list[Any]]:
 
 def members(project: ProjectFolder, stage: str = "sum") -> dict[Any, list[Any]]:
     """The ids of each group's members, as its prompt has them."""
-    return {id_: [row["id"] for row in told(text)[1]] for id_, text in values(project, stage).items()}
+    return {id_: [row["id"] for row in read_prompt(text)[1]] for id_, text in values(project, stage).items()}
 
 
 def heads(project: ProjectFolder) -> dict[Any, str]:
     """The head of each group's prompt."""
-    return {id_: told(text)[0] for id_, text in values(project, "sum").items()}
+    return {id_: read_prompt(text)[0] for id_, text in values(project, "sum").items()}
 
 
 THREE = [("1", "tea", "x"), ("2", "ink", "y"), ("3", "tea", "z")]
@@ -78,13 +78,16 @@ def test_members_come_in_the_order_of_their_ids_whatever_the_input_says(project:
     assert members(project)["tea"] == order
 
 
-def test_results_upstream_are_told_and_hidden_ones_are_not(project: ProjectFolder) -> None:
+def test_results_upstream_are_shown_and_hidden_ones_are_not(project: ProjectFolder) -> None:
     texts(project, THREE[:1])
     first, last = {"name": "first", "prompt": "f${text}"}, {"name": "last", "prompt": "l${first}", "needs": "first"}
     for keys, shown in (({}, {"text": "x"}), ({"visible": {"never": ["text"]}}, {})):
         workflow(project, first, last, {**SUM, "needs": "last", **keys})
         settled(project)
-        assert told(values(project, "sum")["tea"]) == ("tea 1/0", [{"id": "1", "topic": "tea", **shown, "last": "lfx"}])
+        assert read_prompt(values(project, "sum")["tea"]) == (
+            "tea 1/0",
+            [{"id": "1", "topic": "tea", **shown, "last": "lfx"}],
+        )
     workflow(project, {**SUM, "visible": {"never": ["text"]}})
     for text, calls in (("x", 1), ("other", 0)):
         texts(project, [("1", "tea", text)])
@@ -123,7 +126,7 @@ def test_values_of_each_kind_are_groups_of_their_own(project: ProjectFolder) -> 
     project.rows([{"id": f"{n}{twice}", "topic": kind} for n, kind in enumerate(kinds) for twice in "ab"], PATH)
     workflow(project, {**SUM, "prompt": ": ${rows_json}"})
     settled(project)
-    groups = [sorted(row["id"] for row in told(text)[1]) for text in values(project, "sum").values()]
+    groups = [sorted(row["id"] for row in read_prompt(text)[1]) for text in values(project, "sum").values()]
     assert sorted(groups) == sorted([f"{n}a", f"{n}b"] for n in range(len(kinds)))
     assert len(made(project, "sum")) == len(kinds)
     assert len({(type(line["id"]) is int, line["id"]) for line in project.envelopes()}) == len(kinds)

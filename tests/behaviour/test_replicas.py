@@ -109,7 +109,7 @@ def test_plain_text_and_output_field(project: ProjectFolder) -> None:
     assert project.output() == [{"plain": ["no", " yes "], "field": {"verdict": "yes"}}]
 
 
-def test_a_provider_without_seeds_is_told_none(project: ProjectFolder, server: Server) -> None:
+def test_a_provider_without_seeds_is_sent_none(project: ProjectFolder, server: Server) -> None:
     with project.asking(deciding(lambda _: said("good")), seeds=False) as provider:
         voted(project, 2)
         assert project.run().exit_code == ExitCode.DONE
@@ -395,8 +395,8 @@ def test_rows_that_stages_make_and_groups_have_replicas_too(project: ProjectFold
     report = project.run()
     assert report.exit_code == ExitCode.DONE
     votes = dict(project.query("SELECT stage, count(*) FROM v_results WHERE agreement IS NOT NULL GROUP BY 1"))
-    told = {stage["name"]: stage["agreement"]["rows"] for stage in report.summary["stages"]}
-    assert told == votes == {"parts": 6, "judge": votes["judge"], "total": 2}
+    rows = {stage["name"]: stage["agreement"]["rows"] for stage in report.summary["stages"]}
+    assert rows == votes == {"parts": 6, "judge": votes["judge"], "total": 2}
     assert server.account()["duplicates"] == 0
     assert project.run().invocation["calls"] == 0
     before = server.account()["requests"]

@@ -144,7 +144,7 @@ async def test_no_more_is_sent_than_headers_say_is_left() -> None:
     assert not late.done()
     one.observe(turns[1], RateState(remaining_requests=5, reset_requests=7.0))
     assert (await late).at == 1002.0
-    assert await sent_at(one, 1, 1) == [0.0, 5.0]  # the reset that the last header told
+    assert await sent_at(one, 1, 1) == [0.0, 5.0]  # the reset of the last header
 
 
 async def test_a_bucket_that_fills_is_not_waited_for_until_it_is_full() -> None:

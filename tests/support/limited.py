@@ -62,7 +62,7 @@ class Limited:
             self.level = min(self.burst, self.level + (now - self.filled) * self.rate)
         self.filled = now
 
-    def told(self) -> RateState | None:
+    def rates(self) -> RateState | None:
         if self.headers == "none" or math.isinf(self.rate):
             return None
         self.fill()
@@ -83,24 +83,24 @@ class Limited:
         if not math.isinf(self.rate):
             self.level -= 1
         self.accepted.append(loop_time())
-        rates = self.told()
+        rates = self.rates()
         self.inside += 1
         self.most_inside = max(self.inside, self.most_inside)
         await asyncio.sleep(self.latency * self.random.lognormvariate(0, self.spread))
         self.inside -= 1
         if self.headers == "late":
-            rates = self.told()
+            rates = self.rates()
         await asyncio.sleep(self.trip / 2)
         return REPLY, rates
 
     async def give_up(self) -> tuple[Fault, RateState | None]:
         self.refused.append(loop_time())
         await asyncio.sleep(self.trip / 2)
-        return Fault(FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, "overloaded", status=503), self.told()
+        return Fault(FaultKind.PAUSE, ErrorType.PROVIDER_ERROR, "overloaded", status=503), self.rates()
 
     async def refuse(self, delay: float) -> tuple[Fault, RateState | None]:
         self.refused.append(loop_time())
-        rates = self.told()
+        rates = self.rates()
         await asyncio.sleep(self.trip / 2)
         asked = math.ceil(delay * 1000) / 1000 if self.says_when else None
         fault = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=asked, status=429)
