@@ -175,17 +175,16 @@ _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group
 
 
 class ShownPrompt(NamedTuple):
-    """A stage's prompt for a row and its fingerprint, and those of its `replicas` where it has some; without messages
-    `note` says why there are none."""
+    """A stage's prompt for a row, and the fingerprints: the task's own, then those of its replicas where it has some.
+    Without messages `note` says why there are none."""
 
     messages: tuple[Message, ...] | None
-    fingerprint: bytes | None
     note: str | None
-    replicas: tuple[bytes, ...] = ()
+    prints: tuple[bytes | None, ...] = (None,)
 
     def print_of(self, replica: int) -> bytes | None:
         """The fingerprint of a replica, counted from 1; of 0 the task's own."""
-        return self.replicas[replica - 1] if 0 < replica <= len(self.replicas) else self.fingerprint
+        return self.prints[replica if replica < len(self.prints) else 0]
 
 
 async def _row_report(
@@ -204,7 +203,7 @@ async def _row_report(
         prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
         if only in (None, stage.name):
             found.append(_stage_report(known, stage, prompt, attempts[stage.index], origins))
-        known.learn(stage, task if task and task.fingerprint in (None, prompt.fingerprint) else None)
+        known.learn(stage, task if task and task.fingerprint in (None, prompt.prints[0]) else None)
     return {
         "id": row.id,
         "occurrence": max(row.occurrence, 0),
@@ -267,18 +266,18 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
 
 def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
     if not known.is_readable:
-        return ShownPrompt(None, None, "this record of the input could not be read")
+        return ShownPrompt(None, "this record of the input could not be read")
     lacking = known.unknown(stage.ancestors)
     if lacking:
         left = any(one.name == lacking[0] and known.outcome(one) == Outcome.DROPPED for one in known.stages)
         why = "made the row leave" if left else "has no answer"
-        return ShownPrompt(None, None, f"stage {lacking[0]!r}, upstream of this one, {why}")
+        return ShownPrompt(None, f"stage {lacking[0]!r}, upstream of this one, {why}")
     try:
         messages = stage.messages(known.view.prompt_values(stage)) if stage.operation is None else ()
     except MissingField as missing:
-        return ShownPrompt(None, None, str(missing))
+        return ShownPrompt(None, str(missing))
     _, replicas = stage.task_prints(messages, known.row.id, known.run)
-    return ShownPrompt(messages, known.fingerprint(stage, messages), None, replicas)
+    return ShownPrompt(messages, None, (known.fingerprint(stage, messages), *replicas))
 
 
 def _stage_report(
@@ -290,7 +289,7 @@ def _stage_report(
 ) -> dict[str, Any]:
     """A stage with its attempts; where it has replicas with the answer of each, and the vote on them."""
     task = known.tasks.get(stage.index)
-    stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.fingerprint)
+    stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.prints[0])
     note = json.loads(task.note) if task and task.note else {}
     passed_over = note if "values" in note else None
     prompt = None if stale or passed_over else rebuilt.messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,30 +63,30 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
     """The newest runs as a table, then the size of the store and what to do next."""
-    lines = _runs_table(report, workflow, "started")
+    lines = _runs_table(report, workflow, {"started": itemgetter("started_at")})
     return [*lines, *(next_step_lines(report.runs[0], report.project) if report.runs else ())]
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
     """One line per run, the one last worked on first."""
     left = report.total - len(report.runs)
-    lines = _runs_table(report, workflow, "started", "last worked on", "changes")
+    started, worked = itemgetter("started_at"), itemgetter("last_worked_at")
+    lines = _runs_table(report, workflow, {"started": started, "last worked on": worked, "changes": changes_of})
     return [*lines, *([f"{counted(left, 'older run')} not shown: raise -n"] if left else [])]
 
 
-def _runs_table(report: StatusReport | RunsReport, workflow: str | None, *more: str) -> list[str]:
+def _runs_table(
+    report: StatusReport | RunsReport, workflow: str | None, more: Mapping[str, Callable[[dict[str, Any]], object]]
+) -> list[str]:
     """Runs as a table with `more` columns, and the size of the store."""
     if not report.runs:
         what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
         return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
     names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
-    values: dict[str, Callable[[dict[str, Any]], object]] = {
-        "started": itemgetter("started_at"), "last worked on": itemgetter("last_worked_at"), "changes": changes_of,
-    }  # fmt: skip
     rows = [
         [
             run["run"], run["workflow"], run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
-            run["calls"]["count"], cost_of(run["calls"]), *(values[column](run) for column in more),
+            run["calls"]["count"], cost_of(run["calls"]), *(value(run) for value in more.values()),
         ]
         for run in report.runs
     ]  # fmt: skip

@@ -32,10 +32,8 @@ class Limited:
     says_when: bool = True
     headers: str = "none"
     noise: float = 0.0
-    noise_delay: float = 0.1
     noise_is_trouble: bool = False
     window: float = 0.0
-    seed: int = 1
     level: float = field(init=False)
     filled: float | None = None
     inside: int = 0
@@ -45,7 +43,7 @@ class Limited:
 
     def __post_init__(self) -> None:
         self.level = self.burst
-        self.random = Random(self.seed)
+        self.random = Random(1)
 
     def lift(self, rate: float, burst: float) -> None:
         self.fill()
@@ -73,7 +71,7 @@ class Limited:
         await asyncio.sleep(self.trip * self.random.uniform(0.5, 1.5) / 2)
         self.fill()
         if self.noise and self.random.random() < self.noise:
-            return await (self.give_up() if self.noise_is_trouble else self.refuse(self.noise_delay))
+            return await (self.give_up() if self.noise_is_trouble else self.refuse(0.1))
         if not math.isinf(self.rate) and self.level < 1 - 1e-9:
             if self.window:
                 return await self.refuse(self.window - loop_time() % self.window)
@@ -150,9 +148,9 @@ class Crowd:
         return True
 
 
-def crowd(server: Limited, calls: int, most: int, **limits: int | None) -> Crowd:
+def crowd(server: Limited, calls: int, most: int) -> Crowd:
     stop_signal = StopSignal()
-    lane = Lane(most, rpm=limits.get("rpm"), tpm=limits.get("tpm"), clock=loop_time, stop_signal=stop_signal)
+    lane = Lane(most, rpm=None, tpm=None, clock=loop_time, stop_signal=stop_signal)
     return Crowd(lane, stop_signal, server, calls)
 
 
