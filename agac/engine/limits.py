@@ -362,10 +362,16 @@ def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalanc
     return [balance for balance in balances if balance.would_exceed(worst)]
 
 
+def is_free(call: Call) -> bool:
+    """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A time-out
+    may have cost something, also that of a gateway (504)."""
+    return call.cost is None and not call.answered and not call.ambiguous
+
+
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
     """What a call that ended is counted as, and the unknown part of it: its reported usage, the worst case for the
     rest; nothing where nothing was done."""
-    if call.free:
+    if is_free(call):
         return Amount(0.0, 0, 1), NOTHING
     usd = worst.usd if call.cost is None else call.cost
     used = (call.usage.input_tokens, call.usage.output_tokens)

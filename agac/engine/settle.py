@@ -18,7 +18,7 @@ from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import JSONValue, Outcome, RowId
 from agac.engine.effects import ActiveRow, is_leave
-from agac.engine.limits import StopRules
+from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
 from agac.engine.telemetry import bucket_of
 from agac.plan.stage import AnyStage, LocalStage
@@ -144,7 +144,7 @@ def record_call(
     that were right at once. Returns what was spent in USD, None where the price is not known."""
     kept = call.body if keep_all or call.error or call.mended else None
     write.attempts.append(Attempt(row, stage.index, fingerprint, call, stored_reply(kept), replica))
-    spent = 0.0 if call.free else call.cost
+    spent = 0.0 if is_free(call) else call.cost
     error = call.error.type.value if call.error else ""
     delta = write.tally((stage.name, "call", error, f"{call.endpoint.provider}/{call.endpoint.model}"))
     delta.add_call(call.usage, spent, call.endpoint.simulated)

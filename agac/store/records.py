@@ -110,12 +110,6 @@ class Call:
         """Whether the provider answered, well or not: what such calls took is what its users wait for."""
         return self.status is not None and self.status < 400 and not self.refused
 
-    @property
-    def free(self) -> bool:
-        """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A
-        time-out may have cost something, also that of a gateway (504)."""
-        return self.cost is None and not self.answered and not self.ambiguous
-
 
 class Attempt(NamedTuple):
     """A call as the store keeps it; `reply` is its body, deflated when that is smaller."""
