@@ -127,28 +127,6 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
         assert max(server.times) - min(server.times) >= 0.48
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("unauthorized", "401"), ("quota", "insufficient_quota"), ("not_found", "404")]
-)
-def test_what_every_call_would_meet_stops_the_run_within_one_wave(
-    project: ProjectFolder, faulty: Faulty, kind: str, said: str
-) -> None:
-    server = project.asks(faulty([{"kind": kind, "at": list(range(11, 200))}]))
-    report = project.run(project.workflow(rows=100, stages=SAY), concurrency=4)
-    assert report.exit_code == 1
-    assert said in (report.stopped or "")
-    assert 11 <= server.account()["requests"] <= 10 + 2 * 4
-    rows = report.summary["rows"]
-    assert (rows["done"], rows["failed"]) == (10, 0)
-    assert not report.summary["complete"]
-    assert not (project.root / "output").exists()
-    project.assert_sound()
-    other = project.asks(faulty([]))
-    assert project.run().exit_code == 0
-    assert other.account()["requests"] == 90
-    project.assert_sound()
-
-
 def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
     project.write(".env", "LOCAL_KEY=sk-invalid\n")
     project.configure(server.base_url, api_key="${LOCAL_KEY}")
@@ -173,16 +151,4 @@ def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_
     assert "is a required property" in message
     purposes = [(number, purpose) for number, purpose, *_ in attempts(project)]
     assert purposes == [(1, "ask"), *((n, "repair") for n in range(2, 8))]
-    project.assert_sound()
-
-
-def test_a_wait_of_hours_is_said_and_not_waited_for(project: ProjectFolder) -> None:
-    step = Step(status=429, headers={"retry-after": "86400"}, body='{"error": {"message": "come back tomorrow"}}')
-    with project.asking(scripted(step)) as server:
-        report = project.run(project.workflow(rows=20, stages=SAY), concurrency=2)
-        assert len(server.asked) <= 4
-    assert report.exit_code == 1
-    assert "come back tomorrow" in (report.stopped or "")
-    assert "1,440 minutes" in (report.stopped or "")
-    assert report.summary["rows"]["failed"] == 0
     project.assert_sound()

@@ -148,29 +148,6 @@ def test_when_the_first_disappears_the_next_takes_its_place_and_may_be_edited(
         assert "row 3 " in error["error"]["message"], "the first row moved with the file"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_repetition_that_comes_later_or_goes_again(project: ProjectFolder, server: Server, mode: str) -> None:
-    ids = [f"r-{n}" for n in range(300)]
-    echo(project, mode, rows=named(*ids))
-    settled(project, server, 300)
-    once = (project.root / "output/reviews/results.jsonl").read_bytes()
-    project.rows(named(*ids, "r-5"))
-    settled(project, server, 1 if mode in ("last", "suffix") else 0)
-    numbers = [e["row_number"] for e in project.envelopes()]
-    gone = {"first": 301, "last": 6}.get(mode)
-    assert numbers == [n for n in range(1, 302) if n != gone]
-    project.rows(named(*ids))
-    settled(project, server, 0)
-    assert (project.root / "output/reviews/results.jsonl").read_bytes() == once
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_without_an_id_field_no_row_repeats_another(project: ProjectFolder, server: Server, mode: str) -> None:
-    echo(project, mode, rows=named("a", "a", "a"), id_field=None)
-    settled(project, server, 3)
-    assert [e["id"] for e in project.envelopes()] == [1, 2, 3]
-
-
 def test_numbers_and_strings_are_different_ids(project: ProjectFolder, server: Server) -> None:
     project.write("data/rows.jsonl", '{"text": "no id"}\n{"id": "1", "text": "text"}\n{"id": 1, "text": "number"}\n')
     echo(project, path="data/rows.jsonl")

@@ -336,17 +336,6 @@ def test_every_row_of_every_level_is_counted_and_only_what_changed_is_asked_agai
     shipped.assert_sound()
 
 
-def test_an_order_more_is_a_row_more_of_the_table(shipped: ProjectFolder) -> None:
-    run(shipped, "extraction")
-    before = orders(shipped)
-    path = shipped.root / "data/orders.txt"
-    path.write_text(path.read_text("utf-8") + "Order X-1 of 1 April 2026: 1 x Rope at 139.00 EUR. Hans Gruber.\n")
-    run(shipped, "extraction")
-    assert orders(shipped)[:28] == before
-    assert [row[0] for row in orders(shipped)[28:]] == [29]
-    assert calls(shipped) == {0: 29}
-
-
 def test_another_language_is_asked_for_and_the_first_one_kept(shipped: ProjectFolder) -> None:
     planned = shipped.agac("plan", "-a", "translation", "--show", "1").out
     assert '[assistant]\n{"translation":"{count} × Alpine Tent 2P","doubts":[]}\n[user]\nWhere: button' in planned
@@ -381,55 +370,6 @@ def test_a_contract_is_judged_without_the_clause_that_failed_and_is_told_so(ship
             frozenset({"contract", "partner", "item", "index", "clause", "second"})
         }
         assert all((member["second"] is not None) == (member["clause"]["risk"] == "high") for member in members)
-
-
-def test_a_mended_clause_is_asked_and_its_contract_once_more(shipped: ProjectFolder) -> None:
-    run(shipped, "contract_risk", code=3)
-    before, asked = shipped.output("contract_risk"), calls(shipped)
-    path = shipped.root / "data/contracts.jsonl"
-    text = path.read_text("utf-8").replace('"title": "Recalls"', '"title": "Recalls", "text": "The maker pays."')
-    path.write_text(text, encoding="utf-8")
-    report = run(shipped, "contract_risk")
-    more = {stage: count - asked[stage] for stage, count in calls(shipped).items()}
-    assert (more[0], more[2]) == (1, 1)
-    assert more[1] <= 1
-    assert report["levels"][0]["rows"] == {
-        "total": 27, "done": 27, "skipped": 0, "failed": 0, "dropped": 0, "open": 0
-    }  # fmt: skip
-    assert shipped.envelopes("contract_risk", "errors.jsonl") == []
-    after = shipped.output("contract_risk")
-    assert [one["contract"] for one, other in zip(before, after, strict=True) if one != other] == ["C-104"]
-
-
-def test_a_contract_may_be_refused_for_a_clause_that_failed(shipped: ProjectFolder) -> None:
-    judge = list(WORKFLOWS["contract_risk"].stages).index("judge")
-    changed(shipped, "contract_risk", judge, incomplete="fail")
-    report = run(shipped, "contract_risk", code=3)
-    assert counts(report["levels"][1]["rows"]) == (7, 1, 0, 0)
-    clause, contract = shipped.envelopes("contract_risk", "errors.jsonl")
-    if clause["error"]["type"] == "InvalidRow":
-        clause, contract = contract, clause
-    assert clause["id"] == "C-104/1"
-    assert (contract["id"], contract["row_number"]) == ('["C-104","Klettergurt AG"]', None)
-    assert contract["error"]["type"] == "InvalidRow"
-    assert "1 of the 4 rows of this group failed" in contract["error"]["message"]
-
-
-def test_each_report_has_the_answers_to_its_own_question(shipped: ProjectFolder) -> None:
-    changed(shipped, "research_survey", 2, model="simulator/echo", output_schema=None)
-    run(shipped, "research_survey")
-    written = [json.loads(line) for line in (ROOT / "data/survey_questions.jsonl").read_text("utf-8").splitlines()]
-    found = {one["id"]: one["result"] for one in shipped.envelopes("research_survey")}
-    assert list(found) == sorted(found)
-    assert set(found) == {row["question"] for row in written}
-    for question, prompt in found.items():
-        assert f"team: {question}\n" in prompt
-        members = json.loads(next(line for line in prompt.split("\n") if line.startswith("[")))
-        assert [member["index"] for member in members] == [0, 1, 2]
-        for member in members:
-            assert member.keys() == {"question", "item", "index", "answer"}
-            assert member["question"] == question
-            assert misfits(ANSWER, [member["answer"]]) == []
 
 
 def test_one_question_more_asks_what_is_about_it_and_the_overviews_above_it(shipped: ProjectFolder) -> None:

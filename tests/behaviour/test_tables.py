@@ -231,15 +231,6 @@ def test_a_dropped_row_is_in_no_table_and_one_that_cannot_be_read_has_its_error(
     assert stored(project) == [("a", "two", "two", None)]
 
 
-def test_rows_that_left_the_input_leave_the_files_and_stay_in_the_table(project: ProjectFolder) -> None:
-    output = {"format": "csv", "to": "sqlite://data/out.db?table=results"}
-    simple(project, **output)
-    project.rows([{"id": "b", "text": "two"}, {"id": "c", "text": "three"}])
-    project.run()
-    assert [row[0] for row in table(project)[1:]] == ["b", "c"]
-    assert stored(project, "SELECT id, result FROM results ORDER BY id") == [("a", "one"), ("b", "two"), ("c", "three")]
-
-
 def test_cells_that_a_spreadsheet_would_run_are_texts_where_that_is_wanted(project: ProjectFolder) -> None:
     cells = ["=1+1", "+49 30 123", "-5", "@SUM(A1)", "\tx", "\rx", "-1.5e3", "- no", "1=1", "+7", ""]
     expected = ["'=1+1", "'+49 30 123", "-5", "'@SUM(A1)", "'\tx", "'\rx", "-1.5e3", "'- no", "1=1", "+7", ""]

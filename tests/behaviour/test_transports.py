@@ -45,14 +45,6 @@ def test_every_way_brings_the_same_results_for_the_same_money(
     assert server.account()["refused"] == 0
 
 
-def test_what_one_transport_brought_is_not_asked_again_over_another(project: ProjectFolder, server: Server) -> None:
-    project.workflow(rows=5)
-    for transport in TRANSPORTS:
-        serve(project, server, transport)
-        project.run()
-    assert server.account()["requests"] == 5
-
-
 def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.01")
     project.workflow(rows=40)
@@ -167,13 +159,6 @@ def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: P
     assert "transport=auto" in ran.err
 
 
-def test_the_budget_holds_over_sockets_too(project: ProjectFolder, server: Server) -> None:
-    project.workflow(rows=30, budget={"calls": 10})
-    serve(project, server, "?transport=ws")
-    assert project.run().exit_code == 4
-    assert server.account()["requests"] == 10
-
-
 @pytest.mark.parametrize("dialect", ["openai-responses", "anthropic"])
 @pytest.mark.parametrize("structured", ["json_schema", "json_object", "none"])
 def test_schemas_are_kept_to_however_they_are_told(
@@ -263,14 +248,6 @@ def test_what_every_row_would_meet_stops_the_run(
     ran = project.agac("run", "-a", "reviews", code=1)
     assert words in " ".join(ran.err.split())
     assert server.account()["requests"] <= 4
-
-
-def test_replicas_differ_without_seeds(project: ProjectFolder, server: Server) -> None:
-    project.workflow(rows=2, stages=[{**STAGE, "replicas": 3}])
-    serve(project, server, dialect="anthropic")
-    assert project.run().invocation["rows_done"] == 2
-    account = server.account()
-    assert (account["requests"], account["refused"]) == (6, 0)
 
 
 def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty: Faulty) -> None:

@@ -103,20 +103,6 @@ def test_a_guard_that_cannot_be_decided_fails_the_row(project: ProjectFolder) ->
     project.assert_sound()
 
 
-def test_dropping_in_one_branch_wins_over_a_failure_in_another(project: ProjectFolder, faulty: Any) -> None:
-    project.asks(faulty([{"kind": "refusal", "match": "left"}]))
-    workflow(
-        project,
-        stage("left", "left ${id}", needs=[]),
-        stage("right", "right ${id}", needs=[]),
-        stage("last", "${right}", needs="right", when='kind != "bad"', otherwise="drop"),
-        stop_loss=False,
-    )
-    report = project.run()
-    assert rows_of(report) == {"total": 5, "failed": 3, "dropped": 2}
-    project.assert_sound()
-
-
 def test_a_changed_guard_asks_only_what_it_lets_in_now(project: ProjectFolder) -> None:
 
     def write(guard: str, **keys: Any) -> None:

@@ -178,20 +178,6 @@ def test_a_drawing_holds_nothing_but_shapes_and_every_text_cut_to_its_box_and_wh
             assert part.width > 0
 
 
-@pytest.mark.parametrize("text", NASTY)
-def test_a_nasty_text_is_text_wherever_it_stands(text: str) -> None:
-    nodes = [DrawnNode(text, text, [text], {text: 3, "done": 1}), DrawnNode("b", "ask")]
-    drawing = svg(nodes, [DrawnEdge(text, "b")], title=text)
-    shown = one_line(text)
-    assert drawing.encode("utf-8")
-    assert "<script" not in drawing
-    assert drawing.count("<style>") == 1
-    (kind, name, more, *_) = [t.text or "" for t in read(drawing).texts]
-    for part in (kind, name, more):
-        assert shown.startswith(part.removesuffix("…"))
-        assert part == shown or len(part) < 60
-
-
 def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None:
     found = {"dropped": 30, "failed": 1, "done": 999_969, "waiting": 0}
     root = ET.fromstring(svg([DrawnNode("a", "ask", counts=found)], []))

@@ -12,7 +12,7 @@ from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.rate_limiter import CallLimit, Lane
-from agac.engine.retry_policy import MAX_RETRY_DELAY_S
+from agac.engine.retry_policy import MAX_RETRY_DELAY_S, RowDeadline, RowDeadlineExceeded
 
 FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")
 REFUSED = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=0.1, status=429)
@@ -373,3 +373,15 @@ async def test_one_refusal_after_a_long_idle_time_does_not_hold_a_lane_for_hours
         await held.enter(1)
         held.leave()
     assert loop_time() - before <= 3 / 0.4
+
+
+async def test_a_row_waits_for_its_first_turn_as_long_as_it_takes_and_then_no_longer_than_its_time() -> None:
+    deadline = RowDeadline(10.0, loop_time)
+    began = loop_time()
+    assert await deadline.wait(asyncio.sleep(1000, "mine")) == "mine"
+    deadline.left()
+    assert await deadline.wait(asyncio.sleep(9, "mine")) == "mine"
+    with pytest.raises(RowDeadlineExceeded):
+        await deadline.wait(asyncio.sleep(1000))
+    assert loop_time() == began + 1010
+    assert RowDeadline(None, loop_time).left() is None

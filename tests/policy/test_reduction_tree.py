@@ -161,22 +161,9 @@ def test_a_tree_is_as_deep_as_the_bits_and_the_equal_hashes_make_it(members: Mem
     assert heights <= 1 + math.ceil(WIDTH / int(math.log2(rows))) + math.ceil(math.log(ties, rows))
 
 
-def test_two_results_go_into_a_call_whatever_they_come_to() -> None:
-    members = sorted((keys.member_hash(n), 10) for n in range(100))
-    nodes = list(tree(members, CallSize(max_tokens=5, result_tokens=100)))
-    assert [node.rows for node in nodes if node.id.height == 1] == [1] * 100
-    assert {node.rows for node in nodes if node.id.height > 1} == {2}
-
-
 def test_members_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="order of their hashes"):
         list(tree([(2, 1), (1, 1)], CallSize(max_rows=5)))
-
-
-def test_a_group_that_fits_is_one_call_over_all_of_it() -> None:
-    (node,) = tree([(1, 1), (2, 1), (TOP - 1, 1)], CallSize())
-    assert node == TreeNode(NodeId(1, 0, TOP - 1), 3, ())
-    assert list(tree([], CallSize(max_rows=2))) == []
 
 
 def test_hashes_are_of_the_id_alone_and_spread() -> None:

@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.keys import canonical, replicas_fingerprint
-from agac.core.types import Params
-from agac.engine.caller import seeded
 from agac.engine.settle import outcome_of_vote
 from agac.engine.telemetry import share
-from agac.providers.table import SHIPPED
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2),
@@ -37,13 +34,6 @@ def test_the_first_answer_with_the_most_frequent_value_is_taken_whole(answers: l
     assert share(voted.agreement) == most / len(answers)
 
 
-@given(ANSWERS)
-def test_without_a_field_all_answers_are_kept_in_their_order(answers: list[dict[str, Any]]) -> None:
-    voted = outcome_of_vote([json.dumps(answer, ensure_ascii=False) for answer in answers], None)
-    assert json.loads(voted.text) == answers
-    assert (voted.replica, voted.agreement, voted.note) == (0, None, None)
-
-
 @pytest.mark.parametrize(
     ("answers", "field", "replica", "agreement"),
     [
@@ -59,12 +49,6 @@ def test_without_a_field_all_answers_are_kept_in_their_order(answers: list[dict[
 def test_votes_by_hand(answers: list[str], field: str, replica: int, agreement: str) -> None:
     voted = outcome_of_vote(answers, field)
     assert (voted.replica, voted.agreement) == (replica, agreement)
-
-
-def test_a_replica_is_its_seed_where_the_provider_has_one() -> None:
-    chat, responses = SHIPPED["openai"], SHIPPED["responses"]
-    assert seeded(Params(temperature=0.5), chat, 3) == Params(temperature=0.5, seed=3)
-    assert (seeded(Params(), responses, 3), seeded(Params(seed=9), chat, 0)) == (Params(), Params(seed=9))
 
 
 def test_the_fingerprint_of_a_vote_follows_from_its_replicas_and_what_is_made_of_them() -> None:
