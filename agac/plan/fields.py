@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec.graph import seen_after
-from agac.spec.guards import Guard, GuardScope
+from agac.spec.guard_checks import GuardScope
+from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
 from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Template
@@ -276,7 +277,8 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         return [Problem(guard.where, message)]
     stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
     return GuardScope(
-        guard=guard,
+        text=guard.text,
+        where=guard.where,
         columns=tuple(fields.shapes),
         closed=not fields.open,
         stages={name: other.shape for name, other in scope.earlier.items()},

@@ -10,9 +10,9 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage, opening, task_prints
 from agac.spec.graph import StageNode
-from agac.spec.guards import ROW, Evaluator
+from agac.spec.guards import Evaluator
 from agac.spec.operations import Filter
-from agac.spec.templates import ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow
+from agac.spec.templates import ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow
 from agac.spec.workflow import Stage
 
 

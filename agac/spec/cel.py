@@ -79,7 +79,7 @@ def tokens(text: str) -> list[Token]:
     return [*(token for token in found if token.kind != "space"), Token("end", "", len(text))]
 
 
-class Unreadable(Exception):
+class Unparsed(Exception):
     """The text is CEL that guards do not know: a sentence, and its place in characters from 0."""
 
 
@@ -147,7 +147,7 @@ def spot(text: str, offset: int) -> str:
 def parse(text: str) -> CelNode:
     """The tree of an expression that CEL accepts.
 
-    Raises `Unreadable` for what guards do not know: message types, names with a dot before them, deep nesting.
+    Raises `Unparsed` for what guards do not know: message types, names with a dot before them, deep nesting.
     """
     parser = _Parser(text)
     node = parser.expression()
@@ -179,13 +179,13 @@ class _Parser:
             raise self.unexpected()
         return self._take()
 
-    def unexpected(self) -> Unreadable:
-        return Unreadable(f"{self.next.text or 'the end'!r} is not expected here", self.next.start)
+    def unexpected(self) -> Unparsed:
+        return Unparsed(f"{self.next.text or 'the end'!r} is not expected here", self.next.start)
 
     def _node(self, kind: str, value: Any, parts: tuple[CelNode, ...], start: int) -> CelNode:
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > 2 * MAX_DEPTH:
-            raise Unreadable("the expression has too many steps; split it, or compute it in a python stage", start)
+            raise Unparsed("the expression has too many steps; split it, or compute it in a python stage", start)
         chain, way = self._ways(kind, value, parts)
         return CelNode(kind, value, parts, start, self._tokens[self._at - 1].end, depth, chain, way)
 
@@ -202,7 +202,7 @@ class _Parser:
     def expression(self) -> CelNode:
         self._open += 1
         if self._open > MAX_DEPTH:
-            raise Unreadable("brackets are nested too deeply; split the expression", self.next.start)
+            raise Unparsed("brackets are nested too deeply; split the expression", self.next.start)
         node = self._binary(1)
         if self._is("?"):
             self._take()
@@ -238,7 +238,7 @@ class _Parser:
         while self._is(".", "[", "{"):
             sign = self._take()
             if sign.text == "{":
-                raise Unreadable("message types (`Name{…}`) do not exist in guards; compare fields", node.start)
+                raise Unparsed("message types (`Name{…}`) do not exist in guards; compare fields", node.start)
             if sign.text == "[":
                 key = self.expression()
                 self._want("]")
@@ -280,7 +280,7 @@ class _Parser:
             inner = self.expression()
             return replace(inner, start=token.start, end=self._want(")").end)
         if token.text == ".":
-            raise Unreadable("a name starts with a dot; write it without", token.start)
+            raise Unparsed("a name starts with a dot; write it without", token.start)
         if token.kind in ("text", "number"):  # the library knows the escapes of texts and the forms of numbers
             return self._node("literal", cel_library().compile(token.text).execute(), (), token.start)
         if token.text in WORDS:

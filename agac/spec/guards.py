@@ -1,56 +1,23 @@
-"""Guards (`when:`, `filter:`): compiled once, held against columns and schemas before a run, evaluated for each row."""
+"""Guards (`when:`, `filter:`): compiled once, evaluated for each row, with the reason where a row makes one fail."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
-from agac.spec.cel import MACROS, TYPES, CelNode, Chain, Unreadable, cel_library, parse, shown, spot
-from agac.spec.guard_errors import FAILURES, METHODS, explain, not_a_flag, refusals
-from agac.spec.json_schema import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
-from agac.spec.templates import VARS
-
-MAX_LENGTH = 10_000
-"""Characters of a guard: a list of a thousand ids fits."""
+from agac.core.errors import Problem, Where, listed
+from agac.spec.cel import CelNode, Chain, cel_library, parse, shown
+from agac.spec.guard_checks import METHODS, text_faults
 
 MAX_SHOWN = 80
 """Characters of a value that stand beside a guard in `filtered.jsonl`."""
 
-ROW = "row"
-"""The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
-
-_CONVERSIONS = ("int", "uint", "double", "string", "bytes", "timestamp", "duration", "type", "dyn")
-_GETTERS = (
-    "getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfYear", "getDayOfWeek", "getHours", "getMinutes",
-    "getSeconds", "getMilliseconds",
-)  # fmt: skip
-FUNCTIONS = ("size", "has", *METHODS, *MACROS, *_CONVERSIONS, *_GETTERS)
-"""Everything that guards can call: CEL's own functions, as far as the library has them."""
-
-_OTHER_FUNCTIONS = {
-    "len": "size(x)",
-    "length": "size(x)",
-    "str": "string(x)",
-    "float": "double(x)",
-    "any": "x.exists(item, …)",
-    "includes": "x.contains(…)",
-    "bool": 'x == "true"',
-    **dict.fromkeys(
-        ("lower", "upper", "lowerAscii", "upperAscii", "toLowerCase", "casefold"), 'x.matches("(?i)^yes$")'
-    ),
-    **dict.fromkeys(("strip", "trim"), r'x.matches("^\\s*yes\\s*$")'),
-    **dict.fromkeys(("match", "search", "regex", "fullmatch"), 'x.matches("^[a-z]+$")'),
-}
-_OTHER_WORDS = {
-    **dict.fromkeys(("None", "nil", "NULL", "Null", "undefined", "NONE"), "null"),
-    **dict.fromkeys(("True", "TRUE"), "true"),
-    **dict.fromkeys(("False", "FALSE"), "false"),
-}
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
+"""What the library raises for a value that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,96 +33,11 @@ class Guard:
 
 def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]:
     """The guard of `text`, or None and everything that is wrong with it."""
-    faults = list(_faults(text))
+    faults = list(text_faults(text))
     if faults:
         return None, [Problem(where, message) for message in dict.fromkeys(faults)]
     chains = tuple(parse(text).references())
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
-
-
-def _faults(text: str) -> Iterator[str]:
-    if not text.strip():
-        yield 'the guard is empty; write a condition, as in `status == "open"`, or leave `when` out'
-        return
-    if len(text) > MAX_LENGTH:
-        yield f"the guard is longer than {MAX_LENGTH:,} characters; compute a field in a python stage and test that"
-        return
-    try:
-        cel_library().compile(text)
-        tree = parse(text)
-    except ValueError as refused:
-        yield from refusals(text, str(refused))
-    except Unreadable as unreadable:
-        message, offset = unreadable.args
-        yield f"{spot(text, offset)}: {message}"
-    else:
-        found = [fault for node in tree.walk() for fault in _node_faults(node, text)]
-        yield from found or _type_faults(tree, text)
-        if not found and _never_bool(tree):
-            yield "the guard gives a value, not true or false; compare it, as in `size(items) > 0`"
-
-
-def _node_faults(node: CelNode, text: str) -> Iterator[str]:
-    """Words, functions and patterns that CEL does not have."""
-    at, name = spot(text, node.start), node.value
-    if node.kind == "name" and (word := _OTHER_WORDS.get(name)):
-        yield f"{at}: CEL has no `{name}`; write `{word}`"
-    if node.kind not in ("call", "method"):
-        return
-    method = node.kind == "method"
-    count = len(node.parts) - method
-    if name in MACROS:
-        yield f"{at}: `{name}` takes a list, a name for its element and an expression: `x.{name}(item, item.ok)`"
-    elif name == "has":
-        yield f"{at}: `has` takes one field: `has(row.name)`"
-    elif name in METHODS or name in _GETTERS:
-        if not method or count != (name in METHODS):
-            yield f"{at}: `{name}` is written after a dot: `x.{name}({'…' if name in METHODS else ''})`"
-    elif name in _CONVERSIONS or name == "size":
-        if count + method != 1 or (method and name != "size"):
-            yield f"{at}: `{name}` takes one value: `{name}(x)`"
-    elif name in _OTHER_FUNCTIONS:
-        yield f"{at}: unknown function `{name}`; write `{_OTHER_FUNCTIONS[name]}`"
-    else:
-        yield f"{at}: unknown function `{name}`; {did_you_mean(name, FUNCTIONS, 'functions')}"
-    if method and name == "matches" and node.parts[-1].kind == "literal":
-        yield from _pattern_faults(node.parts[-1], text)
-
-
-def _pattern_faults(pattern: CelNode, text: str) -> Iterator[str]:
-    try:
-        cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
-    except RuntimeError as refused:
-        reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
-        why = reason[1] if reason else "its syntax is not known"
-        yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
-
-
-def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
-    """`string` where it is no type: somebody has a field of that name."""
-    compared = [
-        node
-        for node in tree.walk()
-        if node.kind == "op" and any(part.kind == "call" and part.value == "type" for part in node.parts)
-    ]
-    allowed = {name.start for node in compared for name in node.walk() if name.kind == "name"}
-    for node in tree.walk():
-        if node.kind == "name" and node.value in TYPES and node.start not in allowed:
-            word = node.value
-            yield f"{spot(text, node.start)}: `{word}` is a type in CEL; write `row.{word}` for the field of that name"
-
-
-def _never_bool(tree: CelNode) -> bool:
-    match tree.kind:
-        case "literal":
-            return type(tree.value) is not bool
-        case "op":
-            return tree.value in ("+", "-", "*", "/", "%")
-        case "call" | "method":
-            return tree.value in _GETTERS or (tree.value in (*_CONVERSIONS, "size") and tree.value != "dyn")
-        case "macro":
-            return tree.value in ("map", "filter")
-    return tree.kind in ("list", "map")
 
 
 class GuardFailed(Exception):
@@ -184,12 +66,14 @@ class Evaluator:
             result = self._program.execute(self._handed(visible))
         except FAILURES as error:
             values = {name: visible[name] for name in guard.names if name in visible}
-            raise GuardFailed(explain(guard.text, values, visible, self._stages, error)) from None
+            explainer = _Explainer(guard.text, visible, self._stages)
+            raise GuardFailed(explainer.sentence(parse(guard.text), values, error)) from None
         if isinstance(result, bool):
             return result
         text = guard.text.strip()
-        skipped = result is None and text in self._stages and guard.chains == ((text,),)
-        raise GuardFailed(not_a_flag(guard.text, result, skipped))
+        if result is None and text in self._stages and guard.chains == ((text,),):
+            raise GuardFailed(_skipped(text))
+        raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
         """What the guard read, by the way it is written: texts and structures cut to 80 characters, what is not there
@@ -236,192 +120,208 @@ def _cut(value: Any) -> Any:
     return value if isinstance(value, str | int | list | dict) else text
 
 
-# Before a run: the columns, variables and results that a guard names, and comparisons that no row can meet.
+# Why a guard fails for a row, in words.
 
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+MAX_ELEMENTS = 1000
+"""Elements of a list that are looked at for the one that fails: this is for a sentence, not for the result."""
 
-_Finding = tuple[str, bool]
-"""A sentence, and whether it is only a warning."""
+_NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
+_FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
+
+Values = dict[str, Any]
+"""What a part of a guard sees: what the row shows, and the names that macros bind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardScope:
-    """The names and fields that the guard of a stage can read.
+class _Explainer:
+    """One guard's text, evaluated part by part for one row. `visible` is all that the row shows, `stages` what in it
+    are results of stages."""
 
-    `columns`: the input's declared ones; `closed`: rows have no others, else an unknown name is only a warning.
-    `fields`: what is known of columns. `stages`: those upstream, each with the schema of its result: None for plain
-    text, `{}` when nothing is known of it. `others`: stages of the workflow that are not upstream. `extra`: further
-    names that the stage sees, such as `rows_count`.
-    """
+    def __init__(self, text: str, visible: Mapping[str, Any], stages: frozenset[str]) -> None:
+        self._text = text
+        self._visible = visible
+        self._stages = stages
+        self._programs: dict[str, Any] = {}
 
-    guard: Guard
-    columns: tuple[str, ...]
-    closed: bool
-    stages: Mapping[str, Mapping[str, Any] | None]
-    variables: Collection[str]
-    others: Collection[str] = ()
-    extra: Collection[str] = ()
-    fields: Mapping[str, FieldShape]
+    def sentence(self, node: CelNode, values: Values, error: Exception) -> str:
+        """Where, what and remedy for the smallest part of `node` that fails; `error` is that of the node."""
+        for part, inner in self._needed(node, values):
+            try:
+                self._run(part, inner)
+            except FAILURES as deeper:
+                return self.sentence(part, inner, deeper)
+        if "onversion" in str(error):
+            for name, value in values.items():
+                if kind := _foreign(value):
+                    return f"`{name}` holds {kind}, which guards cannot read; give it as text or number"
+        if node.kind == "name":
+            has = listed(name for name in self._visible if name not in ("row", "vars", "row_json"))
+            remedy = f"write `has(row.{node.value}) && …` where it may be missing"
+            return f"`{node.value}` is missing in this row; it has: {has}; {remedy}"
+        if node.kind in ("select", "index", "has"):
+            return self._missing_step(node.parts[0] if node.kind == "has" else node, values)
+        return self._cannot_be_computed(node, values, error)
 
-    def problems(self) -> list[Problem]:
-        """Everything in the guard that no row can satisfy, at the guard's place."""
-        found = dict.fromkeys(
-            (f"{spot(self.guard.text, node.start)}: {message}", is_warning)
-            for node, findings in self._judged(parse(self.guard.text))
-            for message, is_warning in findings
-        )
-        return [Problem(self.guard.where, message, "warning" if warn else "error") for message, warn in found]
+    def _shown(self, node: CelNode) -> str:
+        return self._text[node.start : node.end].strip()
 
-    def _judged(self, tree: CelNode) -> Iterator[tuple[CelNode, Iterator[_Finding]]]:
-        """The parts that may be wrong: names and fields, conditions, then comparisons and elements of lists."""
-        yield from ((node, self._name(chain)) for chain, node in tree.references().items())
-        yield from ((node, self._condition(node)) for node in _conditions(tree))
-        for node in tree.computed():
-            if node.way is not None and node.way != node.chain:
-                yield node, self._element(node.way)
-            elif node.kind == "op" and len(node.parts) == 2:
-                yield node, self._compared(node)
+    def _run(self, node: CelNode, values: Values) -> Any:
+        text = self._text[node.start : node.end]
+        if text not in self._programs:
+            self._programs[text] = cel_library().compile(text)
+        used = {one.value for one in node.walk() if one.kind == "name"}
+        return self._programs[text].execute({name: values[name] for name in used if name in values})
 
-    def _text(self, node: CelNode) -> str:
-        return self.guard.text[node.start : node.end]
-
-    def _name(self, chain: Chain) -> Iterator[_Finding]:
-        head, rest = str(chain[0]), chain[1:]
-        if head in self.columns and (head in self.stages or head in (*self.extra, ROW, VARS)):
-            other = f"the result of stage {head!r}" if head in self.stages else f"agac's own {head!r}"
-            yield f"`{head}` could be the input's column or {other}; rename the one or the other", False
-        elif head in self.stages:
-            yield from self._result(head, rest)
-        elif head == ROW and rest and isinstance(rest[0], str):
-            yield from self._column(rest[0], rest[1:], f"{ROW}.")
-        elif head == VARS:
-            if rest and isinstance(rest[0], str) and rest[0] not in self.variables:
-                yield f"`{shown((VARS, rest[0]))}`: no such variable; {did_you_mean(rest[0], self.variables)}", False
-        elif head in self.others:
-            yield f"stage {head!r} is not upstream of this one; add it to `needs`", False
-        elif head not in (*self.extra, ROW, VARS):
-            yield from self._column(head, rest, "")
-
-    def _column(self, name: str, rest: Chain, prefix: str) -> Iterator[_Finding]:
-        """A field of the row, by its own name or behind `row.`."""
-        if name in self.columns:
-            if rest and self.fields.get(name) == TEXT:
-                yield f"`{shown((name, *rest))}`: the column {name!r} holds text, which has no fields", False
-            elif name in self.fields:
-                yield from _inside(self.fields[name], (ROW, name) if prefix else (name,), rest)
-            return
-        own = (*self.columns, *self.stages, *self.extra, ROW, *([VARS] if self.variables else []))
-        known = self.columns if prefix else own
-        # CEL reads `name` of a name with a blank or a `-`
-        words = ((one, one.replace("-", " ").split()) for one in (*self.columns, *self.stages))
-        odd = next((one for one, parts in words if len(parts) > 1 and name in parts), None)
-        written = f"`{shown((ROW, name)) if prefix else name}`"
-        if odd in self.stages and not prefix:
-            yield f"{written}: a guard reads the `-` of stage {odd!r} as minus; rename the stage", False
-        elif odd and not prefix:
-            yield f"{written}: no such field; write `{shown((ROW, odd))}` for the column {odd!r}", not self.closed
-        elif self.closed:
-            yield f"{written}: no such field; {did_you_mean(name, known)}", False
-        elif near := difflib.get_close_matches(name, known, 1, cutoff=0.8):
-            yield f"{written} is no known name, unless rows have such a field; did you mean '{near[0]}'?", True
-
-    def _result(self, stage: str, rest: Chain) -> Iterator[_Finding]:
-        body = self.stages[stage]
-        if rest and body is None:
-            message = f"stage {stage!r} answers with plain text, which has no fields; give it an output_schema"
-            yield f"`{shown((stage, *rest))}`: {message}", False
-        elif rest and body is not None:
-            yield from _inside(FieldShape(body), (stage,), rest)
-
-    def _element(self, way: Chain) -> Iterator[_Finding]:
-        """A way into an element of a list."""
-        head = str(way[0])
-        if head in self.stages:
-            yield from self._result(head, way[1:])
-        elif head in self.fields and self.fields[head] != TEXT:
-            yield from _inside(self.fields[head], (head,), way[1:])
-
-    def _condition(self, node: CelNode) -> Iterator[_Finding]:
-        schemas = self._schemas(node)
-        if schemas is not None and not any(allows(one, flag) for one in schemas for flag in (True, False)):
-            yield f"`{self._text(node).strip()}` is never true or false; compare it with a value", False
-
-    def _compared(self, node: CelNode) -> Iterator[_Finding]:
-        """Comparisons with written values that the schemas rule out."""
-        (left, right), sign = node.parts, node.value
-        if sign == "in" and right.kind == "list":
-            pairs = [(left, one) for one in right.parts]
-        elif sign in _MIRRORED:
-            pairs = [(left, right)]
-            if left.kind == "literal":
-                pairs, sign = [(right, left)], _MIRRORED[sign]
+    def _needed(self, node: CelNode, values: Values) -> Iterator[tuple[CelNode, Values]]:
+        """The parts that CEL evaluates for `node`, as far as they decide, each with what it sees."""
+        if node.kind == "has":
+            yield node.parts[0].parts[0], values
+        elif node.kind == "macro":
+            yield node.parts[0], values
+            elements = self._run(node.parts[0], values)
+            for element in islice(elements if isinstance(elements, list | dict) else (), MAX_ELEMENTS):
+                yield from ((body, {**values, node.parts[1].value: element}) for body in node.parts[2:])
+        elif node.kind == "op" and node.value == "?:":
+            yield node.parts[0], values
+            flag = self._run(node.parts[0], values)
+            if isinstance(flag, bool):
+                yield node.parts[1 if flag else 2], values
         else:
-            return
-        for side, written in pairs:
-            if written.kind != "literal" or written.value is None or (schemas := self._schemas(side)) is None:
-                continue
-            if message := _impossible(sign, self._text(side), schemas, written.value):
-                yield f"`{self._text(node)}` {message}", False
+            yield from ((part, values) for part in node.parts)
 
-    def _schemas(self, node: CelNode) -> Sequence[Mapping[str, Any]] | None:
-        """What a way may hold: its alternatives; None when nothing is known of it."""
-        if node.way is None:
+    def _null(self, part: CelNode, what: str) -> str:
+        name = self._shown(part)
+        return _skipped(name) if name in self._stages else f"{what}: {name} is null; write `{name} != null && …`"
+
+    def _missing_step(self, node: CelNode, values: Values) -> str:
+        """A step into a value that does not have it."""
+        before = self._shown(node.parts[0])
+        value = self._run(node.parts[0], values)
+        key = node.value if node.kind == "select" else self._run(node.parts[1], values)
+        step = json.dumps(key, ensure_ascii=False, default=str)
+        if value is None:
+            return self._null(node.parts[0], f"{before} has no {step}")
+        if isinstance(value, Mapping):
+            way = shown(node.chain) if node.chain else self._shown(node)
+            check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
+            there = listed((str(name) for name in value), "no fields")
+            return f"`{before}` has no field {step}; it has: {there}; write `{check} && …` where it may be missing"
+        if isinstance(value, list) and isinstance(key, int):
+            check = f"size({before}) > {key}"
+            return f"`{before}` has {len(value)} elements, none at {key} (counted from 0); write `{check} && …`"
+        if isinstance(value, list):
+            return f"`{before}` is a list, which has no field {step}; write `{before}[0]` or `{before}.exists(item, …)`"
+        return f"`{before}` is {_described(value)}, which has no field {step}"
+
+    def _cannot_be_computed(self, node: CelNode, values: Values, error: Exception) -> str:
+        """A function, an operation or a macro that its values do not fit."""
+        text = self._shown(node)
+        what = f"`{text}` cannot be computed"
+        if node.kind not in ("call", "method", "op", "macro"):
+            return f"{what}: {_reason(error)}"
+        deciding = node.parts[:1] if node.kind == "macro" or node.value == "?:" else node.parts
+        sides = [(part, self._run(part, values)) for part in deciding]
+        for part, value in sides:
+            if value is None and node.value not in ("==", "!=") and part.kind != "literal":
+                return self._null(part, what)
+        named = [(self._shown(part), value) for part, value in sides]
+        if node.kind == "macro":
+            name, value = named[0]
+            if isinstance(value, list | dict):
+                return f"{what}: {_reason(error)}"
+            return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
+        given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
+        what += f": {' and '.join(given) or _reason(error)}"
+        return (
+            _failed_operation(node, text, named, what, error) if node.kind == "op" else _failed_call(node, named, what)
+        )
+
+
+def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
+    """What to write instead of a function's call; `what` says why it fails."""
+    function, (name, value) = node.value, sides[0]
+    if function in _NUMERIC and isinstance(value, str):
+        return f'{what}, which is no number; write `{name}.matches("{_NUMERIC[function]}") && …`'
+    if function in _FORMS:
+        return f"{what}; a {function} is written as {_FORMS[function]}"
+    if node.kind == "method" and function in METHODS and not isinstance(value, str):
+        return f"{what}; `{function}` is for texts: write `string({name}).{function}(…)`"
+    return f"{what}; the pattern is no regular expression" if function == "matches" else what
+
+
+def _failed_operation(node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception) -> str:
+    """What to write instead of an operation; `what` says why it fails."""
+    texts = [name for name, value in sides if isinstance(value, str)]
+    if node.value in ("&&", "||", "!", "?:"):
+        name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
+        return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
+    if isinstance(error, ArithmeticError):
+        return f"{what}; {'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
+    if node.value in ("+", "-", "*", "/", "%") and not texts:
+        return f"{what}; `{node.value}` takes numbers of one kind: write `int(x)` or `double(x)`"
+    if node.value == "in":
+        remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`" if isinstance(sides[1][1], str) else ""
+        return f"{what}; `in` looks into lists and objects{remedy}"
+    if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):  # values of csv files are texts
+        if texts[0].startswith(("'", '"')):
+            return f"{what}, not a text; write {texts[0]} without quotes"
+        remedy = text.replace(texts[0], f"double({texts[0]})")
+        return f"{what}, not a number (values of csv files are text); write `{remedy}`"
+    if any(value != value for _, value in sides if isinstance(value, float)):
+        return f"{what}; what is not a number is neither smaller nor larger"
+    if len(sides) > 1:
+        return f"{what}; values of different kinds can only be told apart with `==` and `!=`"
+    return what
+
+
+def _skipped(name: str) -> str:
+    return f"{name} was skipped for this row; write `{name} != null && …`"
+
+
+def _as_condition(value: Any, name: str) -> str:
+    if not re.match(r'[\w.]+(?:\["[^"]*"\])?\Z', name):
+        return "compare it with a value"
+    if isinstance(value, str):
+        return f"compare it: `{name} == {json.dumps(value if len(value) < 30 else '…', ensure_ascii=False)}`"
+    if isinstance(value, int | float):
+        return f"compare it: `{name} > 0`"
+    return f"write `{name} != null`" if value is None else f"write `size({name}) > 0`"
+
+
+def _described(value: Any) -> str:
+    """A value in a sentence: `the text "12"`, `a list of 3`."""
+    match value:
+        case str():
+            return f"the text {json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"
+        case None | True | False:
+            return json.dumps(value)
+        case int() | float():
+            return "not a number (NaN)" if value != value else f"the number {value}"
+        case list():
+            return f"a list of {len(value)}"
+        case Mapping():
+            return f"an object of {len(value)} fields"
+    return f"a value of type {type(value).__name__}"
+
+
+def _foreign(value: Any) -> str | None:
+    """What in a value the library cannot take, None when nothing is known."""
+    match value:
+        case Mapping() if any(not isinstance(key, str) for key in value):
+            return "an object with a key that is no text"
+        case Mapping() | list() | tuple():
+            inner = value.values() if isinstance(value, Mapping) else value
+            return next((kind for one in inner if (kind := _foreign(one))), None)
+        case str():
+            half = not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value)
+            return "half a surrogate pair" if half else None
+        case int():
+            return "a whole number of more than 308 digits" if abs(value) >= 10**308 else None
+        case None | float():
             return None
-        head, *rest = map(str, node.way)
-        if head in self.stages:
-            body = self.stages[head]
-            if body is None:
-                return None if rest else [TEXT.body]
-            return FieldShape(body).values(rest)
-        if head == ROW:
-            head, *rest = rest or [""]
-        shape = self.fields.get(head) if head in self.columns else None
-        return shape.values(rest) if shape else None
+    return f"a value of type {type(value).__name__}"
 
 
-def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[_Finding]:
-    """What a way asks for that is not there; `start` is how the place is written at which `shape` stands."""
-    if (missing := shape.missing(rest)) is not None:
-        depth, names = missing
-        before = shown((*start, *rest[:depth]))
-        known = [shown((before, name)) for name in sorted(names)]
-        hint = did_you_mean(shown((before, rest[depth])), known) if names else f"{before} is a single value"
-        yield f"`{shown((*start, *rest[: depth + 1]))}`: no such field; {hint}", False
-
-
-def _conditions(node: CelNode) -> Iterator[CelNode]:
-    """The parts that have to be true or false for the whole to be."""
-    if node.kind == "op" and node.value in ("&&", "||", "!", "?:"):
-        for part in node.parts:
-            yield from _conditions(part)
-    else:
-        yield node
-
-
-def _impossible(sign: str, name: str, schemas: Sequence[Mapping[str, Any]], value: Any) -> str | None:
-    """What is wrong with comparing a value of these schemas with `value`, None when it may be met."""
-    kinds = frozenset().union(*map(kinds_of, schemas))
-    number = type(value) in (int, float)
-    kind = "number" if number else "string" if isinstance(value, str) else "boolean"
-    if sign in ("==", "!=", "in"):
-        if any(allows(one, value) for one in schemas):
-            return None
-        ends = {"!=": "is always true", "in": "names a value that never comes", "==": "is never true"}
-        end = ends[sign]
-    elif kinds & (NUMBERS if number else {kind}):
-        return None
-    else:
-        end = "cannot be compared"
-    choices = [one for schema in schemas for one in schema.get("enum", ())]
-    if choices and all("enum" in schema for schema in schemas):
-        near = nearest(value, [one for one in choices if isinstance(one, str)]) if kind == "string" else None
-        meant = f"; did you mean {json.dumps(near, ensure_ascii=False)}?" if near else ""
-        return f"{end}: {name} is one of {listed(json.dumps(one, ensure_ascii=False) for one in choices)}{meant}"
-    remedies = {
-        ("string", "number"): f"; write `double({name})`",
-        ("string", "boolean"): f'; write `{name} == "{json.dumps(value)}"`',
-        ("boolean", "string"): f"; write `{name}` or `!{name}`",
-        ("number", "string"): "; write the number without quotes",
-    }
-    single = "number" if kinds <= NUMBERS else next(iter(kinds)) if len(kinds) == 1 else ""
-    return f"{end}: {name} is {kinds_in_words(kinds) or 'something else'}{remedies.get((single, kind), '')}"
+def _reason(error: Exception) -> str:
+    """What the library says, where it says more than that something does not fit."""
+    fits = isinstance(error, TypeError) or "Undefined variable" in str(error)
+    return "its values do not fit together" if fits else str(error).split(". ")[0].splitlines()[0]

@@ -28,6 +28,9 @@ PLACEHOLDERS_LATER = frozenset({
 PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
 """Placeholders that AgentCards may hold elsewhere and agac does not fill yet."""
 
+ROW = "row"
+"""The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
+
 ROW_JSON = "row_json"
 VARS = "vars"
 ITEM, INDEX = "item", "index"

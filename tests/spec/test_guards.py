@@ -14,7 +14,8 @@ from support.soak import campaign
 
 from agac.core.errors import Where
 from agac.spec.cel import Chain, shown
-from agac.spec.guards import FUNCTIONS, MAX_LENGTH, Evaluator, Guard, GuardFailed, GuardScope, compile_guard
+from agac.spec.guard_checks import FUNCTIONS, MAX_LENGTH, GuardScope
+from agac.spec.guards import Evaluator, Guard, GuardFailed, compile_guard
 from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11, "stages[1].when")
@@ -294,7 +295,7 @@ def checked(text: str, **changes: Any) -> list[str]:
         "others": ["later"],
         "fields": dict.fromkeys(("id", "review", "price", "odd name"), TEXT),
     }
-    found = GuardScope(guard=guard_of(text), **{**seen, **changes}).problems()
+    found = GuardScope(text=guard_of(text).text, where=PLACE, **{**seen, **changes}).problems()
     assert all(one.where == PLACE for one in found)
     return [("warning: " if one.severity == "warning" else "") + one.message for one in found]
 
@@ -582,5 +583,5 @@ def test_values_are_those_that_the_guard_read() -> None:
 
 
 def test_only_workflows_with_guards_pay_for_cel() -> None:
-    code = "import sys, agac.spec.guards, agac.spec.guard_errors; sys.exit('cel' in sys.modules)"
+    code = "import sys, agac.spec.guards, agac.spec.guard_checks; sys.exit('cel' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
