@@ -388,11 +388,9 @@ class Caller:
             self._keep(attempts, sent, error, again=again)
             attempts.ambiguous += reply.ambiguous
             faults[reply.kind] += 1
-            decision = decide(reply, faults[reply.kind], attempts.ambiguous, self._jitter())
-            is_last = attempts.position == len(self._connections[connection.stage.index]) - 1
-            if isinstance(decision, StopRun) and reply.kind is FaultKind.PAUSE and not is_last:
-                decision = FailTask()  # who has another model left does not stop for a long wait
-            match decision:
+            has_next = attempts.position + 1 < len(connection.stage.models)
+            counts = faults[reply.kind], attempts.ambiguous
+            match decide(reply, *counts, self._jitter(), has_alternative=has_next):
                 case FailTask():
                     if attempts.active.deadline.over:
                         raise RowDeadlineExceeded

@@ -66,11 +66,12 @@ class StopRun:
 Decision = RetryAfter | FailTask | StopRun
 
 
-def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float) -> Decision:
+def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alternative: bool = False) -> Decision:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
     `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
-    back before the time a server asked for.
+    back before the time a server asked for. `has_alternative`: the next model can be asked, or a later command can go
+    on, so that too long a pause does not stop the run.
     """
     match fault.kind:
         case FaultKind.FATAL:
@@ -87,7 +88,7 @@ def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float) -> Decisio
                 state.attempt_number = attempt
                 delay = float(_backoff(state))
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
-                return StopRun() if fault.kind is FaultKind.PAUSE else FailTask()
+                return StopRun() if fault.kind is FaultKind.PAUSE and not has_alternative else FailTask()
             return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
 
 

@@ -64,6 +64,8 @@ TABLE = [
 @pytest.mark.parametrize(("given_fault", "attempt", "ambiguous", "decision"), TABLE)
 def test_the_table(given_fault: Fault, attempt: int, ambiguous: int, decision: object) -> None:
     assert decide(given_fault, attempt, ambiguous, 0.0) == decision
+    too_long = given_fault.kind is PAUSE and decision == StopRun()
+    assert decide(given_fault, attempt, ambiguous, 0.0, has_alternative=True) == (FailTask() if too_long else decision)
 
 
 delays = st.none() | st.floats(0, MAX_RETRY_DELAY_S)

@@ -13,12 +13,12 @@ from typing import Any
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, Params, Reply
+from agac.core.types import Fault, Params, Reply
 from agac.engine.caller import Route
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import BudgetLimiter, RunStopped, StopSignal
-from agac.engine.retry_policy import MAX_RETRY_DELAY_S, FailTask, RetryAfter, decide
+from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
@@ -333,9 +333,7 @@ class BatchContext:
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when the run stops, which
         it does here for a fault that every further request would meet."""
-        if fault.kind is FaultKind.PAUSE and (fault.delay or 0.0) > MAX_RETRY_DELAY_S:  # another command may come then
-            return False
-        match decide(fault, attempt, 0, self.clocks.jitter()):
+        match decide(fault, attempt, 0, self.clocks.jitter(), has_alternative=True):  # another command may come later
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.batching.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
