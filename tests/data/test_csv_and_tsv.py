@@ -50,12 +50,9 @@ def message(record: Record) -> str:
         ('"id"x,text\n', "rows.csv:1: the quoting is broken"),
         (b"id,caf\xe9\n", "rows.csv:1: the header's column 2: byte 0xe9 is not UTF-8"),
         (b"\n\xff\xffid\n", "rows.csv:2: the header's column 1: byte 0xff is not UTF-8"),
-        (
-            "id,text\n".encode("utf-16-le"),
-            "rows.csv:1: the header holds NUL characters, as UTF-16 has them",
-        ),
+        ("id,text\n".encode("utf-16-le"), "rows.csv:1: the header holds NUL characters, as UTF-16 has them"),
     ],
-)
+)  # fmt: skip
 def test_a_header_that_cannot_name_the_fields_is_refused(tmp_path: Path, content: bytes | str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         source_of(tmp_path, content)
@@ -71,14 +68,12 @@ def test_a_header_that_cannot_name_the_fields_is_refused(tmp_path: Path, content
 GOOD = {
     "spaces around names, not around values": ("id , the text\n 1, x \n", [{"id": " 1", "the text": " x "}]),
     "a header alone": ("id,text", []),
-    "a short record lacks columns, an empty cell is a text": (
-        "a,b,c\n1\n,,\n1,2,\n",
-        [{"a": "1", "b": None, "c": None}, {"a": "", "b": "", "c": ""}, {"a": "1", "b": "2", "c": ""}],
-    ),
+    "a short record lacks columns, an empty cell is a text": ("a,b,c\n1\n,,\n1,2,\n",
+     [{"a": "1", "b": None, "c": None}, {"a": "", "b": "", "c": ""}, {"a": "1", "b": "2", "c": ""}]),
     "lines end with CR alone": ("id,text\r1,x\r2,y\r", [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
     "the last of them has no end": ("id,text\r1,x\r2,y", [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
     "quotes beside CR": ('id,text\r1,x\r"2","y"\r', [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GOOD)
@@ -93,28 +88,18 @@ def test_lines_are_physical_and_ordinals_count_records(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "too many fields": (
-        'id,text\n1,"two\nlines"\n2,a,b\n3,c\n',
-        r"rows\.csv:4: the record has 3 fields, the header 2; put quotes around a value that contains a comma",
-        ["1", None, "3"],
-    ),
+    "too many fields": ('id,text\n1,"two\nlines"\n2,a,b\n3,c\n',
+     r"rows\.csv:4: the record has 3 fields, the header 2; put quotes around a value that contains a comma",
+     ["1", None, "3"]),
     "too many fields of tsv": ("id\ttext\n1\ta, b\tc\n", ".* put quotes around a value that contains a tab", [None]),
-    "a stray carriage return": (
-        'id,text\n1,torn\rhere\n2,"kept\rhere"\n',
-        r"rows\.csv:2: a carriage return stands in a value without quotes.*",
-        [None, "2"],
-    ),
-    "a quote that is never closed": (
-        'id,text\n1,x\n2,"y\n3,z\n4,z\n',
-        r"rows\.csv:3: a quote that is opened in the record on line 3 is never closed; the file ends inside it",
-        ["1", None],
-    ),
-    "text behind a closing quote": (
-        'id,text\n1,"He said "hi" to me"\n2,x\n',
-        r'rows\.csv:2: the quoting is broken.* write a quote inside a quoted value as ""',
-        [None, "2"],
-    ),
-}
+    "a stray carriage return": ('id,text\n1,torn\rhere\n2,"kept\rhere"\n',
+     r"rows\.csv:2: a carriage return stands in a value without quotes.*", [None, "2"]),
+    "a quote that is never closed": ('id,text\n1,x\n2,"y\n3,z\n4,z\n',
+     r"rows\.csv:3: a quote that is opened in the record on line 3 is never closed; the file ends inside it",
+     ["1", None]),
+    "text behind a closing quote": ('id,text\n1,"He said "hi" to me"\n2,x\n',
+     r'rows\.csv:2: the quoting is broken.* write a quote inside a quoted value as ""', [None, "2"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)

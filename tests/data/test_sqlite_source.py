@@ -135,10 +135,8 @@ def test_a_database_that_others_write_to_is_read_as_it_stood(shop: Path) -> None
         ('sqlite://b.db?table=my "r"', DatabaseUrl("b.db", 'SELECT * FROM "my ""r"""', ordered=True)),
         ("sqlite://b.db?table=my%20r", DatabaseUrl("b.db", 'SELECT * FROM "my r"', ordered=True)),
         ("sqlite://b.db?query=SELECT%20id%20FROM%20r", DatabaseUrl("b.db", "SELECT id FROM r", ordered=False)),
-        (
-            "sqlite://b.db?query=SELECT a||'%20' AS x FROM r WHERE b LIKE '%a+b&c=?%' order  by 1",
-            DatabaseUrl("b.db", "SELECT a||'%20' AS x FROM r WHERE b LIKE '%a+b&c=?%' order  by 1", ordered=True),
-        ),
+        ("sqlite://b.db?query=SELECT a||'%20' AS x FROM r WHERE b LIKE '%a+b&c=?%' order  by 1",
+         DatabaseUrl("b.db", "SELECT a||'%20' AS x FROM r WHERE b LIKE '%a+b&c=?%' order  by 1", ordered=True)),
         ("sqlite:///abs/b.db?query=/* x */ with y as (select 1) select * from y",
          DatabaseUrl("/abs/b.db", "/* x */ with y as (select 1) select * from y", ordered=False)),
     ],

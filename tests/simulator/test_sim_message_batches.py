@@ -177,13 +177,11 @@ WRONG = [
     (b'{"requests": [{"custom_id": "%s", "params": {}}]}' % (b"a" * 65), "should have at most 64 characters"),
     (b'{"requests": [{"custom_id": "", "params": {}}]}', "at least 1 character"),
     (b'{"requests": [{"custom_id": "a b", "params": {}}]}', "should match pattern"),
-    (
-        b'{"requests": [{"custom_id": "a", "params": {}}, {"custom_id": "a", "params": {}}]}',
-        'requests.1.custom_id: custom_id "a" is not unique',
-    ),
+    (b'{"requests": [{"custom_id": "a", "params": {}}, {"custom_id": "a", "params": {}}]}',
+     'requests.1.custom_id: custom_id "a" is not unique'),
     (b'{"requests": [{"custom_id": "a", "params": {}}]} x', "Extra data"),
     (b'{"requests": [{"custom_id": "\xff", "params": {}}]}', "could not parse the JSON body"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "words"), WRONG)

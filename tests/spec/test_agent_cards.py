@@ -81,12 +81,9 @@ OF_CARDS = "in a card a variable of the workflow is {{"
     [
         ("${shop}", f"{OF_CARDS}shop}}}}"),
         ("${shop.town}", "a variable of the workflow is ${vars.shop.town}"),
-        (
-            "${review}",
-            f"instructions are the same for every row; move ${{review}} into prompt; {OF_CARDS}review}}}}",
-        ),
+        ("${review}", f"instructions are the same for every row; move ${{review}} into prompt; {OF_CARDS}review}}}}"),
     ],
-)
+)  # fmt: skip
 def test_a_dollar_placeholder_in_a_card_says_how_a_variable_is_written(tree: Tree, written: str, expected: str) -> None:
     problems = load(tree, f"---\n---\nOf {written}", shop={"town": "Ulm"})[1]
     assert problems == [f"agentcards/c.md:3:4: {expected}"]

@@ -209,9 +209,8 @@ SLIPS = {
     "a.in == 1": 'at column 3: `in` is a word of CEL; write `["in"]` for the field',
     "a.0 == 1": "at column 2: an element of a list is written `[0]`, counted from 0",
     "a ==\u00a01": "at column 5: the blank U+00A0 is none that CEL knows; write a plain space",
-    "a == 9223372036854775808": (
-        "at column 6: the number is larger than 64 bits can hold; compare with a smaller one, or with a double (1e20)"
-    ),
+    "a == 9223372036854775808":
+     "at column 6: the number is larger than 64 bits can hold; compare with a smaller one, or with a double (1e20)",
     "has(a)": 'at column 5: `has` takes a field: `has(row.name)`, or `"odd name" in row`',
     "a.exists(1, true)": "at column 10: the first argument names the element: `x.exists(item, item.ok)`",
     "  ": 'the guard is empty; write a condition, as in `status == "open"`, or leave `when` out',
@@ -227,11 +226,10 @@ SLIPS = {
     "a.int() > 1": "at column 1: `int` takes one value: `int(x)`",
     "all(a, b)": "at column 1: `all` takes a list, a name for its element and an expression: `x.all(item, item.ok)`",
     "a.matches('[')": "at column 11: '[' is no regular expression: unclosed character class",
-    "!" * (MAX_LENGTH + 1): (
-        "the guard is longer than 10,000 characters; compute a field in a python stage and test that"
-    ),
+    "!" * (MAX_LENGTH + 1):
+     "the guard is longer than 10,000 characters; compute a field in a python stage and test that",
     "(" * 60 + "a" + ")" * 60: "at column 51: brackets are nested too deeply; split the expression",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), SLIPS.items(), ids=[text[:20] for text in SLIPS])
@@ -326,55 +324,42 @@ FAULTS = {
     'odd == ""': "at column 1: `odd`: no such field; write `row[\"odd name\"]` for the column 'odd name'",
     "classify.sentimnt == 1": "at column 1: `classify.sentimnt`: no such field; did you mean 'classify.sentiment'?",
     "!has(classify.sentimnt)": "at column 6: `classify.sentimnt`: no such field; did you mean 'classify.sentiment'?",
-    "classify.parts[0].nam == ''": (
-        "at column 1: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?"
-    ),
-    "classify.parts.exists(p, p.nam == '')": (
-        "at column 26: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?"
-    ),
-    'classify.parts.all(p, p.kind == "goood")': (
-        'at column 23: `p.kind == "goood"` is never true: p.kind is one of "good", "bad"; did you mean "good"?'
-    ),
-    "classify.sentiment.x == 1": (
-        "at column 1: `classify.sentiment.x`: no such field; classify.sentiment is a single value"
-    ),
-    "reply.text == ''": (
-        "at column 1: `reply.text`: stage 'reply' answers with plain text, which has no fields; "
-        "give it an output_schema"
-    ),
+    "classify.parts[0].nam == ''":
+     "at column 1: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?",
+    "classify.parts.exists(p, p.nam == '')":
+     "at column 26: `classify.parts[0].nam`: no such field; did you mean 'classify.parts[0].name'?",
+    'classify.parts.all(p, p.kind == "goood")':
+     'at column 23: `p.kind == "goood"` is never true: p.kind is one of "good", "bad"; did you mean "good"?',
+    "classify.sentiment.x == 1":
+     "at column 1: `classify.sentiment.x`: no such field; classify.sentiment is a single value",
+    "reply.text == ''": "at column 1: `reply.text`: stage 'reply' answers with plain text, which has no fields; "
+     "give it an output_schema",
     "review.x == ''": "at column 1: `review.x`: the column 'review' holds text, which has no fields",
     "later == ''": "at column 1: stage 'later' is not upstream of this one; add it to `needs`",
     "vars.limt == 1": "at column 1: `vars.limt`: no such variable; did you mean 'limit'?",
-    'classify.sentiment == "negativ"': (
-        'at column 1: `classify.sentiment == "negativ"` is never true: classify.sentiment is one of '
-        '"positive", "negative"; did you mean "negative"?'
-    ),
-    'true || "negativ" != classify.sentiment': (
-        'at column 9: `"negativ" != classify.sentiment` is always true: classify.sentiment is one of '
-        '"positive", "negative"; did you mean "negative"?'
-    ),
-    'classify.sentiment in ["positive", "neutral"]': (
-        'at column 1: `classify.sentiment in ["positive", "neutral"]` names a value that never comes: '
-        'classify.sentiment is one of "positive", "negative"'
-    ),
-    'classify.score == "3"': (
-        'at column 1: `classify.score == "3"` is never true: classify.score is a whole number; '
-        "write the number without quotes"
-    ),
-    'classify.score > "3"': (
-        'at column 1: `classify.score > "3"` cannot be compared: classify.score is a whole number; '
-        "write the number without quotes"
-    ),
-    'classify.urgent == "true"': (
-        'at column 1: `classify.urgent == "true"` is never true: classify.urgent is true or false; '
-        "write `classify.urgent` or `!classify.urgent`"
-    ),
+    'classify.sentiment == "negativ"':
+     'at column 1: `classify.sentiment == "negativ"` is never true: classify.sentiment is one of '
+     '"positive", "negative"; did you mean "negative"?',
+    'true || "negativ" != classify.sentiment':
+     'at column 9: `"negativ" != classify.sentiment` is always true: classify.sentiment is one of '
+     '"positive", "negative"; did you mean "negative"?',
+    'classify.sentiment in ["positive", "neutral"]':
+     'at column 1: `classify.sentiment in ["positive", "neutral"]` names a value that never comes: '
+     'classify.sentiment is one of "positive", "negative"',
+    'classify.score == "3"': 'at column 1: `classify.score == "3"` is never true: classify.score is a whole number; '
+     "write the number without quotes",
+    'classify.score > "3"':
+     'at column 1: `classify.score > "3"` cannot be compared: classify.score is a whole number; '
+     "write the number without quotes",
+    'classify.urgent == "true"':
+     'at column 1: `classify.urgent == "true"` is never true: classify.urgent is true or false; '
+     "write `classify.urgent` or `!classify.urgent`",
     "price > 10": "at column 1: `price > 10` cannot be compared: price is text; write `double(price)`",
     "10 == row.price": "at column 1: `10 == row.price` is never true: row.price is text; write `double(row.price)`",
     "price == true": 'at column 1: `price == true` is never true: price is text; write `price == "true"`',
     "!classify.score": "at column 2: `classify.score` is never true or false; compare it with a value",
     "reply": "at column 1: `reply` is never true or false; compare it with a value",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), FAULTS.items(), ids=list(FAULTS))
@@ -452,113 +437,52 @@ FAILED: list[tuple[str, dict[str, Any], str]] = [
     ('reply.text == "x"', {"reply": None}, "reply was skipped for this row; write `reply != null && …`"),
     ("size(reply) > 1", {"reply": None}, "reply was skipped for this row; write `reply != null && …`"),
     ("reply", {"reply": None}, "reply was skipped for this row; write `reply != null && …`"),
-    (
-        "price > 10.0",
-        {"price": "12"},
-        (
-            '`price > 10.0` cannot be computed: price is the text "12", not a number (values of csv files are text); '
-            "write `double(price) > 10.0`"
-        ),
-    ),
-    (
-        "(reply == null || reply.x == 1) && price > 10",
-        {"reply": None, "price": "5"},
-        (
-            '`price > 10` cannot be computed: price is the text "5", not a number (values of csv files are text); '
-            "write `double(price) > 10`"
-        ),
-    ),
-    (
-        "double(price) > 10.0",
-        {"price": "cheap"},
-        (
-            '`double(price)` cannot be computed: price is the text "cheap", which is no number; '
-            'write `price.matches("^-?[0-9]+([.][0-9]+)?$") && …`'
-        ),
-    ),
-    (
-        "price > 10",
-        {"id": "1"},
-        "`price` is missing in this row; it has: id; write `has(row.price) && …` where it may be missing",
-    ),
-    (
-        'row["odd name"] == 1',
-        {"id": "1"},
-        '`row` has no field "odd name"; it has: id; write `"odd name" in row && …` where it may be missing',
-    ),
-    (
-        "classify.sentiment == 1",
-        {"classify": {"score": 1}},
-        (
-            '`classify` has no field "sentiment"; it has: score; '
-            "write `has(classify.sentiment) && …` where it may be missing"
-        ),
-    ),
+    ("price > 10.0", {"price": "12"},
+     ('`price > 10.0` cannot be computed: price is the text "12", not a number (values of csv files are text); '
+     "write `double(price) > 10.0`")),
+    ("(reply == null || reply.x == 1) && price > 10", {"reply": None, "price": "5"},
+     ('`price > 10` cannot be computed: price is the text "5", not a number (values of csv files are text); '
+     "write `double(price) > 10`")),
+    ("double(price) > 10.0", {"price": "cheap"},
+     ('`double(price)` cannot be computed: price is the text "cheap", which is no number; '
+     'write `price.matches("^-?[0-9]+([.][0-9]+)?$") && …`')),
+    ("price > 10", {"id": "1"},
+     "`price` is missing in this row; it has: id; write `has(row.price) && …` where it may be missing"),
+    ('row["odd name"] == 1', {"id": "1"},
+     '`row` has no field "odd name"; it has: id; write `"odd name" in row && …` where it may be missing'),
+    ("classify.sentiment == 1", {"classify": {"score": 1}}, ('`classify` has no field "sentiment"; it has: score; '
+     "write `has(classify.sentiment) && …` where it may be missing")),
     ("a.b.c == 1", {"a": {"b": None}}, 'a.b has no "c": a.b is null; write `a.b != null && …`'),
     ("a.b == 1", {"a": "x"}, '`a` is the text "x", which has no field "b"'),
     ("a.b == 1", {"a": [1]}, '`a` is a list, which has no field "b"; write `a[0]` or `a.exists(item, …)`'),
     ("a[2] == 1", {"a": [1]}, "`a` has 1 elements, none at 2 (counted from 0); write `size(a) > 2 && …`"),
-    (
-        "a.all(x, x.n > 1)",
-        {"a": [{"n": 2}, {"m": 1}]},
-        '`x` has no field "n"; it has: m; write `has(x.n) && …` where it may be missing',
-    ),
+    ("a.all(x, x.n > 1)", {"a": [{"n": 2}, {"m": 1}]},
+     '`x` has no field "n"; it has: m; write `has(x.n) && …` where it may be missing'),
     ("a.all(x, x > 1)", {"a": 5}, "`a.all(x, x > 1)`: a is the number 5; `all` goes over a list"),
-    (
-        '"x" in a',
-        {"a": "xyz"},
-        (
-            '`"x" in a` cannot be computed: a is the text "xyz"; `in` looks into lists and objects: '
-            'write `a.contains("x")`'
-        ),
-    ),
+    ('"x" in a', {"a": "xyz"},
+     ('`"x" in a` cannot be computed: a is the text "xyz"; `in` looks into lists and objects: '
+     'write `a.contains("x")`')),
     ("flag", {"flag": "yes"}, '`flag` is the text "yes", not true or false; compare it: `flag == "yes"`'),
     ("n && true", {"n": 3}, "`n` is the number 3, not true or false; compare it: `n > 0`"),
-    (
-        "a / b == 1",
-        {"a": 1, "b": 0},
-        "`a / b` cannot be computed: a is the number 1 and b is the number 0; division by zero",
-    ),
+    ("a / b == 1", {"a": 1, "b": 0},
+     "`a / b` cannot be computed: a is the number 1 and b is the number 0; division by zero"),
     ("a + 1 > 0", {"a": 2**63 - 1}, f"`a + 1` cannot be computed: a is the number {2**63 - 1}; beyond 64 bits"),
-    (
-        "a > 1.0",
-        {"a": float("nan")},
-        "`a > 1.0` cannot be computed: a is not a number (NaN); what is not a number is neither smaller nor larger",
-    ),
-    (
-        "a == 1",
-        {"a": dt.date(2026, 1, 1)},
-        "`a` holds a value of type date, which guards cannot read; give it as text or number",
-    ),
-    (
-        "a == 'x'",
-        {"a": "\ud800"},
-        "`a` holds half a surrogate pair, which guards cannot read; give it as text or number",
-    ),
-    (
-        "a > 1",
-        {"a": 10**400},
-        "`a` holds a whole number of more than 308 digits, which guards cannot read; give it as text or number",
-    ),
-    (
-        'timestamp(a) < timestamp("2026-01-01T00:00:00Z")',
-        {"a": "soon"},
-        '`timestamp(a)` cannot be computed: a is the text "soon"; a timestamp is written as "2026-01-31T12:00:00Z"',
-    ),
-    (
-        "a.matches(b)",
-        {"a": "x", "b": "("},
-        (
-            '`a.matches(b)` cannot be computed: a is the text "x" and b is the text "("; '
-            "the pattern is no regular expression"
-        ),
-    ),
-    (
-        "a.all(x, x > 1)",
-        {"a": [*range(2, 5000), "x"]},
-        "`a.all(x, x > 1)` cannot be computed: its values do not fit together",
-    ),
-]
+    ("a > 1.0", {"a": float("nan")},
+     "`a > 1.0` cannot be computed: a is not a number (NaN); what is not a number is neither smaller nor larger"),
+    ("a == 1", {"a": dt.date(2026, 1, 1)},
+     "`a` holds a value of type date, which guards cannot read; give it as text or number"),
+    ("a == 'x'", {"a": "\ud800"},
+     "`a` holds half a surrogate pair, which guards cannot read; give it as text or number"),
+    ("a > 1", {"a": 10**400},
+     "`a` holds a whole number of more than 308 digits, which guards cannot read; give it as text or number"),
+    ('timestamp(a) < timestamp("2026-01-01T00:00:00Z")', {"a": "soon"},
+     '`timestamp(a)` cannot be computed: a is the text "soon"; a timestamp is written as "2026-01-31T12:00:00Z"'),
+    ("a.matches(b)", {"a": "x", "b": "("},
+     ('`a.matches(b)` cannot be computed: a is the text "x" and b is the text "("; '
+     "the pattern is no regular expression")),
+    ("a.all(x, x > 1)", {"a": [*range(2, 5000), "x"]},
+     "`a.all(x, x > 1)` cannot be computed: its values do not fit together"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "row", "message"), FAILED, ids=[text for text, _, _ in FAILED])

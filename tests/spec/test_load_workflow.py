@@ -292,18 +292,11 @@ _WHOLE: dict[str, Any] = {
     "input": {"path": "data/reviews.csv", "format": "csv"},
     "vars": {"a": 1},
     "defaults": {"timeout": {"total": 3}},
-    "stages": [
-        {
-            "name": "a",
-            "needs": [],
-            "agent": "c",
-            "prompt": "${x}",
-            "output_schema": {"type": "object", "properties": {}},
-        },
-        {"name": "b", "template": "x.md", "output_schema": {"s": "a|b", "t": {"u": "string[]?"}}},
-    ],
+    "stages":
+     [{"name": "a", "needs": [], "agent": "c", "prompt": "${x}", "output_schema": {"type": "object", "properties": {}}},
+     {"name": "b", "template": "x.md", "output_schema": {"s": "a|b", "t": {"u": "string[]?"}}}],
     "output": {"dir": "out"},
-}
+}  # fmt: skip
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:

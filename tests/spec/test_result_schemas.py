@@ -90,13 +90,9 @@ def test_a_schema_file_is_found_from_the_root_and_in_its_folder_as_json_or_yaml(
     ("content", "expected"),
     [
         ('{\n  "type": "objct"\n}', "schemas/s.json:2:11: type: unknown type 'objct'; did you mean 'object'?"),
-        (
-            '{"type": "object",\n "properties": {"a": {"$ref": "other.json"}}}',
-            (
-                "schemas/s.json:2:31: properties.a.$ref: 'other.json' points outside this schema; "
-                "only #/… is followed, nothing is ever fetched"
-            ),
-        ),
+        ('{"type": "object",\n "properties": {"a": {"$ref": "other.json"}}}',
+         ("schemas/s.json:2:31: properties.a.$ref: 'other.json' points outside this schema; "
+         "only #/… is followed, nothing is ever fetched")),
         ('{"type": "object"\n"x": 1}', "schemas/s.json:2:1: not valid JSON: "),
         ("[1]", "schemas/s.json:1:1: expected a JSON Schema: a mapping with type, properties and the like"),
         ("", "schemas/s.json: is empty; write a JSON Schema"),
@@ -106,7 +102,7 @@ def test_a_schema_file_is_found_from_the_root_and_in_its_folder_as_json_or_yaml(
         ('{"not": ' * 200_000, "schemas/s.json: "),
         ('{"a": "strin"}', "schemas/s.json:1:7: a: unknown type 'strin'; did you mean 'string'?"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_in_a_schema_file_is_shown_there(tree: Any, content: str, expected: str) -> None:
     tree.write("schemas/s.json", content)
     [problem] = tree.stage_problems("{name: a, output_schema: s.json}")
@@ -139,13 +135,11 @@ def test_data_in_a_schema_is_not_read_as_schema(schema: dict[str, Any]) -> None:
     [
         ({"$ref": "#/anyOf/1", "anyOf": [{"type": "string"}]}, "'#/anyOf/1' does not exist; there is: no $defs"),
         ({"$ref": "#/type/x", "type": "object"}, "'#/type/x' does not exist; there is: no $defs"),
-        (
-            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-            "leads back to itself",
-        ),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+         "leads back to itself"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "points outside this schema"),
     ],
-)
+)  # fmt: skip
 def test_references_that_lead_nowhere_are_refused(schema: dict[str, Any], fault: str) -> None:
     assert any(fault in message for _, message in schema_faults(schema))
 

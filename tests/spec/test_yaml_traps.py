@@ -98,19 +98,15 @@ def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (
-            lambda file: file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n"),
-            "f.yml:2:5: byte 0xff is not valid UTF-8; save the file as UTF-8",
-        ),
+        (lambda file: file.write_bytes("a: 1\nbé: ".encode() + b"\xff\n"),
+         "f.yml:2:5: byte 0xff is not valid UTF-8; save the file as UTF-8"),
         (lambda file: file.write_text("a: 1\n", "utf-16"), "f.yml:1:1: this is UTF-16; save the file as UTF-8"),
-        (
-            lambda file: (file.touch(), os.truncate(file, 100_000_000)),
-            "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file",
-        ),
+        (lambda file: (file.touch(), os.truncate(file, 100_000_000)),
+         "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file"),
         (os.mkfifo, "f.yml: not a regular file"),  # and nobody waits for it
         (lambda file: None, "f.yml: cannot be read: No such file or directory"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_yaml_file_is_refused(prepare: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     prepare(tmp_path / "f.yml")
     assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == [said]
