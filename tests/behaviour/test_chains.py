@@ -1,6 +1,5 @@
 """Stages after each other and side by side: who sees what, who waits for whom, and what a failure ends."""
 
-import json
 from threading import Barrier
 from typing import Any
 
@@ -78,23 +77,6 @@ def test_a_field_that_one_row_lacks_fails_that_row_costs_nothing_and_is_mended_b
     assert project.output() == ["x [1,null]", "z y"]
 
 
-def test_a_failure_ends_the_row_no_later_stage_is_asked_and_what_it_had_is_kept(
-    project: ProjectFolder, faulty: Faulty
-) -> None:
-    server = project.asks(faulty([{"kind": "refusal", "match": "second: text 2", "first": 1}]))
-    project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 4))
-    project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
-    report = project.run()
-    assert server.account()["requests"] == 3 + 3 + 2
-    assert [(s["done"], s["failed"]) for s in report.summary["stages"]] == [(3, 0), (2, 1), (2, 0)]
-    assert [e["ok"] for e in project.envelopes()] == [True, False, True]
-    assert (report.exit_code, report.summary["rows"]["failed"]) == (3, 1)
-    report = project.run()
-    assert server.account()["requests"] == 3 + 3 + 2 + 2
-    assert (report.exit_code, report.invocation["rows_unchanged"]) == (0, 2)
-    project.assert_sound()
-
-
 FIVE = echo_stages("1 ${text}", "2 ${s1}", "3 ${s2} ${tone}", "4 ${text}", "5 ${s4} ${s3}")
 
 
@@ -114,21 +96,6 @@ def test_a_changed_cell_costs_a_call_for_each_stage_that_it_reaches(project: Pro
         row = rows[41]
         assert project.output()[41] == f"5 4 {row['text']} 3 2 1 {row['text']} {row['tone']}"
         project.assert_sound()
-
-
-def test_a_change_that_gives_the_same_result_stops_there(project: ProjectFolder, server: Server) -> None:
-    project.write("schemas/any.json", '{"type":"object","properties":{"kind":{"const":"x"}},"required":["kind"]}')
-    project.rows([{"id": "a", "text": "one"}])
-    judge = {"name": "judge", "prompt": "${text}", "output_schema": "schemas/any.json"}
-    project.workflow(stages=[judge, {"name": "then", "prompt": "It is ${judge.kind}", "model": "local/echo"}])
-    project.run()
-    project.rows([{"id": "a", "text": "two"}])
-    server.reset()
-    report = project.run()
-    assert server.account()["requests"] == 1
-    assert project.output() == ["It is x"]
-    assert report.summary["stages"][0]["done"] == 1
-    project.assert_sound()
 
 
 def test_rows_walk_on_without_waiting_for_each_other(project: ProjectFolder, faulty: Faulty) -> None:
@@ -187,23 +154,6 @@ def test_independent_stages_are_asked_at_the_same_time(project: ProjectFolder) -
     assert project.output()[1] == {f"b{n}": f"said {n} of r-2" for n in range(4)}
 
 
-def test_results_of_several_ends_or_of_chosen_stages_are_an_object_by_their_names(project: ProjectFolder) -> None:
-    project.numbered(2)
-    classify = {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT, "model": "local/small"}
-    stages = [classify, echo("topics", "t ${id}"), echo("mid", "m ${topics}", ["topics"])]
-    project.workflow(defaults=ECHO, stages=stages, output={"format": "csv"})
-    assert project.run().exit_code == 0
-    assert [list(row) for row in project.output()] == [["classify", "mid"]] * 2
-    assert [row["mid"] for row in project.output()] == ["m t r-1", "m t r-2"]
-    assert project.output()[0]["classify"]["sentiment"] == "positive"
-    header = (project.root / "output/reviews/results.csv").read_text().splitlines()[0]
-    assert header == "id,text,classify,mid,error"
-    for chosen, written in ((["mid", "topics"], {"topics": "t r-1", "mid": "m t r-1"}), ("topics", "t r-1")):
-        project.workflow(defaults=ECHO, stages=stages, output={"stages": chosen})
-        assert project.run().invocation["calls"] == 0
-        assert json.dumps(project.output()[0]) == json.dumps(written), "in the order of the workflow"
-
-
 def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: ProjectFolder) -> None:
     """A column may be called as a stage of another branch: it is the column that is meant."""
     project.rows([{"id": str(n), "topics": f"column {n}"} for n in range(20)])
@@ -217,31 +167,3 @@ def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: P
     project.workflow(defaults=ECHO, stages=[echo("a", "x"), echo("b", "${a.y} ${a}")])
     ran = project.agac("validate", "-a", "reviews", code=2)
     assert "${a} names a stage that is not upstream of 'b'; stages see only those that they need" in ran.out
-
-
-def test_what_does_not_need_a_failed_stage_still_goes_on_and_the_first_of_two_failures_is_told(
-    project: ProjectFolder, faulty: Faulty
-) -> None:
-    faults = [{"kind": "refusal", "match": "left r-2"}, {"kind": "length", "match": "far r-2"}]
-    project.configure(faulty(faults).base_url)
-    project.numbered(3)
-    project.workflow(
-        defaults=ECHO,
-        stages=[
-            echo("left", "left ${id}"),
-            echo("right", "right ${id}"),
-            echo("far", "far ${id}", ["right"]),
-            echo("join", "${left} ${far}", ["left", "far"]),
-        ],
-    )
-    report = project.run()
-    assert report.exit_code == 3
-    assert report.summary["rows"] | {"open": 0} == {
-        "total": 3, "done": 2, "skipped": 0, "failed": 1, "dropped": 0, "open": 0,
-    }  # fmt: skip
-    stages = {stage["name"]: (stage["done"], stage["failed"]) for stage in report.summary["stages"]}
-    assert stages == {"left": (2, 1), "right": (3, 0), "far": (2, 1), "join": (2, 0)}
-    assert [(e["type"], e["stage"], e["rows"]) for e in report.summary["errors"]] == [("Refused", "left", 1)]
-    (error,) = project.envelopes(file="errors.jsonl")
-    assert (error["id"], error["error"]["type"]) == ("r-2", "Refused")
-    project.assert_sound()

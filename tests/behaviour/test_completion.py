@@ -117,16 +117,6 @@ def test_nothing_heavy_is_loaded_for_a_list_of_names(stocked: ProjectFolder) -> 
     assert ran.stderr.decode().strip() == "[]"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_is_one_that_the_shell_understands(shell: str, project: ProjectFolder) -> None:
-    ran = project.agac("completion", shell)
-    assert (ran.code, ran.err) == (0, "")
-    assert "_AGAC_COMPLETE" in ran.out
-    if shutil.which(shell):
-        checked = subprocess.run([shell, "-n"], input=ran.out.encode(), capture_output=True)
-        assert (checked.returncode, checked.stderr) == (0, b"")
-
-
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """The environment of a shell that finds agac, and has a home of its own."""

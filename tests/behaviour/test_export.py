@@ -24,16 +24,6 @@ def finished(project: ProjectFolder, rows: int = 5) -> Path:
     return project.root / "output/reviews"
 
 
-def stopped(project: ProjectFolder, faulty: Faulty) -> Server:
-    """A run that ended at its eighth call."""
-    server = faulty([{"kind": "unauthorized", "at": [8]}])
-    project.configure(server.base_url)
-    project.numbered(20)
-    project.workflow(defaults=ECHO, stages=SAY)
-    assert project.run(concurrency=1).exit_code == 1
-    return server
-
-
 def test_whatever_makes_the_outputs_again_makes_the_same(project: ProjectFolder, faulty: Faulty) -> None:
     """A run that has nothing to do, the command, and an export that finds neither the workflow nor the input."""
     server = project.asks(faulty([{"kind": "refusal", "match": "number 77"}]))
@@ -80,7 +70,11 @@ def test_an_older_run_and_a_preview_can_be_exported_again(project: ProjectFolder
 
 
 def test_an_unfinished_run_is_exported_only_when_that_is_asked_for(project: ProjectFolder, faulty: Faulty) -> None:
-    stopped(project, faulty)
+    """The run ended at its eighth call."""
+    project.asks(faulty([{"kind": "unauthorized", "at": [8]}]))
+    project.numbered(20)
+    project.workflow(defaults=ECHO, stages=SAY)
+    assert project.run(concurrency=1).exit_code == 1
     with pytest.raises(agac.UsageError, match="not finished") as refused:
         agac.export("reviews", project=project.root)
     assert "--partial" in (refused.value.remedy or "")
@@ -94,18 +88,6 @@ def test_an_unfinished_run_is_exported_only_when_that_is_asked_for(project: Proj
     assert project.run().exit_code == 0
     assert len(project.envelopes()) == 20
     assert project.output(file="summary.json")["complete"] is True
-
-
-def test_a_finished_run_that_goes_on_is_unfinished_until_it_ends(project: ProjectFolder, faulty: Faulty) -> None:
-    project.configure(faulty([{"kind": "unauthorized", "at": [8]}]).base_url)
-    finished(project)
-    project.numbered(20)
-    assert project.run(concurrency=1).exit_code == 1
-    with pytest.raises(agac.UsageError, match="not finished"):
-        agac.export("reviews", project=project.root)
-    assert project.run().summary["complete"]
-    agac.export("reviews", project=project.root)
-    assert len(project.envelopes()) == 20
 
 
 def test_there_is_nothing_to_export_before_the_first_run(project: ProjectFolder) -> None:

@@ -92,21 +92,6 @@ def test_what_always_fails_is_asked_so_often_of_each_model(
     project.assert_sound()
 
 
-def test_time_outs_are_asked_again_twice_of_each_model(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([{"kind": "hang"}])
-    providers(project, one=server.base_url, two=server.base_url)
-    project.numbered(1)
-    project.workflow(stages=[{**STAGE, "model": ["one/a", "two/b"], "timeout": 0.2, "repair": 3}])
-    report = project.run()
-    assert report.exit_code == 3
-    assert server.account()["requests"] == 6
-    assert [(model, error) for _, _, model, error in attempts(project)] == [
-        *([("one/a", "Timeout")] * 3),
-        *([("two/b", "Timeout")] * 3),
-    ]
-    assert report.invocation["calls_perhaps_billed_without_answer"] == 6
-
-
 FIRST_FAILS = [
     ([*[REFUSED] * 21], 21),
     ([*[BROKEN] * 6], 6),

@@ -122,36 +122,6 @@ def test_the_newest_runs_stay_and_ask_nothing_when_run_again(three: ProjectFolde
     assert three.envelopes() == before
 
 
-def test_each_workflow_keeps_its_own_newest_runs(three: ProjectFolder, server: Server) -> None:
-    for prompt in ("One: ${text}", "Two: ${text}"):
-        three.run(three.workflow("others", stages=asking(prompt)))
-    before = [run["run"] for run in agac.status(project=three.root).runs]
-    agac.gc(9, "reviews", project=three.root)
-    shown = agac.status(project=three.root).runs
-    assert [(run["run"], run["last_invocation"]["state"]) for run in shown] == [(number, "ended") for number in before]
-    agac.gc(1, project=three.root)
-    assert run_numbers(three) == [3, 5]
-    assert_nothing_is_left_over(three)
-    with nothing_is_asked(server):
-        for name in ("reviews", "others"):
-            assert three.run(name).invocation["rows_unchanged"] == 30
-
-
-def test_an_answer_that_another_workflow_uses_stays(project: ProjectFolder, server: Server) -> None:
-    project.numbered(10)
-    project.run(project.workflow(stages=asking("Shared: ${text}")))
-    other = project.run(project.workflow("others", stages=asking("Shared: ${text}")))
-    assert other.invocation["tasks_reused"] == 10, "asked by the first workflow"
-    project.run(project.workflow(stages=asking("Other: ${text}")))
-    agac.gc(1, project=project.root)
-    assert run_numbers(project) == [2, 3]
-    assert_nothing_is_left_over(project)
-    with nothing_is_asked(server):
-        (project.root / "output/others/results.jsonl").unlink()
-        assert project.run("others").exit_code == 0
-        assert [e["ok"] for e in project.envelopes("others")] == [True] * 10
-
-
 def test_one_workflow_is_cleared_at_no_cost_for_the_others(project: ProjectFolder, server: Server) -> None:
     """Not even for an answer to what a row of theirs held before, which nothing refers to any more."""
     project.numbered(5)
@@ -171,25 +141,6 @@ def test_one_workflow_is_cleared_at_no_cost_for_the_others(project: ProjectFolde
         assert project.run("others").invocation["calls"] == 0
     assert agac.gc(1, project=project.root).cleared.results == 9, "without a name all are cleared"
     assert_nothing_is_left_over(project)
-
-
-def test_rows_that_left_the_input_are_dropped_and_asked_again_when_they_come_back(
-    project: ProjectFolder, server: Server
-) -> None:
-    project.numbered(20)
-    project.run(project.workflow(stages=TWO))
-    project.numbered(15)
-    project.run()
-    before = project.envelopes()
-    report = agac.gc(3, project=project.root)
-    assert (report.cleared.left_rows, len(report.cleared.dropped)) == (5, 0)
-    assert_nothing_is_left_over(project)
-    server.reset()
-    assert project.run().invocation["calls"] == 0
-    assert project.envelopes() == before
-    project.numbered(20)
-    assert project.run().invocation["calls"] == 10
-    project.assert_sound()
 
 
 def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder) -> None:

@@ -3,10 +3,8 @@
 import json
 from typing import Any
 
-import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
-from support.soak import few
 
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}
@@ -73,69 +71,6 @@ def test_the_same_workflow_goes_on_with_its_run_whatever_its_rows_are(project: P
     assert project.envelopes() == project.output() == []
 
 
-@pytest.mark.parametrize("place", [0, 3, 20])
-@pytest.mark.parametrize("id_field", ["id", None])
-def test_ten_new_rows_cost_ten_calls_wherever_they_are(
-    project: ProjectFolder, server: Server, place: int, id_field: str | None
-) -> None:
-    old, new = rows(*range(1, 21)), rows(*range(101, 111))
-    echo(project, rows=old, input={"id_field": id_field})
-    assert asked(project, server) == 20
-    project.rows([*old[:place], *new, *old[place:]])
-    assert asked(project, server) == 10
-    expected = [f"Draft: {row['text']}" for row in [*old[:place], *new, *old[place:]]]
-    assert project.output() == expected
-
-
-@pytest.mark.parametrize(("count", "id_field"), few([(20, "id"), (20, None), (600, None), (600, "id")], 2, first=1))
-def test_a_reordered_file_costs_nothing_and_gives_results_in_the_new_order(
-    project: ProjectFolder, server: Server, id_field: str | None, count: int
-) -> None:
-    echo(project, rows=rows(*range(1, count + 1)), input={"id_field": id_field})
-    project.run()
-    project.rows(rows(*range(count, 0, -1)))
-    assert asked(project, server) == 0
-    assert project.output() == [f"Draft: text {n}" for n in range(count, 0, -1)]
-    assert [e["row_number"] for e in project.envelopes()] == list(range(1, count + 1))
-    if id_field:
-        assert ids(project) == [f"r-{n}" for n in range(count, 0, -1)]
-
-
-@pytest.mark.parametrize("id_field", ["id", None])
-@pytest.mark.parametrize(("full", "cut"), few([(10, 4), (300, 256), (300, 255), (600, 257), (513, 1)], 2))
-def test_rows_that_left_leave_the_outputs_and_cost_nothing_when_they_are_back(
-    project: ProjectFolder, server: Server, full: int, cut: int, id_field: str | None
-) -> None:
-    echo(project, rows=rows(*range(1, full + 1)), input={"id_field": id_field})
-    project.run()
-    whole = (project.root / "output/reviews/results.jsonl").read_bytes()
-    project.rows(rows(*range(1, cut + 1)))
-    assert asked(project, server) == 0
-    report = project.run()
-    assert report.summary["rows"] == {"total": cut, "done": cut, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
-    assert len(project.envelopes()) == cut
-    assert project.query("SELECT count(*) FROM result") == [(full,)]
-    project.rows(rows(*range(1, full + 1)))
-    assert asked(project, server) == 0
-    assert (project.root / "output/reviews/results.jsonl").read_bytes() == whole
-
-
-def test_a_change_of_rows_costs_what_prompts_show_of_it_and_nothing_when_it_is_taken_back(
-    project: ProjectFolder, server: Server
-) -> None:
-    echo(project, rows=rows(1, 2, 3, note="old"), stages=[DRAFT, POLISH], output={"include_input": True})
-    project.run()
-    before = (project.root / "output/reviews/results.jsonl").read_bytes()
-    project.rows([{"id": "r-1", "text": "changed", "note": "old"}, *rows(2, 3, note="old")])
-    assert asked(project, server) == 2
-    project.rows(rows(1, 2, 3, note="old"))
-    assert asked(project, server) == 0
-    assert (project.root / "output/reviews/results.jsonl").read_bytes() == before
-    project.rows(rows(1, 2, 3, note="new"))
-    assert asked(project, server) == 0
-    assert [e["input"]["note"] for e in project.envelopes()] == ["new"] * 3
-
-
 def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
     project: ProjectFolder, server: Server
 ) -> None:
@@ -150,32 +85,6 @@ def test_a_selection_is_a_run_of_its_own_whose_answers_the_full_run_reuses(
     assert asked(project, server, limit=3) == 0
     numbers = [project.run(**options).summary["run"] for options in ({"limit": 3}, {"limit": 3, "offset": 2}, {})]
     assert numbers == [1, 2, 3]
-
-
-def test_fresh_asks_every_prompt_once_and_what_follows_goes_on_with_the_fresh_run(
-    project: ProjectFolder, server: Server
-) -> None:
-    echo(project, rows=[*rows(1, 2, 3), {"id": "r-4", "text": "text 3"}])
-    project.run()
-    assert asked(project, server, fresh=True) == 3
-    assert asked(project, server) == 0
-    report = project.run()
-    assert report.summary["run"] == 2
-    assert report.invocation["continued"]
-
-
-def test_an_interrupted_fresh_run_is_continued_by_a_plain_run(project: ProjectFolder, faulty: Faulty) -> None:
-    server = project.asks(faulty([{"kind": "unauthorized", "at": [15]}]))
-    echo(project, rows=rows(*range(1, 11)))
-    project.run()
-    stopped = project.run(fresh=True, concurrency=1)
-    assert stopped.exit_code == 1
-    assert (stopped.summary["rows"]["done"], server.account()["requests"]) == (4, 15)
-    report = project.run()
-    assert report.exit_code == 0
-    assert report.summary["run"] == stopped.summary["run"] == 2
-    assert server.account()["requests"] == 15 + 6
-    project.assert_sound()
 
 
 def test_the_same_prompt_is_asked_once_and_reused(project: ProjectFolder, server: Server) -> None:
@@ -205,35 +114,6 @@ def test_equal_prompts_share_the_failure_of_the_first(project: ProjectFolder, fa
     project.run()
     assert server.account()["requests"] == 202
     project.assert_sound()
-
-
-ANSWER_FAULTS = [
-    ("refusal", "Refused", 1),
-    ("filter", "Filtered", 1),
-    ("length", "Truncated", 1),
-    ("empty", "EmptyResponse", 1),
-    ("wrong_schema", "SchemaMismatch", 2),
-    ("malformed_json", "SchemaMismatch", 2),
-]
-
-
-@pytest.mark.parametrize(("kind", "error", "calls"), ANSWER_FAULTS)
-def test_an_answer_that_fails_is_asked_for_in_two_further_runs_and_then_left(
-    project: ProjectFolder, faulty: Faulty, kind: str, error: str, calls: int
-) -> None:
-    server = project.asks(faulty([{"kind": kind, "match": "number 2"}]))
-    project.workflow(rows=3)
-    made, left = [], []
-    for _ in range(5):
-        server.reset()
-        report = project.run()
-        assert report.exit_code == 3
-        assert report.summary["errors"][0]["type"] == error
-        made.append(server.account()["requests"])
-        left.append(report.invocation["rows_left_failed"])
-        project.assert_sound()
-    assert made == [2 + calls, calls, calls, 0, 0]
-    assert left == [0, 0, 1, 1, 1]
 
 
 def test_what_is_left_is_asked_again_when_its_prompt_changes(project: ProjectFolder, faulty: Faulty) -> None:
@@ -269,6 +149,7 @@ def test_what_is_left_is_reported_until_fresh_asks_for_it_also_when_its_row_was_
     assert server.account()["requests"] == 0
     assert "1 row failed too often and is not retried automatically" in said.out
     assert "agac retry 1" in said.out
+    assert "; force a retry with: agac retry 1\n" in project.agac("status").out
     assert project.envelopes(file="errors.jsonl")[0]["error"]["type"] == "Refused"
     project.assert_sound()
     project.run(fresh=True)
@@ -301,27 +182,6 @@ def test_vars_and_models_make_another_run(project: ProjectFolder, server: Server
     assert [project.run(**options).summary["run"] for options in choices] == [1, 2, 3, 1, 1, 2]
     assert server.account()["requests"] == 6
     assert project.output() == ["text 1, cold", "text 2, cold"]
-
-
-def test_what_cannot_change_a_result_makes_no_other_run(project: ProjectFolder, server: Server) -> None:
-    echo(project, rows=rows(1, 2))
-    project.run()
-    for options in ({"concurrency": 1}, {"output": "output/elsewhere"}):
-        assert asked(project, server, **options) == 0
-        assert project.run(**options).summary["run"] == 1
-    here, there = (project.root / "output" / name / "results.jsonl" for name in ("reviews", "elsewhere"))
-    assert here.read_bytes() == there.read_bytes()
-    keys: list[dict[str, Any]] = [
-        {"description": "Something else."},
-        {"output": {"dir": "output/other"}},
-        {"output": {"include_input": True}},
-        {"stages": [{**DRAFT, "timeout": 30}]},
-        {"stages": [{**DRAFT, "concurrency": 2}]},
-        {"stages": [{**DRAFT, "run_mode": "sync"}]},
-    ]
-    for some in keys:
-        echo(project, **some)
-        assert (asked(project, server), project.run().summary["run"]) == (0, 1), some
 
 
 FULL: dict[str, Any] = {
@@ -371,13 +231,21 @@ NOT_IN_THE_FINGERPRINT = {
     "form of a parameter": replaced(model="local/small?temperature=0.5", temperature=None),
     "form of the schema": replaced(output_schema="schemas/sentiment.json"),
 }
+SAID_OF_THE_WORKFLOW: list[dict[str, Any]] = [
+    {"description": "Something else."}, {"output": {"dir": "output/other"}}, {"output": {"include_input": True}},
+]  # fmt: skip
+SAID_OF_THE_PROVIDER: list[dict[str, Any]] = [
+    {"prices": {"small": {"input": 1.0, "output": 2.0}}}, {"limits": {"concurrency": 3, "rpm": 100_000}},
+    {"structured": "json_object"}, {"headers": {"x-team": "data"}}, {"api_key": "${NO_KEY}"},
+]  # fmt: skip
 
 
 def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, server: Server) -> None:
-    project.write("agac.yml", two_providers(server.base_url))
+    """Only another name, of the stage or of its schema, makes another run."""
     project.rows(rows(1, 2))
     project.write("prompts/ask.md", "Review: ${text}")
     project.write("prompts/strict.md", "Be strict.")
+    project.write(".env", "NO_KEY=a-key-of-nobody\n")
     project.workflow(stages=[FULL])
     assert asked(project, server) == 2
     body = json.loads(project.query("SELECT body FROM definition")[0][0])["stages"][0]["schema"]["body"]
@@ -385,20 +253,17 @@ def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, serve
     for change, stage in NOT_IN_THE_FINGERPRINT.items():
         project.workflow(stages=[stage])
         assert (change, asked(project, server)) == (change, 0)
-
-
-def test_what_is_said_of_a_provider_asks_nothing_again(project: ProjectFolder, server: Server) -> None:
-    project.write(".env", "NO_KEY=a-key-of-nobody\n")
-    project.workflow(rows=rows(1, 2), stages=[FULL])
-    assert asked(project, server) == 2
-    providers: list[dict[str, Any]] = [
-        {"prices": {"small": {"input": 1.0, "output": 2.0}}},
-        {"limits": {"concurrency": 3, "rpm": 100_000}},
-        {"structured": "json_object"},
-        {"headers": {"x-team": "data"}},
-        {"api_key": "${NO_KEY}"},
-    ]
-    for provider in providers:
+        renamed = change in ("name of the stage", "form of the schema")
+        assert (project.run().summary["run"] != 1) == renamed, change
+    project.workflow(stages=[FULL])
+    for options in ({"concurrency": 1}, {"output": "output/elsewhere"}):
+        assert (asked(project, server, **options), project.run(**options).summary["run"]) == (0, 1)
+    here, there = (project.root / "output" / name / "results.jsonl" for name in ("reviews", "elsewhere"))
+    assert here.read_bytes() == there.read_bytes()
+    for keys in SAID_OF_THE_WORKFLOW:
+        project.workflow(stages=[FULL], **keys)
+        assert (asked(project, server), project.run().summary["run"]) == (0, 1), keys
+    for provider in SAID_OF_THE_PROVIDER:
         project.configure(server.base_url.replace("127.0.0.1", "localhost"), **provider)
         assert (asked(project, server), project.run().summary["run"]) == (0, 1), provider
 

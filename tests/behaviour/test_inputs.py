@@ -221,12 +221,3 @@ def test_a_sample_follows_rows_that_are_added(project: ProjectFolder, id_field: 
     assert second.summary["rows"] == {"total": 700, "done": 700, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert len(project.envelopes("reviews", "preview/results.jsonl")) == 700
     project.assert_sound()
-
-
-def test_fields_of_structures_in_parquet_are_there_for_prompts(project: ProjectFolder) -> None:
-    (project.root / "data").mkdir(exist_ok=True)
-    with duckdb.connect() as base:
-        base.execute(f"COPY (SELECT 'a' AS id, {{'x': 7}} AS st) TO '{project.root / 'data/rows.parquet'}'")
-    project.workflow(path="data/rows.parquet", stages=[{"name": "say", "prompt": "Number ${st.x}"}])
-    report = project.agac("plan", "-a", "reviews", "--show", "1")
-    assert (report.code, "Number 7" in report.out) == (0, True), report.err

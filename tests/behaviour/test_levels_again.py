@@ -173,16 +173,6 @@ def test_a_failed_part_is_retried(project: ProjectFolder) -> None:
         assert asked(project) == 0
 
 
-def test_a_selection_makes_rows_of_its_own_and_the_whole_run_reuses_them(project: ProjectFolder) -> None:
-    report = settled(project, limit=1)
-    assert report.invocation["calls"] == 1 + 2 + 2 + 2 + 2
-    assert sorted(made(project, "sum")) == ["x", "y"]
-    assert sorted(line["id"] for line in project.envelopes("reviews/preview")) == ["x", "y"]
-    report = settled(project)
-    assert report.invocation["calls"] == 2 + 3 + 3 + 3 + 3
-    assert asked(project, limit=1) == 0
-
-
 def test_fresh_asks_everything_anew_and_is_continued_when_it_was_stopped(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
@@ -254,16 +244,6 @@ def test_an_interrupted_retry_of_made_rows_is_gone_on_with(project: ProjectFolde
     project.asks(faulty([]))
     assert settled(project).exit_code == 0
     assert calls(project) == CALLS | {stage: 2 * CALLS[stage] for stage in ("each", "check", "sum", "title")}
-
-
-def test_a_budget_of_errors_stops_amid_children(project: ProjectFolder, faulty: Faulty) -> None:
-    project.asks(faulty([{"kind": "refusal", "match": "each "}]))
-    lists(project, {"a": [f"i{n}" for n in range(60)]})
-    workflow(project)
-    assert project.run(max_errors=5, concurrency=1).exit_code == 4
-    assert list(made(project, "each").values()).count("failed") >= 5
-    assert list(made(project, "each").values()).count("open") > 30
-    assert_all_sound(project)
 
 
 def test_children_of_a_parent_that_is_open_wait(project: ProjectFolder, faulty: Faulty) -> None:

@@ -167,14 +167,6 @@ class TestStatusOfARun:
         assert "\nRaise it, then resume with: agac run -a reviews\n" in out
         assert " stopped at a limit " in out
 
-    def test_rows_that_are_left_failed_are_forced_with_retry(self, project: ProjectFolder, faulty: Faulty) -> None:
-        project.rows([{"id": "r-1", "text": "bad"}, {"id": "r-2", "text": "fine"}])
-        project.configure(faulty([{"kind": "refusal", "match": "bad"}]).base_url)
-        project.workflow()
-        for _ in range(4):
-            assert project.run().exit_code == 3
-        assert "; force a retry with: agac retry 1\n" in project.agac("status").out
-
     def test_an_older_run_that_cannot_be_gone_on_with_names_the_newer_one(self, project: ProjectFolder) -> None:
         project.numbered(3)
         project.run(project.workflow())
