@@ -1,13 +1,11 @@
 """What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder next to it.
 
-Functions that read and write files and batches work within the caller's transaction. How far a batch is at a moment
-follows from its fields, its faults and the clock (`Batch.due` and below it).
+Functions that read and write files and batches work within the caller's transaction.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sqlite3
@@ -20,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agac.simulator.faults import FAULTS
 from agac.simulator.settings import SimulatorError
@@ -128,16 +126,6 @@ class Batch:
         rule = self.fault(kind)
         return rule is not None and now < self.created_at + rule["seconds"]
 
-    def due(self, now: float) -> int:
-        """How many of its requests are done by then: evenly from its creation on, over the seconds that it takes. A
-        batch that was cancelled does no more than it had done."""
-        if self.cancel_at is not None:
-            return self.executed
-        passed = (now if self.expires_at is None else min(now, self.expires_at)) - self.created_at
-        if self.seconds <= 0 or passed >= self.seconds:
-            return self.reachable
-        return min(self.reachable, math.floor(self.total * max(0.0, passed) / self.seconds + 1e-9))
-
     @property
     def reachable(self) -> int:
         """How many of its requests will ever be done."""
@@ -148,25 +136,6 @@ class Batch:
             everything = self.total if self.stuck_status == "finalizing" else 0
             limits.append(everything if rule.get("after") is None else rule["after"])
         return min(limits)
-
-    def ending(self, now: float) -> tuple[str, float] | None:
-        """How and when it ends, None if it does not."""
-        if self.cancel_at is not None:
-            return "cancelled", self.cancel_at
-        if self.stuck_status:
-            return None
-        done_at = self.created_at + max(0.0, self.seconds)
-        if self.expires_at is not None and done_at > self.expires_at:
-            return ("expired", self.expires_at) if now >= self.expires_at else None
-        if now < done_at:
-            return None
-        return ("expired" if self.fault("batch_expire") else "completed"), done_at
-
-    def behind(self, now: float) -> bool:
-        """Whether there is anything to do for it by then."""
-        if not self.validated:
-            return self.stuck_status != "validating" or self.cancel_at is not None
-        return self.executed < self.due(now) or self.ending(now) is not None
 
     @property
     def stuck_status(self) -> str:
@@ -233,6 +202,16 @@ class BatchStore:
     def file_path(self, name: str) -> Path:
         """The path of a file's bytes."""
         return self.folder / name
+
+    def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
+        """Where its good lines ("output") or its others ("errors") are gathered, to append to, with no more in it than
+        was committed: the remains of a chunk that a kill left are cut off."""
+        path = self.file_path(f"{batch.id}.{suffix}")
+        path.touch()
+        file = path.open("r+b")
+        file.truncate(batch.out_size if suffix == "output" else batch.err_size)
+        file.seek(0, os.SEEK_END)
+        return file
 
     def problems(self) -> list[str]:
         """Why this state file cannot be used; looks at one that exists, and creates nothing."""

@@ -1,13 +1,14 @@
 """The work on batches: a thread checks inputs, answers requests, charges them once, and writes results and their files.
 
 The web application uses `SimulatedBatches`: what is short it does at once, the work on batches is done in a thread.
+How far a batch is at a moment follows from its fields, its faults and the clock (`due`, `ending`, `is_behind`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import math
 import threading
 from array import array
 from collections import Counter
@@ -138,6 +139,38 @@ class CheckedInput:
         self.tokens += len(raw) // 4
 
 
+def due(batch: Batch, now: float) -> int:
+    """How many requests of a batch are done by then: evenly from its creation on, over the seconds that it takes. One
+    that was cancelled does no more than it had done."""
+    if batch.cancel_at is not None:
+        return batch.executed
+    passed = (now if batch.expires_at is None else min(now, batch.expires_at)) - batch.created_at
+    if batch.seconds <= 0 or passed >= batch.seconds:
+        return batch.reachable
+    return min(batch.reachable, math.floor(batch.total * max(0.0, passed) / batch.seconds + 1e-9))
+
+
+def ending(batch: Batch, now: float) -> tuple[str, float] | None:
+    """How and when a batch ends, None if it does not."""
+    if batch.cancel_at is not None:
+        return "cancelled", batch.cancel_at
+    if batch.stuck_status:
+        return None
+    done_at = batch.created_at + max(0.0, batch.seconds)
+    if batch.expires_at is not None and done_at > batch.expires_at:
+        return ("expired", batch.expires_at) if now >= batch.expires_at else None
+    if now < done_at:
+        return None
+    return ("expired" if batch.fault("batch_expire") else "completed"), done_at
+
+
+def is_behind(batch: Batch, now: float) -> bool:
+    """Whether there is anything to do for a batch by then."""
+    if not batch.validated:
+        return batch.stuck_status != "validating" or batch.cancel_at is not None
+    return batch.executed < due(batch, now) or ending(batch, now) is not None
+
+
 @dataclass(slots=True)
 class AnsweredChunk:
     """Some requests of a batch, and what they came to: what is still to be written and charged. `added` are numbers to
@@ -172,7 +205,7 @@ class BatchWorker:
         goes, and a kill leaves nothing charged that is not written."""
         now = self.store.now()
         waiting = [batch for batch in self.store.open_batches() if batch_id in (None, batch.id)]
-        if not any(batch.behind(now) for batch in waiting):
+        if not any(is_behind(batch, now) for batch in waiting):
             return
         with self.store.working(self.stopping) as alone:
             for batch in waiting if alone else ():
@@ -183,13 +216,13 @@ class BatchWorker:
         try:
             while not self.stopping.is_set():
                 batch = self.store.batch(batch_id)
-                if batch is None or batch.ended or not batch.behind(now):
+                if batch is None or batch.ended or not is_behind(batch, now):
                     return
                 if not batch.validated:
                     self.validate(batch)
-                elif batch.executed < batch.due(now):
+                elif batch.executed < due(batch, now):
                     self.execute(batch, now)
-                elif (end := batch.ending(now)) is not None:
+                elif (end := ending(batch, now)) is not None:
                     self.end(batch, *end)
         except FileNotFoundError as error:
             message = f"The files of the simulator are not there any more: {error.filename}"
@@ -232,11 +265,11 @@ class BatchWorker:
         about = family, family.endpoint(batch), LineFaults(batch.faults, self.plan.seed)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
-            self.open_part(batch, "output") as output,
-            self.open_part(batch, "errors") as errors,
+            self.store.open_part(batch, "output") as output,
+            self.store.open_part(batch, "errors") as errors,
         ):
             requests.seek(batch.read)
-            while batch.executed < (goal := batch.due(now)) and not self.stopping.is_set():
+            while batch.executed < (goal := due(batch, now)) and not self.stopping.is_set():
                 chunk = AnsweredChunk(batch, *about)
                 for number in range(batch.executed + 1, min(batch.executed + CHUNK, goal) + 1):
                     self.answer(number, requests.readline(), chunk)
@@ -318,16 +351,6 @@ class BatchWorker:
                 self.store.count(f"fault.{kind}", times)
         return fresh
 
-    def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
-        """Where its good lines ("output") or its others ("errors") are gathered, to append to, with no more in it than
-        was committed: the remains of a chunk that a kill left are cut off."""
-        path = self.store.file_path(f"{batch.id}.{suffix}")
-        path.touch()
-        file = path.open("r+b")
-        file.truncate(batch.out_size if suffix == "output" else batch.err_size)
-        file.seek(0, os.SEEK_END)
-        return file
-
     def end(self, batch: Batch, ended: str, when: float) -> None:
         """Writes what is left and turns results into files; a kill before the commit leaves it to be done again, and a
         result file that was not committed is taken back then."""
@@ -338,7 +361,7 @@ class BatchWorker:
             made = store.file_path(self.result_id(batch, kind))
             if made.exists() and not path.exists():
                 made.replace(path)
-            with self.open_part(batch, path.suffix[1:]) as lines:
+            with self.store.open_part(batch, path.suffix[1:]) as lines:
                 if ended != "completed" and family.one_file == (kind == "output"):
                     lines.writelines(self.unfinished(batch))
         shaped = shape(batch, output)
