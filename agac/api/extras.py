@@ -38,9 +38,9 @@ from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import INPUTS, format_of, free_input
 from agac.spec.loader import load_project
 from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
-from agac.spec.paths import matching, project_root
+from agac.spec.paths import ProjectPaths, matching, project_root
 from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
-from agac.spec.workflow import InputFormat, InputSpec, ProjectPaths, ProjectSpec
+from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document
 from agac.store.db import open_database, open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database

@@ -33,8 +33,8 @@ from agac.providers.table import build_providers
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
-from agac.spec.loader import in_order, load_project, load_workflow, output_folder, workflow_names
-from agac.spec.paths import project_root
+from agac.spec.loader import in_order, load_project, load_workflow, workflow_names
+from agac.spec.paths import output_folder, project_root
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
 _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "concurrency", "output", "run_mode")
@@ -239,7 +239,7 @@ def check_workflow(
     if workflow is None:
         return None, problems
     if overrides.output is not None:
-        folder = output_folder(overrides.output, project.spec, workflow.input)
+        folder = output_folder(overrides.output, project.spec.root, project.spec.paths, workflow.input.path)
         workflow = replace(workflow, output=replace(workflow.output, dir=folder))
     broken = any_error([*project.problems, *problems])
     # providers of agac.yml that have a problem and are therefore not there

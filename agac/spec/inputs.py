@@ -16,12 +16,12 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, s
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import (
     ANY_FOLDERS,
+    STATE_FOLDERS,
     OutsideProject,
     Refused,
     fixed_part,
     inside,
     is_pattern,
-    lies_in,
     matching,
     near_files,
 )
@@ -52,7 +52,6 @@ PIPED = "-"
 INPUTS = Path(".agac") / "inputs"
 """Where standard input is kept, relative to the project: a run reads its input more than once."""
 
-STATE_FOLDERS = (".agac", ".git")
 LOOKED_AT = 1_000
 """So many files of a pattern are looked at before a run; what is wrong with later ones is found when they are read."""
 
@@ -280,7 +279,7 @@ class _Resolver:
         output = self.project.paths.output
         # never state, nor the workflow's own results; those of others where a pattern begins among them
         skipped = [*(self.project.root / name for name in STATE_FOLDERS), self.own_output]
-        if not any(lies_in(self.project.root / fixed_part(pattern), output) for pattern in patterns):
+        if not any((self.project.root / fixed_part(pattern)).is_relative_to(output) for pattern in patterns):
             skipped.append(output)
         made = self._made(root, ", ".join(texts), "files" if whole else None)
         spec = replace(made, patterns=patterns, skipped=tuple(skipped))
@@ -310,7 +309,7 @@ class _Resolver:
         if refused:
             raise Refused("; ".join(refused))
         root = self.project.root
-        if not all(lies_in(path, root) for path in found):
+        if not all(path.is_relative_to(root) for path in found):
             root = Path(os.path.commonpath([fixed_part(path.as_posix()) for path in found]))
         return root, tuple(path.relative_to(root).as_posix() for path in found)
 
@@ -342,5 +341,5 @@ def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     hint = "what it matches are results or agac's own files"
     if not hidden:
         path = spec.path / (spec.patterns[0] if len(spec.patterns) == 1 else empty[0])
-        hint = near_files(path, spec.path) if lies_in(path, spec.path) else "check the folder"
+        hint = near_files(path, spec.path) if path.is_relative_to(spec.path) else "check the folder"
     raise Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")

@@ -11,12 +11,12 @@ from urllib.parse import parse_qsl
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
-from agac.spec.inputs import STATE_FOLDERS, input_spec
+from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, StageFile, WorkflowFile
-from agac.spec.paths import PROJECT_FILE, OutsideProject, Refused, files_called, inside, lies_in
+from agac.spec.paths import PROJECT_FILE, STATE_FOLDERS, ProjectPaths, Refused, files_called, inside, refuse_folder
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
-from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectPaths, ProjectSpec, TableTarget, Workflow
+from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
 from agac.spec.yaml import Document, expand, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
@@ -49,7 +49,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     for key in PathsFile.model_fields:
         try:
             folders[key] = inside(root, getattr(file.paths, key))
-        except OutsideProject as error:
+        except Refused as error:
             folders[key] = root / str(PathsFile.model_fields[key].default)
             problems.append(document.problem(("paths", key), str(error)))
     file = file.model_copy(update={"defaults": defaults.model_copy(update=update), "aliases": aliases})
@@ -85,7 +85,7 @@ def find_workflow(project: ProjectSpec, name: str) -> Path:
     folder = project.paths.workflows
     try:
         files = files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
-    except OutsideProject as error:
+    except Refused as error:
         raise UsageError(str(error)) from None
     if not files:
         known = workflow_names(project)
@@ -178,7 +178,7 @@ def _output_spec(
     problems: list[Problem] = []
     try:
         folder = inside(project.root, written.dir) if written.dir is not None else folder
-        _refuse_folder(folder, project, source)
+        refuse_folder(folder, project.root, project.paths, source.path if source else None)
     except Refused as error:
         problems.append(document.problem(("output", "dir"), str(error)))
     if written.to is not None:
@@ -190,34 +190,6 @@ def _output_spec(
     formats, where = tuple(written.format), document.where(("output", "format"))
     output = OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where)
     return None if problems else output, problems
-
-
-def output_folder(text: str, project: ProjectSpec, source: InputSpec) -> Path:
-    """The folder that `--output` names, relative to the project. Raises `UsageError` when results may not go there."""
-    try:
-        folder = inside(project.root, text)
-        _refuse_folder(folder, project, source)
-    except Refused as error:
-        raise UsageError(f"--output {text}: {error}", remedy="Name a folder inside the project.") from None
-    return folder
-
-
-def _refuse_folder(folder: Path, project: ProjectSpec, source: InputSpec | None) -> None:
-    """Files in a folder of results are replaced, so nothing of the project's own may be in it."""
-    remedy, shown = "results need a folder of their own, as output/reviews", project.shown(folder)
-    if folder == project.root:
-        raise Refused(f"is the project's root; {remedy}")
-    own = [project.paths.workflows, project.paths.agentcards, project.paths.schemas]
-    state = [project.root / name for name in STATE_FOLDERS]
-    for kept in [*own, *state, project.root / "data", project.root / "prompts"]:
-        if lies_in(kept, folder):
-            raise Refused(f"{shown} holds the project's own files ({project.shown(kept)}); {remedy}")
-    if any(lies_in(folder, kept) for kept in state):
-        raise Refused(f"{shown} belongs to agac or git; {remedy}")
-    if source is not None and lies_in(source.path, folder):
-        raise Refused(f"{shown} holds the input file; {remedy}")
-    if folder.exists() and not folder.is_dir():
-        raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
 
 
 def _parse_table(text: str) -> tuple[str, str]:
@@ -251,7 +223,7 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
     name, table = _parse_table(text)
     path = inside(project.root, name)
     shown = project.shown(path)
-    if any(lies_in(path, project.root / state) for state in STATE_FOLDERS):
+    if any(path.is_relative_to(project.root / state) for state in STATE_FOLDERS):
         raise Refused(f"{shown} belongs to agac or git; name a database of your own")
     if path.is_dir():
         raise Refused(f"{shown} is a folder; name a database in it")

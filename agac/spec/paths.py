@@ -1,4 +1,4 @@
-"""Paths and text files: the project's root, paths inside it, files that patterns match, and reading text."""
+"""Paths and text files: the project's root, paths inside it, where results go, files of a pattern, reading text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean
 # Finding the project: light enough for commands that only read the store.
 
 PROJECT_FILE = "agac.yml"
+STATE_FOLDERS = (".agac", ".git")
 
 
 def find_project(start: Path, explicit: Path | None = None) -> Path:
@@ -110,9 +112,44 @@ def near_files(path: Path, root: Path) -> str:
     return did_you_mean(path.relative_to(real).as_posix(), known, f"files in {folder.relative_to(real).as_posix()}/")
 
 
-def lies_in(path: Path, folder: Path) -> bool:
-    """Whether `path` is `folder` or below it."""
-    return path == folder or path.is_relative_to(folder)
+# Where results go.
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectPaths:
+    """The project's folders, absolute; they need not exist."""
+
+    workflows: Path
+    agentcards: Path
+    schemas: Path
+    output: Path
+
+
+def output_folder(text: str, root: Path, paths: ProjectPaths, source: Path) -> Path:
+    """The folder that `--output` names, relative to the project. Raises `UsageError` when results may not go there."""
+    try:
+        folder = inside(root, text)
+        refuse_folder(folder, root, paths, source)
+    except Refused as error:
+        raise UsageError(f"--output {text}: {error}", remedy="Name a folder inside the project.") from None
+    return folder
+
+
+def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | None) -> None:
+    """Results are replaced: nothing of the project's own and not its input may be in their folder. Raises Refused."""
+    remedy, shown = "results need a folder of their own, as output/reviews", folder.relative_to(root).as_posix()
+    if folder == root:
+        raise Refused(f"is the project's root; {remedy}")
+    state = [root / name for name in STATE_FOLDERS]
+    for kept in [paths.workflows, paths.agentcards, paths.schemas, *state, root / "data", root / "prompts"]:
+        if kept.is_relative_to(folder):
+            raise Refused(f"{shown} holds the project's own files ({kept.relative_to(root).as_posix()}); {remedy}")
+    if any(map(folder.is_relative_to, state)):
+        raise Refused(f"{shown} belongs to agac or git; {remedy}")
+    if source is not None and source.is_relative_to(folder):
+        raise Refused(f"{shown} holds the input file; {remedy}")
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
 
 
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
@@ -255,7 +292,7 @@ def _below(root: Path, relative: str, rests: Rests, skipped: Sequence[Path]) -> 
 
 
 def _is_skipped(path: Path, skipped: Sequence[Path]) -> bool:
-    return any(lies_in(path, folder) for folder in skipped)
+    return any(map(path.is_relative_to, skipped))
 
 
 def _target(path: Path, relative: str, root: Path) -> Path:

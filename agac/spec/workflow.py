@@ -13,6 +13,7 @@ from agac.core.types import JSONValue, Schema
 from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
 from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
+from agac.spec.paths import ProjectPaths
 from agac.spec.templates import NO_TEXT, Template, sound_template
 
 if TYPE_CHECKING:
@@ -439,16 +440,6 @@ class Workflow:
     def ends(self) -> tuple[WrittenStage, ...]:
         """The stages whose results are a row's result: one alone, of several an object by their names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectPaths:
-    """The project's folders, absolute; they need not exist."""
-
-    workflows: Path
-    agentcards: Path
-    schemas: Path
-    output: Path
 
 
 @dataclass(frozen=True, slots=True)

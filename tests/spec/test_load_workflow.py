@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.tree import GOOD_WORKFLOW, Tree
 
 from agac.core.errors import UsageError, Where
-from agac.spec.loader import find_workflow, load_project, load_workflow, output_folder, workflow_names
-from agac.spec.paths import find_project
+from agac.spec.loader import find_workflow, load_project, load_workflow, workflow_names
+from agac.spec.paths import find_project, output_folder
 from agac.spec.workflow import Overrides, Timeout
 
 INPUT = "input: {path: data/reviews.csv}\n"
@@ -247,11 +247,11 @@ def test_results_never_go_where_the_input_or_the_projects_own_files_are(tree: Tr
         held = "the input file" if "rows" in folder else "the project's own files" if folder in own else ""
         assert f"output.dir: {folder} " in problem
         assert held in problem
-    source, project = tree.workflow(GOOD_WORKFLOW).input, tree.project()
-    assert output_folder("elsewhere/x", project, source) == tree.root / "elsewhere/x"
+    source, project = tree.workflow(GOOD_WORKFLOW).input.path, tree.project()
+    assert output_folder("elsewhere/x", project.root, project.paths, source) == tree.root / "elsewhere/x"
     for folder in (".", "data", "../x", ".git"):
         with pytest.raises(UsageError, match=r"--output .*: "):
-            output_folder(folder, project, source)
+            output_folder(folder, project.root, project.paths, source)
 
 
 def test_every_problem_of_every_file_comes_at_once_in_file_order(tree: Tree) -> None:
