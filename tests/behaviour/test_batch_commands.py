@@ -82,19 +82,6 @@ def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, sl
     assert shop.query("SELECT DISTINCT state FROM batch") == [("SUBMITTED",)], "looking takes nothing"
 
 
-def test_what_a_provider_objects_to_is_shown_before_it_is_taken(tmp_path: Path, faulty: Faulty) -> None:
-    rule = {"kind": "batch_reject", "at": [1], "code": "invalid_json_line", "line": 2, "message": "no JSON"}
-    project = ProjectFolder(tmp_path / "refused")
-    project.configure(faulty([rule]).base_url, batch="openai")
-    project.numbered(3)
-    project.workflow(stages=THREE[:1])
-    project.agac("run", "-a", "reviews", code=0)
-    ran = project.agac("batch", "status")
-    assert ran.out.startswith("Batch job status: failed\n")
-    assert "\nNote: line 2: no JSON (invalid_json_line)\n" in ran.out
-    assert project.agac("batch", "list", "--json").json["batches"][0]["status"] == "failed"
-
-
 def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, faulty: Faulty) -> None:
     server = faulty([{"kind": "batch_gone", "at": [1]}])
     project = ProjectFolder(tmp_path / "gone")
@@ -176,16 +163,3 @@ def test_the_embedded_simulator_remembers_its_batches(tmp_path: Path) -> None:
     for name in ("reviews", "others"):
         assert [one["ok"] for one in project.envelopes(name)] == [True] * 3
     project.agac("doctor", code=0)
-
-
-def test_what_the_command_line_does_python_does_too(shop: ProjectFolder, slow: Server) -> None:
-    """`until` holds for that command alone."""
-    report = agac.run("reviews", agac.RunOptions(until="classify"), project=shop.root)
-    assert [batch["requests"] for batch in report.invocation["batches"]] == [4, 1]
-    advance(slow, 200)
-    assert agac.batch_wait(project=shop.root).ready
-    assert [line.ready for line in agac.batch_status(project=shop.root).batches] == [True, True]
-    taken = agac.batch_retrieve(project=shop.root)
-    assert (taken.ready, taken.exit_code, len(taken.ingested), len(taken.submitted)) == (True, 0, 2, 2)
-    assert [line.batch.id for line in agac.batch_cancel(project=shop.root).asked] == [3, 4]
-    assert agac.doctor(project=shop.root).exit_code == 0

@@ -29,9 +29,13 @@ def make(batches_at: Make) -> Make:
     return start
 
 
-@pytest.mark.parametrize("done", [0, 4, 9])
-def test_at_its_deadline_the_rest_is_called(make: Make, server: Server, done: int) -> None:
-    project = make(deadline="8h")
+STUCK = {"kind": "batch_stuck", "word": "finalizing"}
+
+
+@pytest.mark.parametrize(("done", "faults"), [(0, []), (4, []), (9, []), (10, [STUCK])])
+def test_at_its_deadline_the_rest_is_called(make: Make, server: Server, done: int, faults: list[Any]) -> None:
+    """Case 37, where all of it is done and the provider does not say so: there is no rest."""
+    project = make(*faults, deadline="8h")
     [(deadline,)] = project.query("SELECT deadline - submitted_at FROM batch")
     assert deadline == pytest.approx(8 * HOUR, abs=5)
     advance(project.server, SECONDS * done / 10)

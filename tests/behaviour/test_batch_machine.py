@@ -1,7 +1,5 @@
-"""The machine beneath: a disk that is full, a folder that is none, a clock that is wrong, two terminals, what is not
-installed."""
+"""The machine beneath: a disk that is full, a folder that is none, a clock that is wrong."""
 
-import signal
 import time
 from importlib import import_module
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 import pytest
 from support.batched import store
 from support.batchrun import BatchProject, Make, advance
-from support.processes import ended, interrupt, listening, wait_until
-from support.project import Ran
+from support.processes import is_explained
 from support.server import Server
 from support.soak import SOAK
 
@@ -39,16 +36,6 @@ def make(batches_at: Make) -> Make:
         return project
 
     return start
-
-
-def is_explained(ran: Ran, *words: str) -> None:
-    """Exit 1, one error that says what and what to do, nothing that looks like a bug."""
-    assert ran.code == 1, ran
-    assert ran.err.count("error: ") == 1, ran.err
-    for word in words:
-        assert word in ran.err, ran.err
-    assert "Traceback" not in ran.err
-    assert "bug" not in ran.err
 
 
 @needs_full
@@ -158,23 +145,3 @@ def test_a_clock_that_was_wrong_when_it_was_submitted(
     assert project.account["posts"] == 2
     assert project.query("SELECT count(*) FROM attempt WHERE duration < 0") == [(0,)]
     project.assert_as_sync(server, charged=(2, 20))
-
-
-def test_two_terminals_at_once(make: Make, server: Server) -> None:
-    """One waits for its batches; whoever comes then is refused, and nothing happens twice."""
-    project = make()
-    waiting = project.start("run", "-a", "reviews", "--wait")
-    listening(waiting)
-    wait_until(lambda: project.account["created"] == 1 and project.steps() == ["SUBMITTED"], "a batch", waiting)
-    for arguments in (["run", "-a", "reviews"], ["batch", "retrieve"], ["batch", "cancel"]):
-        refused = project.agac(*arguments)
-        assert refused.code in (1, 2), (arguments, refused)
-        assert "is being run by another process" in refused.err
-        assert "bug" not in refused.err
-    for arguments in (["batch", "status"], ["batch", "list"], ["status"]):
-        looked = project.agac(*arguments)
-        assert looked.code == 0, (arguments, looked)
-    assert (project.account["posts"], project.account["cancelled"]) == (1, 0)
-    interrupt(waiting, signal.SIGINT)
-    assert ended(waiting).code == 130
-    project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)

@@ -180,9 +180,13 @@ def test_a_line_that_is_there_twice_counts_once_wherever_it_stands(
 
 
 def test_a_batch_that_is_refused_for_a_line_fails_that_row_alone(make: Make) -> None:
-    """Case 30."""
+    """Case 30. What the provider objects to is shown before it is taken."""
     fault = {"kind": "batch_reject", "line": 3, "code": "invalid_json_line", "message": "not a line", "at": [1]}
     project = make(fault)
+    shown = project.agac("batch", "status").out
+    assert shown.startswith("Batch job status: failed\n")
+    assert "\nNote: line 3: not a line (invalid_json_line)\n" in shown
+    assert project.agac("batch", "list", "--json").json["batches"][0]["status"] == "failed"
     project.agac("batch", "retrieve", code=0)
     assert project.steps() == ["REJECTED", "SUBMITTED"]
     assert "nothing was charged" in str(project.notes()[0])
@@ -205,17 +209,6 @@ def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(ma
     assert project.query("SELECT count(*) FROM row WHERE state = 0") == [(10,)]
     assert project.run().exit_code == 0
     project.assert_ends_as_sync(server, (2, 10))
-
-
-def test_a_batch_that_never_ends_is_ended_at_its_deadline(make: Make, server: Server) -> None:
-    """Case 37: all of it is done, and the provider does not say so."""
-    project = make({"kind": "batch_stuck", "word": "finalizing"}, defaults={"batch": {"deadline": "8h"}})
-    assert project.retrieve().exit_code == 75
-    project.set_batch(deadline=1.0)
-    project.to_the_end()
-    assert (project.charged(), project.doubles(), project.account["cancelled"]) == ((1, 10), 0, 1)
-    assert project.server.account()["charged"] == 0
-    project.assert_as_sync(server)
 
 
 def test_a_word_that_nobody_knows_is_no_end(make: Make, server: Server) -> None:

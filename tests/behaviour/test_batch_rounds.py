@@ -174,18 +174,6 @@ def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: 
     assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
 
 
-def test_a_line_that_fails_in_a_later_round_keeps_the_others(make: Make, server: Server) -> None:
-    """Rounds of the same rows: each answers one more."""
-    project = make(
-        {"kind": "batch_line_status", "status": 500, "lines": [1, 2, 3], "at": [1]},
-        {"kind": "batch_line_status", "status": 500, "lines": [1], "at": [2]},
-    )
-    assert project.to_the_end().exit_code == 0
-    assert (project.charged(), project.doubles()) == ((3, 10), 0)
-    assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [10, 3, 1]
-    project.assert_as_sync(server)
-
-
 EQUAL = [{"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30)]
 
 

@@ -1,7 +1,5 @@
 """What a user sees of batches: `agac run` submits, `agac batch retrieve` takes and goes on, till the results are in."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +19,6 @@ C: dict[str, Any] = {"name": "c", "prompt": "C ${b}", "model": "local/echo"}
 def slow(batches_at: Make) -> BatchProject:
     """A project at a server whose batches take a while; with ten rows."""
     return batches_at(seconds=SECONDS)
-
-
-@pytest.fixture
-def fast(tmp_path: Path, server: Server) -> Iterator[BatchProject]:
-    """A project at a server whose batches are done at once; with ten rows."""
-    project = BatchProject(tmp_path / "project", server)
-    project.numbered(10)
-    yield project
-    project.assert_sound()
 
 
 def test_retrieving_too_early_or_again_changes_nothing_and_asks_nothing(slow: BatchProject, server: Server) -> None:
@@ -73,17 +62,6 @@ def test_batch_sync_batch_needs_run_retrieve_retrieve(slow: BatchProject, server
     slow.assert_as_sync(server)
 
 
-def test_batch_sync_batch_with_wait_alone(fast: BatchProject, server: Server) -> None:
-    fast.batched(A, B, C)
-    report = fast.run(wait=True)
-    assert (report.exit_code, report.summary["complete"]) == (0, True)
-    assert (fast.charged(), fast.doubles(), fast.steps()) == ((2, 30), 0, ["CLEANED"] * 2)
-    assert fast.query("SELECT count(*) FROM event") == [(1,)]
-    before = fast.server.account()
-    fast.assert_as_sync(server)
-    assert before["batches"]["kept"] == 0
-
-
 @pytest.mark.parametrize("then", [["batch", "retrieve"], ["run", "-a", "reviews"], ["run", "-a", "reviews", "--wait"]])
 def test_an_interrupted_wait_is_taken_up_by_any_command(slow: BatchProject, server: Server, then: list[str]) -> None:
     slow.batched(A, B, C)
@@ -94,6 +72,8 @@ def test_an_interrupted_wait_is_taken_up_by_any_command(slow: BatchProject, serv
         return slow.account["created"] == 1 and slow.steps() == ["SUBMITTED"]
 
     wait_until(submitted, "a submitted batch", waiting)
+    if "retrieve" in then:
+        others_are_refused(slow)
     interrupt(waiting)
     stopped = ended(waiting)
     assert stopped.code == 130
@@ -115,6 +95,18 @@ def test_an_interrupted_wait_is_taken_up_by_any_command(slow: BatchProject, serv
         slow.agac(*then, code=0)
     assert (slow.charged(), slow.doubles(), slow.account["posts"]) == ((2, 30), 0, 2)
     slow.assert_as_sync(server)
+
+
+def others_are_refused(project: BatchProject) -> None:
+    """Whoever comes while another process waits may look, and changes nothing."""
+    for arguments in (["run", "-a", "reviews"], ["batch", "retrieve"], ["batch", "cancel"]):
+        refused = project.agac(*arguments)
+        assert refused.code in (1, 2), (arguments, refused)
+        assert "is being run by another process" in refused.err
+        assert "bug" not in refused.err
+    for arguments in (["batch", "status"], ["batch", "list"], ["status"]):
+        project.agac(*arguments, code=0)
+    assert (project.account["posts"], project.account["cancelled"]) == (1, 0)
 
 
 def test_each_batch_that_ends_moves_its_rows_on(slow: BatchProject, server: Server) -> None:

@@ -46,11 +46,6 @@ of_openai = pytest.mark.parametrize("member", MEMBERS[:1], ids=lambda member: me
 with_files = pytest.mark.parametrize("member", MEMBERS[:3], ids=lambda member: member.name)
 
 
-def with_fault(kind: str, **rule: Any) -> pytest.MarkDecorator:
-    """The simulator has this fault."""
-    return pytest.mark.parametrize("faults", [[{"kind": kind, **rule}]], ids=[kind])
-
-
 class Account:
     """One member's batches at a simulator, and the files that go there."""
 
@@ -268,54 +263,6 @@ async def test_a_create_is_sent_once_whatever_comes_back(
         assert (lost.kind, lost.delay) == (FaultKind.PAUSE, 3.0)
     assert len(await all_of(account.api.candidates(order, 0.0))) == there
     assert account.counted("posts", "created") == (1, int(there))
-
-
-@with_files
-@with_fault("batch_drop_after", op="upload", at=[1])
-async def test_an_upload_is_sent_once(account: Account) -> None:
-    path = account.spool("twice", 2)
-    assert fault(await account.api.upload(path, "agac-twice.jsonl")).ambiguous
-    assert isinstance(await account.api.uploaded("agac-twice.jsonl", path.stat().st_size), str)
-    assert account.server.account()["batches"]["calls"]["upload"] == 1
-
-
-@with_fault("batch_paged", size=1)
-async def test_pages_are_read_to_the_end(account: Account) -> None:
-    orders = [await account.order(f"page{number}", number + 1) for number in range(4)]
-    made = [good(await account.api.create(order)) for order in orders]
-    [found] = await all_of(account.api.candidates(orders[0], made[0].created_at))
-    assert found.id == made[0].id
-    if account.api.uploads:
-        size = orders[0].path.stat().st_size
-        assert await account.api.uploaded("agac-page0.jsonl", size) == orders[0].file_id
-
-
-@of_openai
-@with_fault("batch_file_lag", times=2)
-async def test_a_file_that_is_late_is_no_refusal(account: Account) -> None:
-    order = await account.order("late")
-    for _ in range(2):
-        late = fault(await account.api.create(order))
-        assert (late.kind, late.ambiguous, late.code) == (FaultKind.RETRY, False, "input_file_not_found")
-    assert isinstance(await account.api.create(order), ProviderBatch)
-
-
-@of_openai
-@with_fault("batch_no_metadata", always=True)
-async def test_a_batch_without_metadata_is_found_by_its_file(account: Account) -> None:
-    order = await account.order("mute")
-    seen = good(await account.api.create(order))
-    assert seen.key is None
-    [found] = await all_of(account.api.candidates(order, seen.created_at))
-    assert found.id == seen.id
-
-
-@with_fault("batch_truncate", after_bytes=100, at=[1])
-async def test_a_torn_download_is_no_result(account: Account, tmp_path: Path) -> None:
-    seen = await account.ended((await account.made("torn")).id)
-    torn = fault(await account.api.download(seen.results[0], tmp_path / "torn"))
-    assert torn.kind is FaultKind.RETRY
-    assert len(await account.results(seen)) == 3
 
 
 @of_openai

@@ -1,9 +1,9 @@
 """What every dialect promises, streamed or not. A new one adds a line to MEMBERS and its recorded bodies beside the
 others'.
 
-Recorded: `replies/<dialect>.json`, where `differs` says what a body has that the first one has not, and
-`errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error, and its
-`frame` is around every `error`.
+Recorded, by what is told apart: `replies/<dialect>.json`, where `differs` says what a body has that the first one has
+not, and `errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error,
+and its `frame` is around every `error`.
 """
 
 import asyncio
@@ -85,7 +85,8 @@ class Member:
     def replies(self) -> list[dict[str, Any]]:
         """The recorded replies, with whole bodies."""
         cases = json.loads((HERE / "replies" / f"{self.name}.json").read_text("utf-8"))
-        return [{"body": patched(cases[0]["body"], case.get("differs", {})), **case} for case in cases]
+        first = next(iter(cases.values()))["body"]
+        return [{"name": name, "body": patched(first, case.get("differs", {})), **case} for name, case in cases.items()]
 
 
 def patched(body: Any, patch: Any) -> Any:
@@ -148,14 +149,15 @@ def recorded_errors() -> list[Any]:
     for member in MEMBERS:
         for file in [file for place in member.errors for file in sorted((HERE / "errors").glob(place))]:
             recorded = json.loads(file.read_text("utf-8"))
-            for case in recorded["cases"]:
+            for name, case in recorded["cases"].items():
                 headers = {**recorded["headers"], **case.get("headers", {})}
                 whole = {
                     "body": {**recorded.get("frame", {}), "error": case.get("error")},
+                    "says": [],
                     **case,
-                    "headers": {name: value for name, value in headers.items() if value is not None},
+                    "headers": {header: value for header, value in headers.items() if value is not None},
                 }
-                found.append(pytest.param(member, whole, id=f"{member.name}/{file.stem}: {case['name']}"))
+                found.append(pytest.param(member, whole, id=f"{member.name}/{file.stem}: {name}"))
     return found
 
 

@@ -2,7 +2,6 @@
 
 import resource
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,21 +85,6 @@ def test_outputs_that_do_not_fit_replace_nothing_and_cost_nothing(
     assert server.account()["requests"] == 0
 
 
-def test_an_output_folder_that_cannot_be_made_is_found_before_the_first_call(
-    project: ProjectFolder, server: Server
-) -> None:
-    project.numbered(5)
-    project.workflow()
-    in_the_way = project.write("output", "a file in the way")
-    ran = project.agac("run", "-a", "reviews", code=2)
-    assert "is a file" in ran.err
-    in_the_way.unlink()
-    project.root.joinpath("output/reviews/results.json").mkdir(parents=True)
-    ran = project.agac("run", "-a", "reviews", code=2)
-    assert "results.json: is not a file" in ran.err
-    assert server.account()["requests"] == 0
-
-
 def test_a_file_where_the_state_should_be_and_a_folder_where_the_database_should_be_are_explained(
     project: ProjectFolder, server: Server
 ) -> None:
@@ -141,21 +125,6 @@ def test_a_damaged_database_is_reported_with_the_remedy_and_left_alone(
     database(project).rename(database(project).with_suffix(".damaged"))
     assert project.agac("run", "-a", "reviews").code == 0
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == output
-
-
-def test_a_newer_database_is_refused_and_never_touched(project: ProjectFolder, server: Server) -> None:
-    project.numbered(10)
-    project.workflow()
-    assert project.run().exit_code == 0
-    connection = sqlite3.connect(database(project))
-    connection.execute("PRAGMA user_version = 999")
-    connection.close()
-    server.reset()
-    before = {path: path.read_bytes() for path in database(project).parent.iterdir()}
-    for command in (["run", "-a", "reviews"], ["run", "-a", "reviews", "--fresh"], ["status"], ["export"]):
-        is_explained(project.agac(*command), "was written by a newer agac (schema 999", "pip install --upgrade agac")
-    assert {path: path.read_bytes() for path in database(project).parent.iterdir()} == before
-    assert server.account()["requests"] == 0
 
 
 @pytest.mark.parametrize("moment", [*(f"statement:{n}" for n in range(1, 41, 5)), "commit:1", "committed:1"])

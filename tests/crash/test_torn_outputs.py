@@ -94,20 +94,6 @@ def test_a_killed_export_command_can_be_given_again_and_a_run_mends_it_too(
     project.assert_sound()
 
 
-def test_going_back_to_an_earlier_definition_brings_its_results_back(
-    project: ProjectFolder, server: Server, finished: dict[str, bytes]
-) -> None:
-    earlier = (project.root / "workflows/reviews.yml").read_text()
-    project.write("workflows/reviews.yml", earlier.replace("Review:", "The review:"))
-    project.run()
-    assert contents(project)["results.jsonl"] != finished["results.jsonl"]
-    server.reset()
-    project.write("workflows/reviews.yml", earlier)
-    project.run()
-    assert contents(project) == finished
-    assert server.account()["requests"] == 0
-
-
 def test_killed_before_its_end_was_noted_a_run_is_not_shown_as_finished(project: ProjectFolder, server: Server) -> None:
     """All rows are settled, but only the next invocation knows that nothing more is in the input."""
     project.numbered(5)

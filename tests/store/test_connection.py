@@ -13,12 +13,18 @@ from agac.store.db import open_database, translated
 
 
 def test_statements_given_at_once_run_in_the_connections_own_thread(tmp_path: Path) -> None:
+    """What goes wrong with them reaches the caller in words."""
+
     def work(writer: sqlite3.Connection) -> tuple[int, str]:
         return writer.execute("SELECT 1 + 1").fetchone()[0], threading.current_thread().name
 
+    path = tmp_path / "agac.db"
+
     async def ask() -> tuple[int, str]:
-        async with open_database(tmp_path / "agac.db") as database:
+        async with open_database(path) as database:
             assert database.writer is not None
+            with pytest.raises(StoreError, match="no such column: missing"), translated(path):
+                await database.writer.at_once(lambda writer: writer.execute("SELECT missing").fetchone())
             return await database.writer.at_once(work)
 
     result, thread = asyncio.run(ask())
@@ -51,16 +57,3 @@ def test_what_was_begun_at_once_runs_to_its_end_when_the_caller_is_cancelled(tmp
     with closing(sqlite3.connect(tmp_path / "agac.db")) as database, database:
         assert database.execute("SELECT kind FROM event ORDER BY id").fetchall() == [("first",), ("second",)]
     database.close()
-
-
-def test_an_error_of_statements_given_at_once_reaches_the_caller_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "agac.db"
-
-    async def ask() -> None:
-        async with open_database(path) as database:
-            assert database.writer is not None
-            with translated(path):
-                await database.writer.at_once(lambda writer: writer.execute("SELECT missing").fetchone())
-
-    with pytest.raises(StoreError, match="no such column: missing"):
-        asyncio.run(ask())

@@ -103,19 +103,13 @@ def test_a_database_of_another_age_is_refused_by_every_command(
     assert not (reviews.root / "copy.db").exists()
 
 
-@pytest.fixture
-def next_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One migration more than there is."""
-    known = [*db.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
-    monkeypatch.setattr(db, "migrations", lambda: known)
-
-
-def test_an_older_database_is_migrated_by_a_writing_command_alone(
-    tmp_path: Path, request: pytest.FixtureRequest
+def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_a_process_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "agac.db"
     asyncio.run(opened(path))
-    request.getfixturevalue("next_schema")
+    known = [*db.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
+    monkeypatch.setattr(db, "migrations", lambda: known)
 
     async def read() -> None:
         async with db.open_for_reading(path):
@@ -124,14 +118,6 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone(
     with pytest.raises(StoreOutdated) as refused:
         asyncio.run(read())
     assert "agac run -a WORKFLOW" in (refused.value.remedy or "")
-    asyncio.run(opened(path))
-    asyncio.run(read())
-
-
-def test_nothing_is_migrated_under_a_process_at_work(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    path = tmp_path / "agac.db"
-    asyncio.run(opened(path))
-    request.getfixturevalue("next_schema")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (db.this_process(),))
         with pytest.raises(LeaseHeld, match="must be brought up to date"):
@@ -139,3 +125,4 @@ def test_nothing_is_migrated_under_a_process_at_work(tmp_path: Path, request: py
         assert connection.execute("PRAGMA user_version").fetchone() == (11,)
         connection.execute("UPDATE lease SET holder = ''")
     asyncio.run(opened(path))
+    asyncio.run(read())

@@ -122,27 +122,6 @@ def test_names_are_not_given_twice() -> None:
     assert len(names) == len(set(names)) == len(db.statements())
 
 
-def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    found = connection.execute(
-        "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY type, name"
-    )
-    return [(kind, name, re.sub(r"\s+", " ", text)) for kind, name, text in found]
-
-
-def test_a_database_migrated_step_by_step_equals_a_fresh_one(tmp_path: Path) -> None:
-    made = fresh(tmp_path / "fresh.db")
-    step = sqlite3.connect(tmp_path / "steps.db", isolation_level=None)
-    for _, script in db.migrations():
-        for statement in db.split_script(script):
-            step.execute(statement)
-    assert schema_of(made) == schema_of(step)
-    assert made.execute("PRAGMA user_version").fetchone() == (db.migrations()[-1][0],)
-    db.migrate(made)
-    assert schema_of(made) == schema_of(step), "migrating twice changes nothing"
-    made.close()
-    step.close()
-
-
 def test_migrations_are_numbered_from_the_baseline_without_gaps() -> None:
     assert [number for number, _ in db.migrations()] == list(range(11, len(db.migrations()) + 11))
 
