@@ -16,9 +16,8 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import BatchError, ProviderBatch
+from agac.providers.batch import BatchApi, BatchError, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
-from agac.providers.control_plane import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.store import batches

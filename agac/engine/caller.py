@@ -41,7 +41,8 @@ from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Dialect
 from agac.providers.http import Sender, Sending, SocketSender
-from agac.providers.provider import Price, Provider, cost, price_of
+from agac.providers.prices import cost, price_of
+from agac.providers.provider import Price, Provider
 from agac.providers.table import DIALECTS, unsendable
 from agac.spec.workflow import Timeout
 from agac.store.records import Call, Endpoint, Result

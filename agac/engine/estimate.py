@@ -13,8 +13,8 @@ from agac.core.errors import Problem
 from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
-from agac.providers.batch import BatchTraits
-from agac.providers.provider import BATCH, Price, cost, price_of
+from agac.providers.prices import BATCH, cost, price_of
+from agac.providers.provider import BatchTraits, Price
 from agac.spec.graph import Makes
 from agac.spec.workflow import BatchRules, RunMode
 from agac.store.batches import LaneTimes

@@ -15,9 +15,9 @@ from agac.core.errors import Problem, Where
 from agac.core.types import Params
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
-from agac.providers.batch import BatchTraits
 from agac.providers.model_string import ModelRef, parse_model
-from agac.providers.provider import Provider, lacks_tier, price_of
+from agac.providers.prices import lacks_tier, price_of
+from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import of_budget, of_tier, unsendable
 from agac.spec.stages import said
 from agac.spec.validation import duration

@@ -1,13 +1,33 @@
-"""Batches at providers as values, and what is known of each provider's batch API."""
+"""Files and batches at a provider: as values, and through its maker's SDK, one request a call, paged lists, what errors
+mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from socket import gaierror
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import quote
+
+import aiohttp
+
+from agac.core.errors import ErrorType
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind
+from agac.providers.bodies import json_of, moment, text
+from agac.providers.dialect import unreadable
+from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
+from agac.providers.provider import BatchTraits, Provider
+from agac.providers.transport import EXCEPTION_RULES, ConnectionSettings, ExceptionRule, reason_of
+
+if TYPE_CHECKING:
+    import httpx2
 
 
 class BatchState(StrEnum):
@@ -26,47 +46,6 @@ class BatchState(StrEnum):
     def is_terminal(self) -> bool:
         """Whether nothing will happen to it any more. An unknown state is read as `in_progress`."""
         return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED)
-
-
-FindsBy = Literal["key", "file", "count"]
-"""How a batch is found of which we never learned the id: by our own key, which it echoes; by its input file, which is
-its alone; by nothing but the number of its requests and the time (Anthropic), to be confirmed by a result's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTraits:
-    """The batch API of a provider, as data: the column `batch` of the provider table. Sizes in bytes, times in seconds.
-
-    `api` is the key of its implementation in `batch_apis.BATCH_APIS`. Every number has its source where it is set.
-    """
-
-    api: str
-    max_requests: int = 50_000
-    """Requests in a batch."""
-    max_bytes: int = 200_000_000
-    """Bytes of the input, of the file or of the body."""
-    max_open: int | None = None
-    """Batches (or their files) that may be open at once; None: not known."""
-    windows: tuple[str, ...] = ("24h",)
-    """The completion windows that may be asked for, the default first."""
-    endpoint_prefix: str = "/v1"
-    """The prefix of a dialect's path in a line's `url` and a batch's `endpoint`."""
-    finds_by: FindsBy = "key"
-    filters: str | None = None
-    """The parameter by which the list is asked for our key alone (`metadata[agac_intent]`); None: it is paged through.
-    What comes is compared all the same."""
-    pages: bool = True
-    """The list has pages; else its end may be missing, and what is absent from it may still exist."""
-    grace: float = 600.0
-    """How long a batch may take to show up in the list after it was created."""
-    expires: bool = True
-    """What is not done in the window is given up by the provider."""
-    results_kept: float | None = 30 * 86_400.0
-    """How long results can be fetched, from the creation of the batch; None: not known."""
-    price_factor: float = 0.5
-    """What its prices are multiplied by where agac.yml names no other factor."""
-    unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Parameters (fields of `Params`) that batches do not take, each with what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,53 +166,386 @@ STATES: Mapping[str, tuple[BatchState, bool]] = {
 UNKNOWN = (BatchState.IN_PROGRESS, False)
 """An unknown word is not an end: the batch is asked for again."""
 
+# The calls of a batch API, and what errors mean there.
 
-# What is known about the batches of each provider, as data: numbers with their sources, read November 2026.
+_NO_BATCHES = "Does {base_url} offer files and batches? If not, write run_mode: sync, or batch: none for {provider}."
 
-DAY = 86_400.0
+_FULL = Rule(ANY, codes("token_limit_exceeded enqueued_token_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED)
+"""The account's limit on enqueued tokens, where it is reported at once (Azure reports it with a failed batch)."""
 
-_OWN_TIER = MappingProxyType({"service_tier": "a batch is a service tier of its own, with its own price; leave it out"})
-"""openai.com/api/pricing and platform.claude.com/docs/en/api/service-tiers list batches beside the other tiers."""
-
-ANTHROPIC = BatchTraits(
-    # platform.claude.com/docs/en/build-with-claude/batch-processing: 100,000 requests or 256 MB, results
-    # for 29 days; the object has no field for anything of ours. Grace: retrieving a batch answered
-    # 404 for minutes after its creation (github.com/anthropics/anthropic-sdk-python/issues/1432)
-    api="anthropic",
-    max_requests=100_000,
-    max_bytes=256_000_000,
-    finds_by="count",
-    grace=1800.0,
-    results_kept=29 * DAY,
-    unsupported=_OWN_TIER,
+_TOO_LARGE = Rule((413,), NOTHING, FaultKind.TASK, remedy="Lower batch.max_bytes or batch.max_requests.")
+_NOWHERE = (
+    Rule((404,), codes("not_found_error"), FaultKind.FATAL, remedy=_NO_BATCHES),
+    Rule((404, 405), NOTHING, FaultKind.FATAL, remedy=_NO_BATCHES),
 )
 
-GENERIC: dict[str, BatchTraits] = {
-    # look-alikes: it is not promised that metadata is echoed, how long files are kept, or that batches are cheaper
-    "openai": BatchTraits(api="openai", grace=600.0, results_kept=None, price_factor=1.0),
-    "anthropic": replace(ANTHROPIC, price_factor=1.0),
+KNOWN: tuple[Rule, ...] = (
+    # provider-batch.md 13, 17: a batch or a file that was made a minute ago may be nowhere to be found
+    Rule((404,), NOTHING, FaultKind.RETRY),
+    Rule((410,), NOTHING, FaultKind.TASK),
+)
+"""What comes before a dialect's rules where something is asked for that was there: it may show up yet."""
+
+
+@cache
+def creating(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """A dialect's rules with those for files and batches. A model's name that is wrong is said of the model."""
+    named, plain = [rule for rule in rules if rule.codes], [rule for rule in rules if not rule.codes]
+    return (_FULL, _TOO_LARGE, _NOWHERE[0], *named, _NOWHERE[1], *plain)
+
+
+_BEFORE_ALL = (401, 403, 404, 405, 407, 410, 411, 413, 414, 415, 429, 431)
+"""Statuses with which a proxy or gateway before an API refuses a request, in whatever words."""
+
+
+def proves_nothing(status: int, data: Any) -> bool:
+    """Whether an error status leaves open that what was to be created is there. `data` is the JSON that came with it.
+
+    An API that refuses says so in JSON, before it creates anything; 408, 409, 499 and all from 500 on may come later.
+    """
+    if status in _BEFORE_ALL:
+        return False
+    return status in (408, 409, 425, 499) or not 400 <= status < 500 or not isinstance(data, (dict, list))
+
+
+_SLOW_CONNECT = ExceptionRule(FaultKind.RETRY, ErrorType.TIMEOUT, "no connection to {provider} ({host}) within 10 s")
+_SILENT = ExceptionRule(
+    FaultKind.RETRY, ErrorType.TIMEOUT, "{provider} ({host}) did not answer in time", ambiguous=True
+)
+
+_LOST: dict[str, ExceptionRule] = {
+    "ConnectTimeout": _SLOW_CONNECT,
+    "PoolTimeout": _SLOW_CONNECT,
+    "TimeoutException": _SILENT,
+    "TimeoutError": _SILENT,
+    "UnsupportedProtocol": EXCEPTION_RULES[aiohttp.NonHttpUrlClientError],
+    "ProxyError": EXCEPTION_RULES[aiohttp.ClientHttpProxyError],
 }
-"""What agac.yml's `batch: NAME` stands for where the provider has no row of its own that says more."""
+"""What the exceptions of the SDKs' HTTP library (httpx2) mean, by their names; any other is a lost connection."""
 
-OPENAI = replace(
-    # the openai SDK 3.52, batches.create and files.create: 50,000 requests, 200 MB, 24h, 16 pairs of metadata, which
-    # the list echoes; input files are kept for 30 days, and nothing else is said of results
-    GENERIC["openai"],
-    grace=20.0,
-    results_kept=30 * DAY,
-    price_factor=0.5,
-    unsupported=_OWN_TIER,
-)
+_UNCONNECTED: dict[type[BaseException], type[BaseException]] = {
+    gaierror: aiohttp.ClientConnectorDNSError,
+    ssl.SSLCertVerificationError: aiohttp.ClientConnectorCertificateError,
+    ssl.SSLError: aiohttp.ClientConnectorSSLError,
+}
+"""Why a connection does not come about: the standard library's exceptions, and aiohttp's with the same meaning."""
 
-AZURE = replace(
-    # learn.microsoft.com/azure/ai-foundry/openai/how-to/batch: 100,000 requests, 200 MB, 500 files in a resource;
-    # what takes longer than 24 hours goes on. Whether the list echoes metadata is not said: by the input file then
-    GENERIC["openai"],
-    max_requests=100_000,
-    max_open=500,
-    expires=False,
-    price_factor=0.5,
-    unsupported=_OWN_TIER,
-)
+_WRAPPERS = ("APIConnectionError", "APITimeoutError")
+"""What SDKs raise from the exceptions of their HTTP library."""
 
-SIMULATOR = replace(OPENAI, unsupported={})
+
+def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:
+    """Why a request got no answer. One that never left is not ambiguous; nor is any that creates nothing."""
+    # not by `__context__`: what went wrong before, and was being handled, says nothing of this request
+    own = problem.__cause__ or problem if type(problem).__name__ in _WRAPPERS else problem
+    names = [kind.__name__ for kind in type(own).__mro__]
+    causes = [own]
+    rule = next((_LOST[name] for name in names if name in _LOST), EXCEPTION_RULES[aiohttp.ClientConnectionError])
+    if "ConnectError" in names:
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+            causes.append(cause)
+        nobody = aiohttp.ClientConnectorError if settings.proxy is None else aiohttp.ClientProxyConnectionError
+        known = (like for kind, like in _UNCONNECTED.items() if any(isinstance(cause, kind) for cause in causes))
+        rule = EXCEPTION_RULES[next(known, nobody)]
+    elif "ProxyError" in names and str(own).startswith("5"):
+        rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
+    reason = f"the proxy answered {str(own)[:3]}" if "ProxyError" in names else reason_of(causes[-1])
+    return replace(settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates)
+
+
+CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
+"""Seconds: for a connection; of silence while something large is sent and looked at; of silence else."""
+
+PIECE = 1 << 20
+"""Bytes of a body that are held at once."""
+
+LEEWAY = 300.0
+"""Seconds by which a provider's clock and ours may differ."""
+
+_KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection")
+"""Headers that are the transport's. All others of an SDK go: it takes keys, organizations and whole headers from
+variables that were not meant for this provider."""
+
+Sdk = tuple[Callable[..., Any], Any, type[Exception]]
+"""A maker's asynchronous client; its exception for an error status, with the `response`; its exception for anything
+else that went wrong, the reason as its cause. All SDKs of one generator have the same `get`, `post` and `delete`."""
+
+
+class BatchApi:
+    """The files and batches of one account. An SDK left to itself sends a request that creates something up to three
+    times when its answer is lost; here every call is one request. Nothing here sleeps, retries or logs: what could not
+    be done comes back as a `Fault`, which is `ambiguous` where something may have been created, and the engine decides.
+    """
+
+    uploads: ClassVar[bool]
+    """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
+    address: ClassVar[str]
+    """Where batches are."""
+    cursor: ClassVar[str]
+    """The parameter of a list that names the entry after which it continues."""
+    page: ClassVar[int]
+    """Batches that are asked for at once."""
+    rules: ClassVar[Sequence[Rule]]
+    read_error: Callable[[Any], ErrorBody]
+
+    def __init__(self, provider: Provider, traits: BatchTraits, redactor: Redactor) -> None:
+        """Raises AgacError when the SDK is not installed, UsageError when the address, a header, a proxy or the
+        certificates cannot be used."""
+        client, self._status_error, sdk_error = self.sdk()
+        import httpx2
+
+        self._provider, self._traits, self._redactor = provider, traits, redactor
+        self._cut: dict[str, int] = {}
+        self._response, self._timeout = httpx2.Response, httpx2.Timeout
+        self._settings = ConnectionSettings(provider, "", os.environ, redactor)
+        self._headers = {name: value for name, value in self._settings.headers.items() if name.lower() not in _KEPT}
+        http = httpx2.AsyncClient(
+            verify=self._settings.tls or False,
+            proxy=str(self._settings.proxy) if self._settings.proxy else None,
+            trust_env=False,
+            event_hooks={"request": [self._with_our_headers]},
+        )
+        # the key is set by us with every request, or none is
+        self._client = client(api_key="unused", base_url=provider.base_url, http_client=http, max_retries=0)
+        self._lost: tuple[type[Exception], ...] = (sdk_error, httpx2.HTTPError, httpx2.StreamError, ssl.SSLError)
+
+    @staticmethod
+    def sdk() -> Sdk:
+        """Imports the maker's SDK. Raises AgacError when it is not installed."""
+        raise NotImplementedError
+
+    @staticmethod
+    def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
+        """One line of the input, without its line break; `body` is the encoded JSON that the dialect built."""
+        raise NotImplementedError
+
+    @staticmethod
+    def result(line: bytes) -> ResultLine:
+        """One line of the results. Raises UnreadableLine."""
+        raise NotImplementedError
+
+    @staticmethod
+    def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
+        """A batch as it was reported; None when it has no id. Whatever else is missing or odd is read as not
+        reported."""
+        raise NotImplementedError
+
+    @staticmethod
+    def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
+        """Whether a batch may be what `order` created: see `candidates`."""
+        raise NotImplementedError
+
+    async def upload(self, path: Path, name: str) -> str | Fault:
+        """Uploads an input file and gives its id. Killed or failing, it may leave a file behind, which costs nothing;
+        `uploaded` finds it."""
+        raise NotImplementedError
+
+    async def uploaded(self, name: str, size: int) -> str | Fault | None:
+        """The id of an input file with this name and size that is at the provider; here and below: none, where nothing
+        is uploaded."""
+        return None
+
+    async def create(self, order: Order) -> ProviderBatch | Fault:
+        """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
+        raise NotImplementedError
+
+    async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
+        """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) those
+        created at or after `since` with as many requests. The list is read to its end, or well past `since`; a Fault
+        ends it. Their states may lag behind what `look` says."""
+        query = {self._traits.filters: order.key} if self._traits.filters else {}
+        async for one in self._batches(query, since):
+            if isinstance(one, Fault) or self.may_be(one, order, since):
+                yield one
+
+    async def look(self, batch: str) -> ProviderBatch | Fault:
+        """The state of a batch. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
+        return self._batch(await self._ask("get", self._at(batch), known=True))
+
+    async def download(self, result: Remote, path: Path) -> int | Fault:
+        """Writes a file of results to `path`, replacing it, syncs it to the disk and gives its size. A body that ends
+        before it should is a Fault of the kind RETRY; so is one that is not there (yet); one that is said to be gone
+        for good is of the kind TASK. Raises OSError when `path` cannot be written."""
+        raise NotImplementedError
+
+    async def cancel(self, batch: str) -> Fault | None:
+        """Asks for the end of a batch. One that has ended already is no fault."""
+        found = await self._ask("post", f"{self._at(batch)}/cancel", known=True)
+        return found if isinstance(found, Fault) and found.status not in (400, 409) else None
+
+    async def delete(self, file: str) -> Fault | None:
+        """Deletes a file. What is gone already is no fault."""
+        return None
+
+    async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
+        """Our input files (whose names begin with `prefix`) and result files that are still at the provider."""
+        for file in list[RemoteFile]():
+            yield file
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await self._client.close()
+
+    # what the implementations are made of
+
+    def _at(self, batch: str) -> str:
+        return f"{self.address}/{quote(batch, safe='')}"
+
+    def _batch(self, found: Any | Fault, *, creates: bool = False) -> ProviderBatch | Fault:
+        if isinstance(found, Fault):
+            return found
+        seen = self.seen_of(found, self._traits, self._redactor)
+        return self._unreadable(200, "a batch without an id", creates=creates) if seen is None else seen
+
+    async def _batches(
+        self, query: Mapping[str, object], since: float | None = None
+    ) -> AsyncIterator[ProviderBatch | Fault]:
+        async for one in self._listed(self.address, self.page, query, since):
+            yield one if isinstance(one, Fault) else self._batch(one)
+
+    async def _with_our_headers(self, request: httpx2.Request) -> None:
+        for name in [name for name in request.headers if name.lower() not in _KEPT]:
+            del request.headers[name]
+        request.headers.update(self._headers)
+
+    async def _ask(
+        self, method: str, path: str, *, known: bool = False, creates: bool = False, model: str = "", **sent: Any
+    ) -> Any | Fault:
+        """The JSON object that a request gives. `known`: it is about something that was seen before, and may be late to
+        show; `creates`: it makes something that may be there although no answer says so."""
+        response = await self._send(method, path, known=known, creates=creates, model=model, **sent)
+        if isinstance(response, Fault):
+            return response
+        data = json_of(response.content)
+        if isinstance(data, dict) and ("id" in data or not is_error(data)):
+            return data
+        if is_error(data):
+            return self._fault(response, known=known, creates=creates, model=model)
+        return self._unreadable(response.status_code, "a body that is no JSON object", creates=creates)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        known: bool,
+        creates: bool = False,
+        model: str = "",
+        options: Mapping[str, Any] | None = None,
+        **sent: Any,
+    ) -> Any | Fault:
+        bound = CREATE if creates else LOOK
+        timeout = self._timeout(connect=CONNECT, read=bound, write=bound, pool=None)
+        call = getattr(self._client, method)
+        try:
+            return await call(path, cast_to=self._response, options={**(options or {}), "timeout": timeout}, **sent)
+        except self._status_error as problem:
+            return self._fault(problem.response, known=known, creates=creates, model=model)
+        except self._lost as problem:
+            return lost(problem, self._settings, creates=creates)
+
+    async def _save(self, path: str, target: Path, accept: str) -> tuple[int, bool] | Fault:
+        """Writes the body that is at `path` to `target`, and syncs it to the disk: its size, and whether its length
+        came with it, and is this. A body that ends early is a Fault.
+
+        Killed or failing, it leaves a part of the file. Raises OSError when `target` cannot be written.
+        """
+        response = await self._send("get", path, known=True, options={"headers": {"Accept": accept}}, stream=True)
+        if isinstance(response, Fault):
+            return response
+        try:
+            with target.open("wb") as file:
+                last, size = b"", 0
+                pieces = response.aiter_bytes(PIECE)
+                while True:
+                    try:
+                        piece = await anext(pieces, None)
+                    except self._lost as problem:
+                        return lost(problem, self._settings, creates=False)
+                    if piece is None:
+                        break
+                    size += file.write(piece)
+                    line = piece.rfind(b"\n")
+                    last = last + piece if line < 0 else piece[line + 1 :]
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+        finally:
+            await response.aclose()
+        length = response.headers.get("content-length", "")
+        if length.isdecimal() and int(length) != response.num_bytes_downloaded:
+            return self._torn(size)
+        if last.strip() and json_of(last) is None and self._cut.get(path) != size:
+            self._cut[path] = size  # who sends the same again has no more of it
+            return self._torn(size)
+        return size, length.isdecimal()
+
+    def _refused(self, kind: FaultKind, what: str, *, code: str = "") -> Fault:
+        """A Fault in words of our own."""
+        return Fault(kind, ErrorType.PROVIDER_ERROR, f"{self._provider.name} {what}", code=code)
+
+    def _torn(self, size: int) -> Fault:
+        return self._refused(FaultKind.RETRY, f"sent {size:,} bytes of a file and not the rest of it")
+
+    def _unreadable(self, status: int, what: str, *, creates: bool = False) -> Fault:
+        """A good status with something that cannot be what was asked for."""
+        return replace(unreadable(self._provider, status, what), ambiguous=creates)
+
+    def _fault(self, response: httpx2.Response, *, known: bool, creates: bool, model: str) -> Fault:
+        """What an error status means."""
+        status, headers = response.status_code, response.headers
+        if 300 <= status < 400:
+            return self._settings.redirected(status, headers)
+        data = json_of(response.content)
+        error = self.read_error(data)
+        rules = (*KNOWN, *self.rules) if known else creating(self.rules)
+        fault = fault_of(
+            error, rules, status, headers, response.content,
+            provider=self._provider, model=model, redactor=self._redactor,
+        )  # fmt: skip
+        return replace(fault, ambiguous=creates and proves_nothing(error.status or status, data))
+
+    async def _listed(
+        self, path: str, page: int, query: Mapping[str, object], since: float | None = None
+    ) -> AsyncIterator[dict[str, Any] | Fault]:
+        """What a list holds, each id once; a Fault ends it. `page`: entries to ask for at once, where it has pages.
+
+        With `since` it ends early where it was seen to go from new to old and is past that moment by a whole page: an
+        order is never taken for granted, since what is not found may be created again.
+        """
+        seen: set[str] = set()
+        last: str | None = None
+        times: list[float | None] = []
+        was_past = False
+        while True:
+            pages = {"limit": page, self.cursor: last} if self._traits.pages else {}
+            params = {name: value for name, value in {**query, **pages}.items() if value is not None}
+            found = await self._ask("get", path, options={"params": params})
+            if isinstance(found, Fault):
+                yield found
+                return
+            entries = found.get("data")
+            if not isinstance(entries, list):
+                yield self._unreadable(200, "a list without data")
+                return
+            fresh = [one for one in entries if (name := text(one, "id")) and name not in seen]
+            for one in fresh:
+                seen.add(one["id"])
+                yield one
+            more = found.get("has_more")
+            if not isinstance(more, bool):
+                more = len(entries) >= page
+            if not (self._traits.pages and fresh and more):
+                return
+            last = text(found, "last_id") or fresh[-1]["id"]
+            times += [moment(one.get("created_at")) for one in fresh]
+            is_past = since is not None and _falls_below(times, since - LEEWAY)
+            if is_past and was_past:
+                return
+            was_past = is_past
+
+
+def _falls_below(times: Sequence[float | None], bound: float) -> bool:
+    """Whether moments go from new to old, and the last is before `bound`. One that is missing proves no order."""
+    known = [time for time in times if time is not None]
+    falls = len(known) == len(times) and known == sorted(known, reverse=True) and known[0] > known[-1]
+    return falls and known[-1] < bound

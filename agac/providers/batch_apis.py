@@ -15,22 +15,23 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import error_tables
 from agac.providers.batch import (
+    PIECE,
     STATES,
     UNKNOWN,
+    BatchApi,
     BatchError,
     BatchState,
-    BatchTraits,
     EndedBatch,
     Order,
     ProviderBatch,
     Remote,
     RemoteFile,
     ResultLine,
+    Sdk,
     UnreadableLine,
 )
 from agac.providers.bodies import count, encode, http_status, mapping, moment, text
-from agac.providers.control_plane import PIECE, BatchApi, Sdk
-from agac.providers.provider import Provider
+from agac.providers.provider import BatchTraits, Provider
 
 # OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the types of the openai SDK
 # 3.52; the odd shapes are from Azure's pages and public bug reports of OpenAI, Azure, Together, vLLM and others,

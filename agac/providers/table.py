@@ -12,14 +12,58 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
-from agac.providers import anthropic, batch, openai
-from agac.providers.batch import GENERIC as BATCH_GENERIC
-from agac.providers.batch import BatchTraits
+from agac.providers import anthropic, openai
 from agac.providers.dialect import Dialect
-from agac.providers.provider import Limits, Price, Provider, Switch
+from agac.providers.provider import BatchTraits, Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
     from agac.spec.models import ProviderSpec
+
+# What is known about the batches of each provider, as data: numbers with their sources, read November 2026.
+
+_OWN_TIER = MappingProxyType({"service_tier": "a batch is a service tier of its own, with its own price; leave it out"})
+"""openai.com/api/pricing and platform.claude.com/docs/en/api/service-tiers list batches beside the other tiers."""
+
+ANTHROPIC_BATCHES = BatchTraits(
+    # platform.claude.com/docs/en/build-with-claude/batch-processing: 100,000 requests or 256 MB, results
+    # for 29 days; the object has no field for anything of ours. Grace: retrieving a batch answered
+    # 404 for minutes after its creation (github.com/anthropics/anthropic-sdk-python/issues/1432)
+    api="anthropic",
+    max_requests=100_000,
+    max_bytes=256_000_000,
+    finds_by="count",
+    grace=1800.0,
+    results_kept=29 * 86_400.0,
+    unsupported=_OWN_TIER,
+)
+
+GENERIC_BATCHES: dict[str, BatchTraits] = {
+    # look-alikes: it is not promised that metadata is echoed, how long files are kept, or that batches are cheaper
+    "openai": BatchTraits(api="openai", grace=600.0, results_kept=None, price_factor=1.0),
+    "anthropic": replace(ANTHROPIC_BATCHES, price_factor=1.0),
+}
+"""What agac.yml's `batch: NAME` stands for where the provider has no row of its own that says more."""
+
+OPENAI_BATCHES = replace(
+    # the openai SDK 3.52, batches.create and files.create: 50,000 requests, 200 MB, 24h, 16 pairs of metadata, which
+    # the list echoes; input files are kept for 30 days, and nothing else is said of results
+    GENERIC_BATCHES["openai"],
+    grace=20.0,
+    results_kept=30 * 86_400.0,
+    price_factor=0.5,
+    unsupported=_OWN_TIER,
+)
+
+AZURE_BATCHES = replace(
+    # learn.microsoft.com/azure/ai-foundry/openai/how-to/batch: 100,000 requests, 200 MB, 500 files in a resource;
+    # what takes longer than 24 hours goes on. Whether the list echoes metadata is not said: by the input file then
+    GENERIC_BATCHES["openai"],
+    max_requests=100_000,
+    max_open=500,
+    expires=False,
+    price_factor=0.5,
+    unsupported=_OWN_TIER,
+)
 
 # The providers that agac knows, as data: one row each. What a provider can do is asked of its row, never of its name.
 #
@@ -36,14 +80,14 @@ SIMULATOR_PRICE = Price(input=0.25, cached_input=0.025, output=2.0, batch=0.5)
 
 SIMULATOR = _chat(
     name="simulator", base_url="", strict_schema=True, max_tokens_field="max_completion_tokens", extras=(),
-    prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True, batch=batch.SIMULATOR,
+    prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True, batch=replace(OPENAI_BATCHES, unsupported={}),
 )  # fmt: skip
 
 # platform.openai.com/docs/api-reference/chat: `max_tokens` is deprecated and refused by reasoning models
 OPENAI = _chat(
     name="openai", base_url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", strict_schema=True,
     max_tokens_field="max_completion_tokens", extras=(), service_tiers=("auto", "default", "flex", "priority"),
-    price_id="openai", tiers_priced=True, batch=batch.OPENAI,
+    price_id="openai", tiers_priced=True, batch=OPENAI_BATCHES,
 )  # fmt: skip
 
 # whatever speaks chat completions; agac.yml can say more about it than two variables can
@@ -95,7 +139,7 @@ ANTHROPIC = Provider(
         "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True),
     },
     price_id="anthropic",
-    batch=batch.ANTHROPIC,
+    batch=ANTHROPIC_BATCHES,
 )
 
 LOOK_ALIKES: dict[str, Provider] = {
@@ -129,7 +173,7 @@ SHIPPED: dict[str, Provider] = {
             prices={"*": SIMULATOR_PRICE},
             simulated=True,
             embedded=True,
-            batch=replace(batch.ANTHROPIC, unsupported={}),
+            batch=replace(ANTHROPIC_BATCHES, unsupported={}),
         ),
         OPENAI,
         # the same models, account and prices by OpenAI's other API
@@ -220,7 +264,7 @@ SHIPPED: dict[str, Provider] = {
             key_variable="AZURE_OPENAI_API_KEY",
             price_id="azure",
             tiers_priced=False,
-            batch=batch.AZURE,
+            batch=AZURE_BATCHES,
         ),
         # the address and the variable are those of fast-agent 0.10; what it is held to is not known
         Provider(
@@ -384,13 +428,13 @@ def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
     known = base.batch
     if known is not None and spec.base_url is not None and not base.simulated:
         # somebody's gateway: whether it hands our key through, and how late its list is, nobody has said
-        known = replace(known, grace=max(known.grace, BATCH_GENERIC[known.api].grace))
+        known = replace(known, grace=max(known.grace, GENERIC_BATCHES[known.api].grace))
     said = spec.batch
     if said is None:
         return known
     if said.api == "none":
         return None
-    traits = known if known is not None and known.api == said.api else BATCH_GENERIC[said.api]
+    traits = known if known is not None and known.api == said.api else GENERIC_BATCHES[said.api]
     changes: dict[str, Any] = {name: getattr(said, name) for name in said.model_fields_set - {"api"}}
     if said.windows is not None:
         changes["windows"] = tuple(said.windows)

@@ -8,7 +8,7 @@ import pytest
 from support.batchrun import BATCHES, BatchProject, Make, advance
 from support.server import Server
 
-from agac.providers.batch import GENERIC
+from agac.providers.table import GENERIC_BATCHES
 
 SECONDS = 100
 ECHO: dict[str, Any] = {"name": "say", "prompt": "${text}", "model": "local/echo"}
@@ -139,7 +139,7 @@ def test_lanes_do_not_wait_for_one_another(make: Make) -> None:
 
 def test_no_more_open_than_the_account_takes(make: Make, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Azure, which takes 500 files in a resource, whatever models they are for."""
-    monkeypatch.setitem(GENERIC, "openai", replace(GENERIC["openai"], max_open=3))
+    monkeypatch.setitem(GENERIC_BATCHES, "openai", replace(GENERIC_BATCHES["openai"], max_open=3))
     project = make(rows=10)
     other = {"name": "more", "prompt": "M ${text}", "model": "local/small", "needs": []}
     project.batched(ECHO, other, defaults={"batch": {"max_requests": 5}})

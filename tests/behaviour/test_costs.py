@@ -8,7 +8,7 @@ import yaml
 from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 
-from agac.providers.provider import price_of
+from agac.providers.prices import price_of
 from agac.providers.table import OPENAI
 
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}

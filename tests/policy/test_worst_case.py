@@ -12,7 +12,8 @@ from agac.core.types import Params, Usage
 from agac.engine.estimate import WorstCase, max_price_steps
 from agac.engine.limits import NOTHING, Amount, counted
 from agac.plan.stage import PlannedModel
-from agac.providers.provider import Price, cost
+from agac.providers.prices import cost
+from agac.providers.provider import Price
 from agac.providers.table import SHIPPED, SIMULATOR
 from agac.store.records import Call, Endpoint
 

@@ -17,13 +17,11 @@ from support.canned import Answer, Canned, canned
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import batch as batchtraits
-from agac.providers import control_plane
-from agac.providers.batch import BatchError, BatchState, Order, ProviderBatch, Remote
+from agac.providers import batch
+from agac.providers.batch import BatchApi, BatchError, BatchState, Order, ProviderBatch, Remote, lost
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
-from agac.providers.control_plane import BatchApi, lost
 from agac.providers.provider import Provider
-from agac.providers.table import SHIPPED
+from agac.providers.table import ANTHROPIC_BATCHES, AZURE_BATCHES, OPENAI_BATCHES, SHIPPED
 from agac.providers.transport import ConnectionSettings
 
 KEY = "sk-control-0123456789"
@@ -171,7 +169,7 @@ def test_every_call_is_sent_once(answer: Answer, server: Canned, tmp_path: Path)
 
 @both
 def test_silence_leaves_it_open(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_plane, "CREATE", 0.2)
+    monkeypatch.setattr(batch, "CREATE", 0.2)
     server.answers(f"POST {BATCHES[name]}", Answer(drop="never"))
     found = create(name, server.base_url, tmp_path)
     assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)
@@ -494,21 +492,21 @@ TOLD_BY_ANTHROPIC: list[tuple[dict[str, Any], dict[str, Any]]] = [
     [(OpenAIBatches, *case) for case in TOLD] + [(AnthropicBatches, *case) for case in TOLD_BY_ANTHROPIC],
 )
 def test_how_a_batch_is_read(api: type[BatchApi], told: dict[str, Any], expected: dict[str, Any]) -> None:
-    traits = batchtraits.OPENAI if api is OpenAIBatches else batchtraits.ANTHROPIC
+    traits = OPENAI_BATCHES if api is OpenAIBatches else ANTHROPIC_BATCHES
     found = api.seen_of({"id": "b", **told}, traits, REDACTOR)
     assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_azure_goes_on_after_its_time() -> None:
-    azure = OpenAIBatches.seen_of({"id": "b", **TIMES}, batchtraits.AZURE, REDACTOR)
+    azure = OpenAIBatches.seen_of({"id": "b", **TIMES}, AZURE_BATCHES, REDACTOR)
     assert azure is not None
     assert azure.expires_at is None
 
 
 @pytest.mark.parametrize("told", [None, [], {}, {"id": None}, {"id": ""}, {"id": 5}, "b"])
 def test_a_batch_without_an_id_is_none(told: Any) -> None:
-    assert OpenAIBatches.seen_of(told, batchtraits.OPENAI, REDACTOR) is None
-    assert AnthropicBatches.seen_of(told, batchtraits.ANTHROPIC, REDACTOR) is None
+    assert OpenAIBatches.seen_of(told, OPENAI_BATCHES, REDACTOR) is None
+    assert AnthropicBatches.seen_of(told, ANTHROPIC_BATCHES, REDACTOR) is None
 
 
 def test_an_sdk_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
-from agac.providers.batch import BatchTraits
-from agac.providers.provider import BATCH, Price, Provider, cost, lacks_tier, price_of
+from agac.providers.prices import BATCH, cost, lacks_tier, price_of
+from agac.providers.provider import BatchTraits, Price, Provider
 from agac.providers.table import OPENAI, SHIPPED, SIMULATOR
 
 MILLION = 1_000_000

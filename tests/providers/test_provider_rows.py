@@ -9,10 +9,9 @@ import pytest
 
 from agac.core.errors import Where
 from agac.core.types import Params
-from agac.providers import batch
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.provider import Limits, Price, Provider
-from agac.providers.table import DIALECTS, SHIPPED, build_providers
+from agac.providers.table import AZURE_BATCHES, DIALECTS, GENERIC_BATCHES, OPENAI_BATCHES, SHIPPED, build_providers
 from agac.spec.models import ProviderSpec
 
 
@@ -88,7 +87,7 @@ def test_limits_prices_headers_and_batch_are_taken_over() -> None:
     assert local.limits == Limits(64, 5000, 2_000_000)
     assert local.prices == {"my-model": Price(0.25, 2.0, 0.025, 0.5)}
     assert local.headers == {"x-team": "data", "x-token": "Bearer token-secret-1"}
-    assert local.batch == batch.GENERIC["openai"]
+    assert local.batch == GENERIC_BATCHES["openai"]
     assert "token-secret-1" in local.secrets
 
 
@@ -120,17 +119,17 @@ def test_batches_are_named_in_a_word_or_where_they_differ() -> None:
         responses=spec(base_url="https://gateway.example/v1"),
         simulator=spec(base_url="http://127.0.0.1:9/v1"),
     )
-    generic = batch.GENERIC["openai"]
+    generic = GENERIC_BATCHES["openai"]
     assert told["none"].batch is told["quiet"].batch is told["openai"].batch is None
     assert told["word"].batch == told["groq"].batch == generic
     mapping = replace(generic, max_requests=1000, max_bytes=5_000_000, windows=("48h", "7d"), grace=120.0)
     assert (told["mapping"].batch, told["mapping"].limits.enqueued_tokens) == (mapping, 90_000)
-    assert told["messages"].batch == batch.GENERIC["anthropic"]
+    assert told["messages"].batch == GENERIC_BATCHES["anthropic"]
     # what a shipped row knows stays where the same API is said again
-    assert told["azure"].batch == replace(batch.AZURE, endpoint_prefix="")
+    assert told["azure"].batch == replace(AZURE_BATCHES, endpoint_prefix="")
     # a gateway may be later than the provider itself, a simulator is what it is
-    assert told["responses"].batch == replace(batch.OPENAI, grace=600.0)
-    assert told["simulator"].batch == batch.SIMULATOR
+    assert told["responses"].batch == replace(OPENAI_BATCHES, grace=600.0)
+    assert told["simulator"].batch == replace(OPENAI_BATCHES, unsupported={})
 
 
 def test_no_secret_is_in_the_text_of_a_row() -> None:

@@ -20,7 +20,7 @@ from agac.engine.limits import NOTHING, Amount
 from agac.engine.settle import how_answered, record_call
 from agac.engine.validate import ValidReply
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine
-from agac.providers.provider import BATCH, cost
+from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.db import sql

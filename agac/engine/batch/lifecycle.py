@@ -23,10 +23,10 @@ from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
-from agac.providers.batch import BatchTraits, ProviderBatch, ResultLine
+from agac.providers.batch import BatchApi, ProviderBatch, ResultLine
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
-from agac.providers.control_plane import BatchApi
-from agac.providers.provider import BATCH, Provider
+from agac.providers.prices import BATCH
+from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store.batches import (
     BatchRecord,
