@@ -4,7 +4,7 @@ from threading import Barrier
 from typing import Any
 
 from scripted_server import Step, answering
-from support.project import SENTIMENT, ProjectFolder
+from support.project import ProjectFolder
 from support.server import Faulty, Server
 
 ECHO = {"model": "local/echo"}
@@ -25,25 +25,6 @@ def test_a_later_stage_sees_the_row_and_the_results_before_it_and_expands_none_o
     )
     assert project.run().exit_code == 0
     assert project.output() == [f"{text}/{text}+warm/{text}/en/a"]
-
-
-def test_fields_of_a_result_are_seen_and_a_whole_result_is_compact_json(project: ProjectFolder, server: Server) -> None:
-    project.numbered(3)
-    project.workflow(
-        stages=[
-            {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT},
-            {
-                "name": "reply",
-                "model": "local/echo",
-                "prompt": "${classify.sentiment}|${classify.reason}|${classify}",
-            },
-        ]
-    )
-    assert project.run().exit_code == 0
-    for text in project.output():
-        sentiment, reason, whole = text.split("|")
-        assert sentiment == "positive"
-        assert whole == f'{{"sentiment":"{sentiment}","reason":"{reason}"}}'
 
 
 def test_a_stage_without_a_prompt_sends_the_row_and_the_result_before_it(project: ProjectFolder) -> None:

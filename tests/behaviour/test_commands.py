@@ -49,14 +49,6 @@ def test_quiet_leaves_results_and_errors(finished: ProjectFolder) -> None:
     assert finished.agac("-q", "run", "-a", "nothing").err.startswith("error: no workflow 'nothing'")
 
 
-def test_flags_of_agac_may_stand_after_the_command(finished: ProjectFolder, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    place = ["--project-dir", str(finished.root), f"--log-file={log}", "--log-level", "info"]
-    ran = finished.agac("run", "-a", "reviews", *place, "--json", cwd=tmp_path, code=0)
-    assert ran.json["run"] == 1
-    assert "going on with run 1" in log.read_text("utf-8")
-
-
 def test_the_project_is_found_from_every_folder_in_it_or_named(finished: ProjectFolder, tmp_path: Path) -> None:
     deep = finished.root / "a/b/c"
     deep.mkdir(parents=True)
@@ -64,8 +56,9 @@ def test_the_project_is_found_from_every_folder_in_it_or_named(finished: Project
     link.symlink_to(finished.root / "a")
     for folder in (finished.root, deep.parents[1], deep.parent, deep, link, link / "b"):
         assert finished.agac("status", "--json", cwd=folder).json["project"] == str(finished.root), folder
-    ran = finished.agac("--project-dir", str(finished.root), "status", "--json", cwd=tmp_path)
-    assert ran.json["project"] == str(finished.root)
+    place = ["--project-dir", str(finished.root)]
+    for words in ([*place, "status"], ["status", *place, "--log-file=log.txt", "--log-level", "info"]):
+        assert finished.agac(*words, "--json", cwd=tmp_path).json["project"] == str(finished.root)
     ran = finished.agac("--project-dir", str(tmp_path), "status", cwd=tmp_path, code=2)
     assert ran.err == f"error: {tmp_path} has no agac.yml\n  Run `agac init {tmp_path}` to make a project.\n"
     ran = finished.agac("status", cwd=tmp_path, code=2)

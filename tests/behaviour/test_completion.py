@@ -139,6 +139,8 @@ def test_bash_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, s
         ["bash", "--norc", "-c", script], cwd=stocked.root, env=clean_environment(shell), capture_output=True
     )
     assert ran.stdout.decode().split() == ["returns", "reviews"], ran.stderr.decode()
+    for name in ("zsh", "fish"):  # which may not be installed
+        assert "_AGAC_COMPLETE" in stocked.agac("completion", name, code=0).out
 
 
 def test_fish_completes_what_is_typed(stocked: ProjectFolder, shell: dict[str, str]) -> None:

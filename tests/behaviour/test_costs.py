@@ -62,6 +62,10 @@ def test_a_call_costs_what_the_tier_costs_that_served_it(
     assert body.get("service_tier", "") == asked.partition("=")[2]
     assert costs(project) == [pytest.approx(dollars)]
     assert report.summary["calls"]["cost_usd"] == pytest.approx(dollars, abs=1e-6)
+    tier = answered.get("service_tier")
+    [row] = project.agac("inspect", "last", "r-1", "--json").json["rows"]
+    assert row["stages"][0]["attempts"][0]["service_tier"] == tier
+    assert (f"HTTP 200, tier {tier}, " in project.agac("inspect", "last", "r-1").out) == (tier is not None)
 
 
 def test_cached_input_has_its_own_price_in_every_tier(project: ProjectFolder) -> None:

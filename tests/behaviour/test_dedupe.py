@@ -123,12 +123,6 @@ def test_who_goes_on_and_fails_later_keeps_its_place(project: ProjectFolder, fau
     assert report.summary["rows"]["dropped"] == 2
 
 
-def test_a_dedupe_takes_no_guard(project: ProjectFolder) -> None:
-    mails(project, FOUR)
-    workflow(project, {**UNIQ, "when": 'mail != ""'}, SAY)
-    assert "when" in project.agac("validate", "-a", "reviews", code=2).out
-
-
 def test_children_are_alike_across_their_parents_in_the_order_of_place(project: ProjectFolder) -> None:
     project.rows([{"id": f"r{n}", "tags": [f"t{(n * 7 + place) % 11}" for place in range(6)]} for n in range(12)], PATH)
     workflow(

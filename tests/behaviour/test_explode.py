@@ -224,20 +224,6 @@ def test_an_edit_that_no_child_sees_costs_nothing_and_reaches_the_outputs(projec
         assert [(line["id"], line["input"]["note"]) for line in project.envelopes()] == expected
 
 
-def test_a_stage_cannot_need_two_lines_of_descent(project: ProjectFolder) -> None:
-    lists(project, {"a": ["x"]}, other=["y"])
-    explode(
-        project,
-        {"name": "one", "needs": [], "explode": "items", "prompt": "${item}"},
-        {"name": "two", "needs": [], "explode": "other", "prompt": "${item}"},
-        {"name": "both", "needs": ["one", "two"], "prompt": "${one}${two}"},
-    )
-    refused = project.agac("validate", "-a", "reviews", code=2)
-    assert "both" in refused.err + refused.out
-    assert "'one'" in refused.err + refused.out
-    assert "'two'" in refused.err + refused.out
-
-
 def test_as_many_children_as_a_row_may_have_and_one_more(
     project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,19 +82,6 @@ def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> No
     assert [model.timeout.total for model in plan.stages[0].models] == [90.0, 60.0]
 
 
-@pytest.mark.parametrize(("tier", "dollars"), [("flex", 0.001), ("default", 0.002), (None, 0.002)])
-def test_the_tier_that_served_a_call_is_kept_shown_and_paid(
-    project: ProjectFolder, tier: str | None, dollars: float
-) -> None:
-    _, (asked,) = run_flex(project, served(tier))
-    assert asked["service_tier"] == "flex"
-    assert project.query("SELECT service_tier, cost FROM attempt") == [(tier, pytest.approx(dollars))]
-    [row] = project.agac("inspect", "last", "r-1", "--json").json["rows"]
-    assert row["stages"][0]["attempts"][0]["service_tier"] == tier
-    shown = project.agac("inspect", "last", "r-1").out
-    assert (f"HTTP 200, tier {tier}, " in shown) == (tier is not None)
-
-
 def test_when_flex_has_no_room_the_call_waits_and_nothing_is_billed(project: ProjectFolder) -> None:
     report, _ = run_flex(project, full(), full(), served("flex"))
     assert report.exit_code == 0

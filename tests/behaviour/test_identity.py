@@ -213,14 +213,6 @@ IN_THE_FINGERPRINT = {
 }
 
 
-def test_what_decides_an_answer_asks_again(project: ProjectFolder, server: Server) -> None:
-    project.write("agac.yml", two_providers(server.base_url))
-    project.rows(rows(1, 2))
-    for change, stage in {"": FULL, **IN_THE_FINGERPRINT}.items():
-        project.workflow(stages=[stage])
-        assert (change, asked(project, server)) == (change, 2)
-
-
 NOT_IN_THE_FINGERPRINT = {
     "name of the stage": replaced(name="judge"),
     "timeout": replaced(timeout={"connect": 5, "total": 50}),
@@ -240,8 +232,9 @@ SAID_OF_THE_PROVIDER: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, server: Server) -> None:
-    """Only another name, of the stage or of its schema, makes another run."""
+def test_what_decides_an_answer_asks_again_and_nothing_else_does(project: ProjectFolder, server: Server) -> None:
+    """Of what asks nothing, only another name, of the stage or of its schema, makes another run."""
+    project.write("agac.yml", two_providers(server.base_url))
     project.rows(rows(1, 2))
     project.write("prompts/ask.md", "Review: ${text}")
     project.write("prompts/strict.md", "Be strict.")
@@ -250,6 +243,9 @@ def test_what_cannot_decide_an_answer_asks_nothing(project: ProjectFolder, serve
     assert asked(project, server) == 2
     body = json.loads(project.query("SELECT body FROM definition")[0][0])["stages"][0]["schema"]["body"]
     project.write("schemas/sentiment.json", json.dumps(body, indent=4, sort_keys=True))
+    for change, stage in IN_THE_FINGERPRINT.items():
+        project.workflow(stages=[stage])
+        assert (change, asked(project, server)) == (change, 2)
     for change, stage in NOT_IN_THE_FINGERPRINT.items():
         project.workflow(stages=[stage])
         assert (change, asked(project, server)) == (change, 0)

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from support.project import ProjectFolder
 
-from agac.core.errors import SpecError, UsageError
+from agac.core.errors import UsageError
 
 ROWS = [{"id": f"r-{n}", "text": f"I love number {n}"} for n in range(1, 7)]
 CSV = "id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in ROWS)
@@ -96,18 +96,6 @@ def test_results_and_state_are_never_matched(project: ProjectFolder) -> None:
     assert project.run().summary["rows"]["total"] == 1
     for _ in range(2):  # nor those that --output puts elsewhere
         assert project.run(output="results").summary["rows"]["total"] == 1
-
-
-def test_what_is_wrong_with_an_input_is_a_problem_at_its_place(project: ProjectFolder) -> None:
-    project.write("data/a.csv", "id,text\n")
-    project.write("data/b.csv", "id,txt\n")
-    project.workflow(path="data/*.csv")
-    checked = project.agac("validate", code=2)
-    assert (
-        'input.path: data/b.csv: its header lacks "text" and has "txt" besides, compared with data/a.csv' in checked.out
-    )
-    with pytest.raises(SpecError):
-        project.run()
 
 
 def test_rows_of_a_query_without_an_order_want_ids(project: ProjectFolder) -> None:

@@ -59,17 +59,6 @@ def retry(project: ProjectFolder, **choice: Any) -> agac.RunReport:
     return report
 
 
-def test_until_leaves_later_stages_open_and_a_plain_run_finishes_them(project: ProjectFolder) -> None:
-    seen: dict[str, int] = {}
-    for stage, count in CALLS.items():
-        report = project.run(until=stage)
-        seen[stage] = count
-        assert (report.exit_code, report.summary["complete"], calls(project)) == (0, stage == "title", seen)
-        assert_all_sound(project)
-        assert project.run(until=stage).invocation["calls"] == 0
-    assert asked(project) == 0
-
-
 def test_stage_asks_that_stage_alone(project: ProjectFolder) -> None:
     project.run(until="each")
     report = project.run(from_stage="sum")
