@@ -13,17 +13,15 @@ from agac.plan.stage import DEFAULT_TIMEOUT, call_timeout
 from agac.spec.workflow import Timeout
 
 PRICES = {"m": {"input": 1.0, "output": 10.0, "flex": 0.5}}
-MILLION = 1_000_000
 FULL = json.dumps(
     {"error": {"message": "Resource Unavailable", "type": "resource_unavailable", "code": "resource_unavailable"}}
 )
 
 
-def served(tier: str | None) -> Step:
+def served(tier: str) -> Step:
     usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
     choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
-    told = {} if tier is None else {"service_tier": tier}
-    return Step(body=json.dumps({"model": "m-1", "choices": [choice], "usage": usage, **told}))
+    return Step(body=json.dumps({"model": "m-1", "choices": [choice], "usage": usage, "service_tier": tier}))
 
 
 def full(**headers: str) -> Step:
@@ -72,13 +70,8 @@ def test_a_call_is_given_up_at_its_own_bound(project: ProjectFolder, faulty: Any
 
 
 def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> None:
-    from agac.api.project import RunOptions, open_project, ready_workflow
-    from agac.plan.plan import Selection, make_plan
-
     workflow(project, "http://127.0.0.1:9/v1", ["local/m?service_tier=flex", "local/m"], timeout=60)
-    opened = open_project(project.root)
-    checked, _ = ready_workflow(opened, "reviews", RunOptions())
-    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
+    plan = project.plan()
     assert [model.timeout.total for model in plan.stages[0].models] == [90.0, 60.0]
 
 

@@ -9,7 +9,6 @@ from support.batched import store
 from support.made import asked, assert_all_sound, made, outcomes, parts, ran, settled, values
 from support.processes import interrupt, listening, wait_until
 from support.project import ProjectFolder
-from support.recount import contents
 from support.server import Faulty, Server
 from support.soak import few
 
@@ -190,17 +189,6 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stag
     report = settled(project)
     assert report.exit_code == 0
     assert calls(project) == CALLS | {stage: 2 * CALLS[stage]}
-
-
-def test_running_again_writes_nothing(project: ProjectFolder) -> None:
-    lists(project, {f"r{n}": [f"i{place % 7}" for place in range(n % 5)] for n in range(60)})
-    further = [{"name": "uniq", "dedupe": ["item"]}, {"name": "say", "prompt": "say ${item}"}]
-    workflow(project, [*ALL, *further], output={"stages": "title"})
-    settled(project)
-    before = contents(project.query)
-    done = project.run().invocation
-    assert (done["calls"], done["rows_unchanged"]) == (0, 60)
-    assert contents(project.query) == before
 
 
 def stopped_amid_a_call(project: ProjectFolder, server: Server, *command: str) -> None:
