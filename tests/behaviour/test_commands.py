@@ -18,6 +18,7 @@ from support.terminals import on_pty
 from agac.simulator.faults import FAULTS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
+HEAVY_FOR_NAMES = (*HEAVY[:-1], "aiosqlite", "rich", "asyncio", "agac.engine")
 PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 
 
@@ -200,21 +201,25 @@ def test_simulate_names_every_kind_of_fault_and_says_what_is_wrong_with_its_flag
     assert "no such file: none.yml" in ran.err
 
 
-def test_light_commands_load_nothing_heavy(finished: ProjectFolder) -> None:
-    for words in ("--help", "version", "status", "status 1", "status -a reviews", "runs", "run --help"):
+def test_light_commands_and_completion_load_nothing_heavy(finished: ProjectFolder) -> None:
+    names = {"_AGAC_COMPLETE": "bash_complete", "COMP_WORDS": "agac run -a ", "COMP_CWORD": "3"}
+    light = ("--help", "version", "status", "status 1", "status -a reviews", "runs", "run --help")
+    cases = [*((words, None, HEAVY) for words in light), ("", names, HEAVY_FOR_NAMES)]
+    for words, asked, heavy in cases:
         program = (
             "import sys\n"
             f"sys.argv = ['agac', *{words.split()!r}]\n"
             "from agac.cli.main import main\n"
             "try:\n    main()\n"
             "except SystemExit as end:\n    assert not end.code, end.code\n"
-            f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+            f"print('loaded:', [name for name in {heavy!r} if name in sys.modules])\n"
         )
-        env = clean_environment(None)
+        env = clean_environment(asked)
         ran = subprocess.run(
             [sys.executable, "-c", program], cwd=finished.root, env=env, capture_output=True, check=True
         )
         assert ran.stdout.decode().endswith("loaded: []\n"), words
+        assert not asked or b"plain,reviews\n" in ran.stdout
 
 
 def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:

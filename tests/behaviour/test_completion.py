@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,6 @@ from test_pipes import COMMANDS
 
 from agac.cli.main import COMPLETIONS
 from agac.core.errors import ErrorType
-
-HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "aiosqlite", "rich", "asyncio")
-HEAVY += ("agac.engine",)
 
 
 def completed(project: ProjectFolder, *words: str, cwd: Path | None = None) -> list[str]:
@@ -99,22 +95,6 @@ def test_trouble_is_met_with_silence(project: ProjectFolder, tmp_path: Path) -> 
     assert completed(project, "inspect", "") == ["last"]
     assert completed(project, "batch", "status", "") == []
     assert "run" in completed(project, "nothing", "")
-
-
-def test_nothing_heavy_is_loaded_for_a_list_of_names(stocked: ProjectFolder) -> None:
-    code = (
-        "import os, sys, runpy\n"
-        "sys.argv = ['agac']\n"
-        "try: runpy.run_module('agac', run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    )
-    asked = {"_AGAC_COMPLETE": "bash_complete", "COMP_WORDS": "agac run -a ", "COMP_CWORD": "3"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=stocked.root, env=clean_environment(asked), capture_output=True
-    )
-    assert ran.stdout.decode().count("plain,") == 3
-    assert ran.stderr.decode().strip() == "[]"
 
 
 @pytest.fixture
