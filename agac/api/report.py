@@ -4,6 +4,7 @@ the invocation ended: its outputs written, its report made, and what finishing t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from agac.api.batches import batch_lines
 from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
+from agac.api.status import rows_by_remedy
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
 from agac.core.types import Report, RowId, iso, json_form
 from agac.engine.batch.coordinator import Stale, batch_counts
@@ -243,6 +245,11 @@ class RunReport(Report):
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
+
+    @property
+    def rows_by_remedy(self) -> Counter[str]:
+        """What the failed rows of the run need."""
+        return rows_by_remedy(self.summary["errors"])
 
 
 async def report_of(

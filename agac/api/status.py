@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from agac.core.errors import UsageError, did_you_mean, listed
+from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
 from agac.core.types import Outcome, Report, RowId, iso, json_form
 from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
@@ -233,6 +234,16 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
     return "waiting" if open_batches is not None else "stopped"
 
 
+def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """How many failed rows need what no run can change, another `input` or row `budget`, or to be asked `again`."""
+    found = Counter[str]()
+    for error in errors:
+        kind = error["type"]
+        by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
+        found["input" if by_input else "budget" if kind == ErrorType.BUDGET_EXCEEDED else "again"] += error["rows"]
+    return found
+
+
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words = ["agac", "run", "-a", record.workflow]
@@ -293,6 +304,11 @@ class StatusReport(Report):
     project: Path
     database_bytes: int
     runs: list[dict[str, Any]]
+
+    @property
+    def rows_by_remedy(self) -> Counter[str]:
+        """What the failed rows of the first of the runs need."""
+        return rows_by_remedy(self.runs[0]["errors"])
 
 
 @blocking

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +196,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         say(f"  Resume with: {command}")
     if not quiet:
         print_lines(map(retrieved_line, invocation.get("ingested") or ()))
-        print_text("\n".join(summary_lines(summary, invocation, command, files[2] if files else None, scope)))
+        print_text("\n".join(summary_lines(report, command, scope)))
         if files:
             names = (file.name if file.parent == files[0].parent else from_here(file) for file in files[1:])
             print_text(f"Results: {from_here(files[0])}   (also: {', '.join(names)})")
@@ -216,9 +215,8 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
 
 
-def summary_lines(
-    summary: Summary, invocation: Summary, command: str, errors_file: Path | None, scope: Scope | None
-) -> Iterator[str]:
+def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
+    summary, invocation = report.summary, report.invocation
     rows, stages = summary["rows"], summary["stages"]
     yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"
     yield from map(level_line, summary["levels"])
@@ -244,7 +242,7 @@ def summary_lines(
         same, had = counted(invocation["tasks_collapsed"], "task"), "the same prompt as another task"
         yield f"Deduplicated: {same} had {had} and reused its answer"
     yield from unselected_lines(summary, invocation, command, scope)
-    yield from error_lines(summary, command, invocation, errors_file)
+    yield from error_lines(report, command)
 
 
 def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] = (), *, details: bool = False) -> str:
@@ -352,9 +350,9 @@ WITH_REPLY = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED, ErrorTyp
 LEAVE_FAILED = "--no-retry-failed"
 
 
-def error_lines(summary: Summary, command: str, invocation: Summary, errors_file: Path | None) -> Iterator[str]:
+def error_lines(report: RunReport, command: str) -> Iterator[str]:
     """The errors of a run with examples and advice, and what to do about the failed rows, each with its command."""
-    errors, run = summary["errors"], summary["run"]
+    errors, run, invocation = report.summary["errors"], report.summary["run"], report.invocation
     if not errors:
         return
     yield from ("", "Errors:")
@@ -366,8 +364,8 @@ def error_lines(summary: Summary, command: str, invocation: Summary, errors_file
         if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
             look = f" See the reply with: agac inspect {run} {shlex.quote(str(example['id']))}"
             yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
-    if errors_file is not None:
-        yield f"  All of them, with their input: {from_here(errors_file)}"
+    if report.files:
+        yield f"  All of them, with their input: {from_here(report.files[2])}"
     # the next run does not retry those that are left
     left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
     rows, again = counted(left, "row"), without(command, LEAVE_FAILED)
@@ -380,9 +378,10 @@ def error_lines(summary: Summary, command: str, invocation: Summary, errors_file
         )
     if invocation["stopped_at_limit"]:
         return  # what to do next was printed with the limit
-    if can_be_retried(summary, left, by_flag=by_flag):
+    by_remedy = report.rows_by_remedy
+    may_be_left = sum(error["rows"] for error in errors if error["stage"]) if by_flag else by_remedy["again"]
+    if by_remedy["again"] and may_be_left > left:
         yield f"  Retry the failed rows with: {again}"
-    by_remedy = rows_by_remedy(errors)
     if spent := by_remedy["budget"]:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
     if unusable := by_remedy["input"]:
@@ -394,38 +393,6 @@ def error_head(error: Summary) -> str:
     """`  SchemaMismatch in classify: 3 rows`."""
     place = f" in {error['stage']}" if error["stage"] else ""
     return f"  {error['type']}{place}: {counted(error['rows'], 'row')}"
-
-
-def can_be_retried(summary: Summary, left: int, *, by_flag: bool = False) -> bool:
-    """Whether a further run would retry any failed row: no run can change the input or a budget.
-
-    `by_flag`: whether such rows may be among those that were left.
-    """
-    errors = summary["errors"]
-    others = rows_by_remedy(errors)["again"]
-    may_be_left: int = sum(error["rows"] for error in errors if error["stage"]) if by_flag else others
-    return others > 0 and may_be_left > left
-
-
-def status_remedy(run: Summary, left: int) -> str:
-    """The same as the end of a sentence that says how many rows failed."""
-    again = run["go_on"]
-    if can_be_retried(run, left):
-        return f", then run: {again}"
-    if left:
-        return f"; force a retry with: agac retry {run['run']}"
-    first = "raise row_budget" if rows_by_remedy(run["errors"])["budget"] else "fix these rows in the input"
-    return f"; {first}, then run: {again}"
-
-
-def rows_by_remedy(errors: Iterable[Summary]) -> Counter[str]:
-    """How many failed rows need another `input`, a larger row `budget`, or to be asked `again`."""
-    found = Counter[str]()
-    for error in errors:
-        kind = error["type"]
-        by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
-        found["input" if by_input else "budget" if kind == ErrorType.BUDGET_EXCEEDED else "again"] += error["rows"]
-    return found
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
 from agac.cli.main import Globals, json_option, workflow_option
-from agac.cli.run import agreement_lines, calls_line, level_line, status_remedy
+from agac.cli.run import agreement_lines, calls_line, level_line
 from agac.cli.terminal import (
     ROW_OUTCOMES,
     TASK_OUTCOMES,
@@ -64,7 +63,7 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
     """The newest runs as a table, then the size of the store and what to do next."""
     lines = _runs_table(report, workflow, {"started": itemgetter("started_at")})
-    return [*lines, *(next_step_lines(report.runs[0], report.project) if report.runs else ())]
+    return [*lines, *(next_step_lines(report) if report.runs else ())]
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
@@ -108,7 +107,7 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
     yield from run_lines(run)
     yield from ("", f"Store: {megabytes(report.database_bytes)}")
-    yield from next_step_lines(run, report.project)
+    yield from next_step_lines(report)
     if _failed(run):
         yield f"Look at failed rows with: agac inspect {run['run']}"
 
@@ -168,8 +167,9 @@ def _failed(run: dict[str, Any]) -> int:
     return sum(int(one["rows"]["failed"]) for one in (run, *run["levels"]))
 
 
-def next_step_lines(run: dict[str, Any], project: Path) -> Iterator[str]:
+def next_step_lines(report: StatusReport) -> Iterator[str]:
     """What to do next: a command that works as it is printed."""
+    run = report.runs[0]
     number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
     waiting_for = plain(first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
     if run["state"] == "running":
@@ -184,7 +184,7 @@ def next_step_lines(run: dict[str, Any], project: Path) -> Iterator[str]:
         yield f"Run {number} has {what}{unsent}: {counts} when last checked"
         yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
     elif run["state"] == "finished":
-        yield from _finished_lines(run, from_here(project / run["output"]), last)
+        yield from _finished_lines(report)
     elif last.get("exit_code") == ExitCode.LIMIT:
         yield f"Run {number} reached a limit: {plain(first_line(last.get('stopped') or 'budget or max_errors'))}"
         yield f"Raise it, then resume with: {again}"
@@ -196,16 +196,28 @@ def next_step_lines(run: dict[str, Any], project: Path) -> Iterator[str]:
         yield f"Run {number} is not finished. Resume with: {again}"
 
 
-def _finished_lines(run: dict[str, Any], folder: str, last: dict[str, Any]) -> Iterator[str]:
+def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
-    number, failed = run["run"], _failed(run)
+    run = report.runs[0]
+    number, failed, folder = run["run"], _failed(run), from_here(report.project / run["output"])
     if not run["shown"]:
         yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"
         return
     if run["not_written"]:
         yield f"Not written: {', '.join(run['not_written'])}. Write it with: agac export --run {number}"
     if failed:
-        remedy = status_remedy(run, last.get("rows_left_failed", 0))
+        remedy = _remedy(run, report.rows_by_remedy)
         yield f"{counted(failed, 'row')} of run {number} failed: see {folder}/errors.jsonl{remedy}"
     else:
         yield f"Results of run {number}: {folder}/results.jsonl"
+
+
+def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
+    """What to do about failed rows, as the end of a sentence that says how many they are."""
+    left, again = (run["last_invocation"] or {}).get("rows_left_failed", 0), run["go_on"]
+    if by_remedy["again"] > left:
+        return f", then run: {again}"
+    if left:
+        return f"; force a retry with: agac retry {run['run']}"
+    first = "raise row_budget" if by_remedy["budget"] else "fix these rows in the input"
+    return f"; {first}, then run: {again}"
