@@ -22,8 +22,9 @@ from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, BatchView, LaneTimes
-from agac.store.db import Database, open_database, open_for_reading
+from agac.store.db import Database, open_for_reading
 from agac.store.runs import counters, read_run
+from agac.store.writer import open_database
 
 UNSENT: Mapping[str, str] = {
     BatchStep.PLANNED: "it is being filled",

@@ -42,9 +42,10 @@ from agac.spec.paths import ProjectPaths, matching, project_root
 from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
 from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document
-from agac.store.db import open_database, open_for_reading
+from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
+from agac.store.writer import open_database
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from agac.engine.run import Invocation
 from agac.providers.provider import Provider
 from agac.store import batches, runs
 from agac.store.batches import BatchStep, unfinished_batches
-from agac.store.db import Database, open_database
+from agac.store.db import Database
+from agac.store.writer import open_database
 
 
 @asynccontextmanager

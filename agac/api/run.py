@@ -53,8 +53,9 @@ from agac.spec.loader import in_order
 from agac.spec.paths import project_root
 from agac.store import runs
 from agac.store.batches import unfinished_batches
-from agac.store.db import Database, open_database
+from agac.store.db import Database
 from agac.store.rows import chosen_counts
+from agac.store.writer import open_database
 
 FOLDER = "batches"
 """Where batches' files lie, beside the database."""

@@ -19,9 +19,10 @@ from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
-from agac.store.db import Database, open_database, open_for_reading
+from agac.store.db import Database, open_for_reading
+from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
-from agac.store.runs import holder_of
+from agac.store.writer import open_database
 
 P = ParamSpec("P")
 T = TypeVar("T")

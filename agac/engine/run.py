@@ -34,8 +34,9 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database
+from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
-from agac.store.runs import Count, lease_held
+from agac.store.runs import Count
 from agac.store.writer import DerivedRowWriter, Ledger
 
 # No row ever vanishes: rows in are the sum of outcomes, at every level, at the end of every run.

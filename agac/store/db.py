@@ -1,4 +1,4 @@
-"""The database: opening and migrations, statements by name and the records that they give, errors in words."""
+"""The database: its connections and its schema, statements by name and the records that they give, errors in words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -22,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_or
 
 import aiosqlite
 
-from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -306,91 +304,7 @@ def _field_names(record: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(record)) if is_dataclass(record) else tuple(record._fields)
 
 
-# Which process is at work: naming this one, and telling whether another one still lives.
-
-STALE_SECONDS = 60.0
-"""Without a sign of life for so long a holder of a lease counts as gone, wherever it is."""
-
-
-def is_alive(holder: str, age: float) -> bool:
-    """Whether a live process holds a lease whose last sign of life is `age` seconds old.
-
-    A clock that was set back makes the age negative: that is no proof of death, so it counts as fresh.
-    """
-    return bool(holder) and age < STALE_SECONDS and not is_dead(holder)
-
-
-def this_process() -> str:
-    """Names this process so that another one on the same machine can tell whether it still lives."""
-    return f"{socket.gethostname()} {_boot_id()}/{_pid_namespace()} {os.getpid()} {_state_and_start(os.getpid())[1]}"
-
-
-def is_dead(holder: str) -> bool:
-    """Whether the holder surely no longer runs. Unknown (another machine) counts as alive."""
-    parts = holder.split(" ")
-    if len(parts) != 4 or parts[0] != socket.gethostname():
-        return False
-    _, machine, pid, started = parts
-    boot, _, namespace = machine.partition("/")
-    if boot != _boot_id():
-        return True  # the machine was started again since
-    if namespace != _pid_namespace():
-        return False  # another container: its process numbers mean nothing here
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # alive, another user's
-    state, now = _state_and_start(int(pid))
-    return now != started or state == "Z"  # the number was given to another process, or nobody has fetched its end
-
-
-def _state_and_start(pid: int) -> tuple[str, str]:
-    try:
-        found = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return found[0], found[19]  # proc(5): the state is field 3, the start time field 22; 3 is the first after ")"
-    except (OSError, IndexError):
-        return "-", "-"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return "-"
-
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "-"
-
-
-def shown(holder: str) -> str:
-    """A holder in words."""
-    parts = holder.split(" ")
-    return f"process {parts[2]} on {parts[0]}" if len(parts) == 4 else holder
-
-
-# Opening: one connection that writes, one that reads.
-
-
-@asynccontextmanager
-async def open_database(path: Path) -> AsyncIterator[Database]:
-    """Opens for writing, makes the database if there is none and migrates an older one."""
-    with translated(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
-            remedy = "a file stands there; move it away" if in_the_way else "check the folder's owner"
-            raise StoreError(f"{path.parent} cannot be made: {error.strerror}", remedy=remedy) from error
-        async with _connected(f"{path.as_uri()}?mode=rwc") as writer:
-            await writer.at_once(partial(_prepare, path))
-            async with _connected(f"{path.as_uri()}?mode=ro") as reader:
-                yield Database(path, reader, writer)
+# Opening for reading; `store/writer` opens for writing.
 
 
 @asynccontextmanager
@@ -400,7 +314,7 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
         yield None
         return
     with translated(path):
-        async with _connected(reading_uri(path)) as reader:
+        async with connected(reading_uri(path)) as reader:
             await reader.at_once(partial(refuse_other_schemas, path))
             yield Database(path, reader, None)
 
@@ -417,7 +331,7 @@ def reading_uri(path: Path) -> str:
 
 
 @asynccontextmanager
-async def _connected(uri: str) -> AsyncIterator[Connection]:
+async def connected(uri: str) -> AsyncIterator[Connection]:
     connect = partial(sqlite3.connect, uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     connection = Connection(connect, iter_chunk_size=64)
     opening = asyncio.ensure_future(connection)
@@ -493,35 +407,3 @@ def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> None:
             f"{path} was written by an older agac",
             remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
         )
-
-
-def _prepare(path: Path, writer: sqlite3.Connection) -> None:
-    version = schema_of(path, writer)
-    if version == 0:
-        writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
-        writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    writer.execute("PRAGMA journal_mode = WAL").fetchall()  # it is in force once its answer was read
-    if version < migrations()[-1][0]:
-        migrate(writer)
-
-
-def migrate(writer: sqlite3.Connection) -> None:
-    """Applies what is missing, each migration in one transaction together with the record of it.
-
-    Looks again inside the transaction: another process may have been faster. Raises LeaseHeld while a process works on
-    a workflow of an older database: it does not know what would be changed under it.
-    """
-    for number, script in migrations():
-        with transaction(writer):
-            (version,) = writer.execute("PRAGMA user_version").fetchone()
-            if version >= number:
-                continue
-            for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version else ():
-                if is_alive(holder, time.time() - heartbeat_at):
-                    raise LeaseHeld(
-                        f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
-                        remedy="wait for it to end, then run the same command again",
-                    )
-            for statement in split_script(script):
-                writer.execute(statement)
-            writer.execute(f"PRAGMA user_version = {number}")

@@ -16,23 +16,12 @@ from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
 from agac.core.keys import canonical
 from agac.core.types import Moment, Report
 from agac.store.batches import runs_in_batches
-from agac.store.db import (
-    BUSY_SECONDS,
-    Database,
-    change,
-    fetch,
-    is_dead,
-    reading_uri,
-    schema_of,
-    select,
-    slices,
-    sql,
-    translated,
-)
+from agac.store.db import BUSY_SECONDS, Database, change, fetch, reading_uri, schema_of, select, slices, sql, translated
 from agac.store.history import RunLine, run_lines
+from agac.store.lease import BEAT_SECONDS, Lease, is_dead, lease_held
 from agac.store.records import PRESENT, CounterDelta, CounterKey
 from agac.store.rows import OUTCOME_OF, State
-from agac.store.runs import BEAT_SECONDS, Lease, definition_of, lease_held
+from agac.store.runs import definition_of
 from agac.store.writer import counted_tasks
 
 # A run is dropped row by row, in short transactions, each row with all that was made of it and with its roll-ups: half

@@ -1,18 +1,34 @@
-"""The writer: one commit after the other, each of everything that waited (group commit), derived rows included."""
+"""The database opened for writing, and its writer: each commit (group commit) is of everything that waited."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
-from agac.core.errors import RowError
+from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.types import RowId
-from agac.store.db import Database, change, fetch, slices, sql
+from agac.store.db import (
+    APPLICATION_ID,
+    Database,
+    change,
+    connected,
+    fetch,
+    migrations,
+    schema_of,
+    slices,
+    split_script,
+    sql,
+    transaction,
+    translated,
+)
+from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
 from agac.store.records import (
     AGREEMENT,
     PART,
@@ -28,9 +44,56 @@ from agac.store.records import (
     WriteBatch,
 )
 from agac.store.rows import State
-from agac.store.runs import BEAT_SECONDS, Lease
 
 T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def open_database(path: Path) -> AsyncIterator[Database]:
+    """Opens for writing, makes the database if there is none and migrates an older one."""
+    with translated(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+            remedy = "a file stands there; move it away" if in_the_way else "check the folder's owner"
+            raise StoreError(f"{path.parent} cannot be made: {error.strerror}", remedy=remedy) from error
+        async with connected(f"{path.as_uri()}?mode=rwc") as writer:
+            await writer.at_once(partial(_prepare, path))
+            async with connected(f"{path.as_uri()}?mode=ro") as reader:
+                yield Database(path, reader, writer)
+
+
+def _prepare(path: Path, writer: sqlite3.Connection) -> None:
+    version = schema_of(path, writer)
+    if version == 0:
+        writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
+        writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    writer.execute("PRAGMA journal_mode = WAL").fetchall()  # it is in force once its answer was read
+    if version < migrations()[-1][0]:
+        migrate(writer)
+
+
+def migrate(writer: sqlite3.Connection) -> None:
+    """Applies what is missing, each migration in one transaction together with the record of it.
+
+    Looks again inside the transaction: another process may have been faster. Raises LeaseHeld while a process works on
+    a workflow of an older database: it does not know what would be changed under it.
+    """
+    for number, script in migrations():
+        with transaction(writer):
+            (version,) = writer.execute("PRAGMA user_version").fetchone()
+            if version >= number:
+                continue
+            for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version else ():
+                if is_alive(holder, time.time() - heartbeat_at):
+                    raise LeaseHeld(
+                        f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
+                        remedy="wait for it to end, then run the same command again",
+                    )
+            for statement in split_script(script):
+                writer.execute(statement)
+            writer.execute(f"PRAGMA user_version = {number}")
 
 
 def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]) -> Counter[CounterKey]:

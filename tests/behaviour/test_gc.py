@@ -19,9 +19,9 @@ from support.soak import campaign
 import agac
 from agac.core.errors import LeaseHeld, LeaseLost
 from agac.store import gc
-from agac.store.db import open_database
 from agac.store.history import RunLine
-from agac.store.runs import lease_held
+from agac.store.lease import lease_held
+from agac.store.writer import open_database
 
 TWO = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},

@@ -13,7 +13,7 @@ from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
 from agac.engine import input_rows, invocation
 from agac.engine.limits import StopReason, StopSignal
-from agac.store import db
+from agac.store import lease
 from agac.store.writer import Ledger
 
 
@@ -109,11 +109,11 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
 
 
 def test_a_holder_in_another_container_is_not_taken_for_dead() -> None:
-    host, machine, pid, started = db.this_process().split(" ")
+    host, machine, pid, started = lease.this_process().split(" ")
     boot, _, namespace = machine.partition("/")
-    assert db.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
-    assert not db.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
-    assert db.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
+    assert lease.is_dead(f"{host} {boot}/{namespace} 999999999 {started}")
+    assert not lease.is_dead(f"{host} {boot}/pid:[1] 999999999 {started}")
+    assert lease.is_dead(f"{host} another-boot/{namespace} {pid} {started}")
 
 
 def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(

@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import asyncio, sys, threading
 from pathlib import Path
-from agac.store.db import open_database
+from agac.store.writer import open_database
 
 async def main(ticks, path):
     loop = asyncio.get_running_loop()

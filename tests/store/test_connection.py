@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agac.core.errors import StoreError
-from agac.store.db import open_database, translated
+from agac.store.db import translated
+from agac.store.writer import open_database
 
 
 def test_statements_given_at_once_run_in_the_connections_own_thread(tmp_path: Path) -> None:

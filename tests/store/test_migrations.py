@@ -11,7 +11,7 @@ import pytest
 from support.project import ProjectFolder
 
 from agac.core.errors import LeaseHeld, StoreOutdated
-from agac.store import db
+from agac.store import db, lease, writer
 
 STORES = sorted((Path(__file__).parents[1] / "golden/stores").glob("*.db.gz"))
 """Stores of an earlier program, which the migrations before the baseline made."""
@@ -55,7 +55,7 @@ def spaced(text: str) -> str:
 
 
 async def opened(path: Path) -> None:
-    async with db.open_database(path):
+    async with writer.open_database(path):
         pass
 
 
@@ -109,7 +109,8 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_
     path = tmp_path / "agac.db"
     asyncio.run(opened(path))
     known = [*db.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
-    monkeypatch.setattr(db, "migrations", lambda: known)
+    for module in (db, writer):
+        monkeypatch.setattr(module, "migrations", lambda: known)
 
     async def read() -> None:
         async with db.open_for_reading(path):
@@ -119,7 +120,7 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_
         asyncio.run(read())
     assert "agac run -a WORKFLOW" in (refused.value.remedy or "")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (db.this_process(),))
+        connection.execute("INSERT INTO lease VALUES ('reviews', 1, ?, unixepoch('now'))", (lease.this_process(),))
         with pytest.raises(LeaseHeld, match="must be brought up to date"):
             asyncio.run(opened(path))
         assert connection.execute("PRAGMA user_version").fetchone() == (11,)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agac.store import db
+from agac.store import db, writer
 
 PLACEHOLDERS = re.compile(r":\w+|\?")
 HOT = [
@@ -22,7 +22,7 @@ LARGE = ("row", "task", "result", "attempt", "counter")
 
 def fresh(path: Path) -> sqlite3.Connection:
     async def make() -> None:
-        async with db.open_database(path):
+        async with writer.open_database(path):
             pass
 
     asyncio.run(make())

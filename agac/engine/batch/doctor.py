@@ -21,7 +21,7 @@ from agac.providers.batch import BatchState, ProviderBatch
 from agac.spec.workflow import DEFAULT_BATCH
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, BatchView, known_ids, read_batch
 from agac.store.db import Database
-from agac.store.runs import lease_held
+from agac.store.lease import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0

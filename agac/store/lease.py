@@ -1,0 +1,146 @@
+"""The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing token.
+
+A dead holder is taken over at once when it ran on this machine and its process is gone, else once its heartbeat is
+older than `STALE_SECONDS`. A holder that slept through that finds its token outdated in its next commit, and writes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agac.core.errors import LeaseHeld, LeaseLost, StoreError
+from agac.store.db import Database, change, select, sql, to_the_end, write
+
+BEAT_SECONDS = 5.0
+"""A lease whose holder commits nothing shows a sign of life so often."""
+
+STALE_SECONDS = 60.0
+"""Without a sign of life for so long a holder of a lease counts as gone, wherever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease that was ours when it was taken; every commit proves again that it still is."""
+
+    workflow: str
+    token: int
+
+    def prove(self, writer: sqlite3.Connection, now: float, lost: str, remedy: str) -> None:
+        """Shows a sign of life inside a commit. Raises LeaseLost, in these words, when another process has it."""
+        if writer.execute(sql("lease_beat"), (now, self.workflow, self.token)).rowcount == 0:
+            raise LeaseLost(f"another process took over workflow {self.workflow!r}{lost}", remedy=remedy)
+
+
+@asynccontextmanager
+async def lease_held(database: Database, workflow: str, clock: Callable[[], float]) -> AsyncIterator[Lease]:
+    """The workflow is this process's for the block. Raises LeaseHeld when another live process has it.
+
+    However the block is left, and also when the wait for the lease is cancelled, the lease is given back: one that
+    stayed with a living process would keep everybody out for a minute.
+    """
+    taking = asyncio.ensure_future(change(database, partial(_take, workflow, clock())))
+
+    async def give_back() -> None:
+        await asyncio.wait({taking})
+        if not taking.cancelled() and taking.exception() is None:
+            with suppress(StoreError):  # one that cannot be given back is taken over once this process has ended
+                await write(database, "lease_free", workflow, taking.result().token)
+
+    try:
+        yield await asyncio.shield(taking)
+    finally:
+        await to_the_end(give_back())
+
+
+def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
+    for _, holder, heartbeat_at in writer.execute(sql("lease_read"), (workflow,)).fetchall():
+        age = now - heartbeat_at
+        if is_alive(holder, age):
+            raise LeaseHeld(
+                f"workflow {workflow!r} is being run by another process ({shown(holder)}, "
+                f"last sign of life {max(age, 0):.0f} s ago)",
+                remedy="wait for it to end, or stop it; if it hangs it is taken over "
+                f"{STALE_SECONDS:.0f} s after its last sign of life",
+            )
+    values = {"workflow": workflow, "holder": this_process(), "now": now}
+    (token,) = writer.execute(sql("lease_take"), values).fetchone()
+    return Lease(workflow, int(token))
+
+
+async def holder_of(database: Database, workflow: str) -> str | None:
+    """The live process that works on a workflow, in words; None when there is none."""
+    for _, holder, _ in await select(database, "lease_read", tuple[int, str, float], workflow):
+        if holder and not is_dead(holder):
+            return shown(holder)
+    return None
+
+
+def is_alive(holder: str, age: float) -> bool:
+    """Whether a live process holds a lease whose last sign of life is `age` seconds old.
+
+    A clock that was set back makes the age negative: that is no proof of death, so it counts as fresh.
+    """
+    return bool(holder) and age < STALE_SECONDS and not is_dead(holder)
+
+
+def this_process() -> str:
+    """Names this process so that another one on the same machine can tell whether it still lives."""
+    return f"{socket.gethostname()} {_boot_id()}/{_pid_namespace()} {os.getpid()} {_state_and_start(os.getpid())[1]}"
+
+
+def is_dead(holder: str) -> bool:
+    """Whether the holder surely no longer runs. Unknown (another machine) counts as alive."""
+    parts = holder.split(" ")
+    if len(parts) != 4 or parts[0] != socket.gethostname():
+        return False
+    _, machine, pid, started = parts
+    boot, _, namespace = machine.partition("/")
+    if boot != _boot_id():
+        return True  # the machine was started again since
+    if namespace != _pid_namespace():
+        return False  # another container: its process numbers mean nothing here
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # alive, another user's
+    state, now = _state_and_start(int(pid))
+    return now != started or state == "Z"  # the number was given to another process, or nobody has fetched its end
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    try:
+        found = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return found[0], found[19]  # proc(5): the state is field 3, the start time field 22; 3 is the first after ")"
+    except (OSError, IndexError):
+        return "-", "-"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return "-"
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "-"
+
+
+def shown(holder: str) -> str:
+    """A holder in words."""
+    parts = holder.split(" ")
+    return f"process {parts[2]} on {parts[0]}" if len(parts) == 4 else holder
