@@ -3,7 +3,7 @@ others'.
 
 Recorded, by what is told apart: `replies/<dialect>.json`, where `differs` says what a body has that the first one has
 not, and `errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error,
-and its `frame` is around every `error`.
+its `frame` is around every `error`, and its `error` holds members that an error has where it does not say otherwise.
 """
 
 import asyncio
@@ -150,9 +150,11 @@ def recorded_errors() -> list[Any]:
         for file in [file for place in member.errors for file in sorted((HERE / "errors").glob(place))]:
             recorded = json.loads(file.read_text("utf-8"))
             for name, case in recorded["cases"].items():
-                headers = {**recorded["headers"], **case.get("headers", {})}
+                headers, error = {**recorded["headers"], **case.get("headers", {})}, case.get("error")
+                if isinstance(error, dict):
+                    error = recorded.get("error", {}) | error
                 whole = {
-                    "body": {**recorded.get("frame", {}), "error": case.get("error")},
+                    "body": {**recorded.get("frame", {}), "error": error},
                     "says": [],
                     **case,
                     "headers": {header: value for header, value in headers.items() if value is not None},
