@@ -85,16 +85,6 @@ def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> N
     project.assert_as_sync(server)
 
 
-def test_a_retry_from_a_stage_asks_it_anew_in_a_batch(make: Make) -> None:
-    project = make()
-    project.run()
-    project.to_the_end(seconds=SECONDS)
-    project.agac("retry", "last", "--from", "c", "--yes", code=0)
-    project.to_the_end(seconds=SECONDS)
-    assert (project.account["posts"], project.account["charged"]) == (4, 40)
-    project.server.reset()
-
-
 def test_what_is_finished_is_exported_on_demand_alone(make: Make) -> None:
     project = make(defaults={"batch": {"max_requests": 5}})
     project.run()
@@ -124,6 +114,7 @@ def test_a_preview_goes_to_its_own_folder(make: Make) -> None:
 
 
 def test_outputs_of_an_earlier_run_stay_until_the_new_one_is_done(make: Make) -> None:
+    """Its last stage is asked anew, in a batch, where a retry says so."""
     project = make()
     project.run()
     project.to_the_end(seconds=SECONDS)
@@ -135,6 +126,10 @@ def test_outputs_of_an_earlier_run_stay_until_the_new_one_is_done(make: Make) ->
     assert project.retrieve().exit_code == 0
     assert (project.root / "output/reviews/results.jsonl").read_bytes() != before
     assert project.charged() == (4, 40)
+    project.agac("retry", "last", "--from", "c", "--yes", code=0)
+    project.to_the_end(seconds=SECONDS)
+    assert (project.account["posts"], project.account["charged"]) == (5, 50)
+    project.server.reset()
 
 
 def test_a_project_that_was_moved_goes_on(make: Make) -> None:

@@ -79,19 +79,14 @@ def test_what_was_taken_is_counted_and_need_not_be_read_as_submitted() -> None:
 
 
 def test_what_wants_attention_is_said_with_its_command() -> None:
-    undecided = BATCH | {"note": "it may exist", "remedy": "decide with: agac doctor --resubmit --batch-id 4"}
     stale = STALE | {"provider_id": "batch_abc123"}
-    assert list(submitted.undecided_lines({"undecided_batches": [undecided]})) == [
-        "Batch 4 (batch_abc123) needs your decision: it may exist",
-        "  Decide with: agac doctor --resubmit --batch-id 4",
-    ]
     gone, held = submitted.next_lines({}, {"stale": [stale], "tasks_held_back": 7}, "agac run -a reviews")
     assert gone == (
         "Stale: 1,200 requests in batch 4 (batch_abc123), up to $3.10, are no longer needed; cancel the batch with: "
         "agac batch cancel 4"
     )
     assert held.startswith("Deferred: 7 tasks do not fit in the budget until open batches are retrieved; ")
-    assert not [*submitted.undecided_lines({}), *submitted.next_lines({}, {}, "agac run -a reviews")]
+    assert list(submitted.next_lines({}, {}, "agac run -a reviews")) == []
 
 
 def test_stale_requests_want_a_yes() -> None:

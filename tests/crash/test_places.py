@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import impatient, is_explained
-from support.project import ProjectFolder, Ran, clean_environment, fresh_command
+from support.project import ProjectFolder, Ran, fresh_command, to_its_end
 from support.server import Server
 
 
@@ -57,9 +57,8 @@ def as_nobody(project: ProjectFolder, *words: str) -> Ran:
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
     code = "import os, sys; os.setgid(65534); os.setuid(65534); os.execv(sys.executable, sys.argv[1:])"
-    words_ = [sys.executable, "-c", code, *fresh_command(words)]
-    ended = subprocess.run(words_, cwd=project.root, env=clean_environment(None), capture_output=True, timeout=120)
-    return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    started = [sys.executable, "-c", code, *fresh_command(words)]
+    return to_its_end(started, project.root)
 
 
 @pytest.fixture

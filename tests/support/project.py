@@ -147,17 +147,11 @@ class ProjectFolder:
 
     def piped(self, text: bytes, *arguments: str) -> Ran:
         """Runs the command with this on its standard input."""
-        ended = subprocess.run(
-            command(arguments), cwd=self.root, env=clean_environment(None), input=text, capture_output=True, timeout=120
-        )
-        return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+        return to_its_end(command(arguments), self.root, input=text)
 
     def fresh_agac(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         """Runs the command in an interpreter of its own: for tests of how it starts, and how it ends."""
-        ended = subprocess.run(
-            fresh_command(arguments), cwd=self.root, env=clean_environment(env), capture_output=True, timeout=120
-        )
-        return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+        return to_its_end(fresh_command(arguments), self.root, env)
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Forked:
         """Starts the command in a session of its own, to be signalled or killed."""
@@ -186,6 +180,12 @@ class ProjectFolder:
         """The database is whole, and its roll-ups say what a count of the rows says."""
         with self.connected() as ask:
             assert_recounted(ask)
+
+
+def to_its_end(words: list[str], folder: Path, env: Mapping[str, str] | None = None, **more: Any) -> Ran:
+    """Runs a program as a process of its own, without the keys of the machine."""
+    ended = subprocess.run(words, cwd=folder, env=clean_environment(env), capture_output=True, timeout=120, **more)
+    return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
 def command(arguments: Iterable[str]) -> list[str]:
