@@ -220,31 +220,3 @@ def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
         assert project.run().exit_code == 0
     assert project.query("SELECT base_url FROM endpoint") == [(f"{endpoint}/openai/v1",)]
     assert server.headers[0]["authorization"] == "Bearer key-1"
-
-
-def test_definitions_and_fingerprints_of_earlier_versions_are_found_again(project: ProjectFolder) -> None:
-    """Pinned with the version before examples and short names: what was asked then is not asked again."""
-    from agac.api.project import RunOptions, open_project, ready_workflow
-    from agac.plan.plan import Selection, make_plan
-    from agac.plan.render import Prepared, Preparer
-
-    project.write("agac.yml", "")
-    project.write("data/rows.csv", "id,text\n1,a\n")
-    one = {
-        "name": "one", "instructions": "Be brief.", "prompt": "Say ${text}.", "max_tokens": 9,
-        "model": "openai/gpt-5.4-mini?reasoning=low&service_tier=flex",
-    }  # fmt: skip
-    two = {"name": "two", "prompt": "${one}", "model": "openrouter/google/x:free", "output_schema": {"a": "string"}}
-    project.workflow("w", stages=[one, two])
-    opened = open_project(project.root)
-    checked, _ = ready_workflow(opened, "w", RunOptions())
-    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
-    preparer = Preparer(plan.stages, plan.vars, 1)
-    sight = preparer.view({"id": "1", "text": "a"})
-    sight.results["one"] = "x"
-    tasks = [preparer.prepare(stage, sight, "1") for stage in plan.asking]
-    assert plan.hash.hex() == "07ca1b65c22a52f45a9d3556026393c6"
-    assert [task.fingerprint.hex() for task in tasks if isinstance(task, Prepared)] == [
-        "664498891a812320ccba14f1efe78bac",
-        "90314ba02c342ecba5798cb92b4b4551",
-    ]

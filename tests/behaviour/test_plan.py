@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+from support.terminals import on_pty
 
 import agac
 
@@ -219,16 +220,13 @@ def test_a_dry_run_is_the_plan_changes_nothing_and_guesses_no_price(ran: Project
     assert (ran.root / ".agac/agac.db").read_bytes() == content
 
 
-def test_prompts_are_shown_as_they_would_be_sent(project: ProjectFolder) -> None:
+def test_prompts_are_shown_as_they_would_be_sent_and_no_key_is_wanted(project: ProjectFolder) -> None:
     project.workflow(rows=5, stages=[STAGES[0] | {"instructions": "Be short."}])
     shown = project.agac("plan", "-a", "reviews", "--show", "2").out
     assert shown.count("--- prompt") == 2
     assert "[system]\nBe short.\n[user]\nReview: I love number 1" in shown
     as_json = project.agac("plan", "-a", "reviews", "--show", "1", "--json").json
     assert as_json["prompts"][0]["messages"][1] == {"role": "user", "text": "Review: I love number 1"}
-
-
-def test_a_plan_wants_no_key(project: ProjectFolder) -> None:
     project.workflow(rows=2, stages=[{"name": "say", "prompt": "${text}", "model": "openai/gpt-5.4-mini"}])
     assert "OPENAI_API_KEY" in project.agac("plan", "-a", "reviews", code=0).err
 
@@ -250,6 +248,24 @@ def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: S
     assert (report["confirm_above"], report["wants_yes"], report["usd"]) == (0.1, True, None)
     said = "$0.0000, and on top what local/small costs, whose price is not known; confirm_above is $0.10"
     assert said in project.agac("run", "-a", "reviews", "--fresh", code=2).err
+
+
+@pytest.mark.parametrize(("keys", "code", "calls"), [(b"y\n", 0, 20), (b"n\n", 2, 0), (b"\n", 2, 0), (b"\x03", 130, 0)])
+def test_a_run_above_confirm_above_is_asked_about_on_a_terminal(
+    keys: bytes, code: int, calls: int, project: ProjectFolder, server: Server
+) -> None:
+    project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
+    project.workflow(rows=20, confirm_above={"usd": 0.1})
+    with on_pty(project.root, "run", "-a", "reviews", columns=200) as terminal:
+        asked = terminal.until(r"\[y/N\]")
+        terminal.press(keys)
+        assert (terminal.ended(), server.account()["requests"]) == (code, calls), terminal.seen
+    assert "reviews is expected to cost $" in asked
+    assert "confirm_above is $0.10. Continue? [y/N]" in asked
+    assert "Traceback" not in terminal.seen
+    if code == 2:
+        assert terminal.seen.count("is expected to cost") == 1
+        assert "no calls were made\r\n  Add --yes to continue; " in terminal.seen
 
 
 def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:

@@ -62,18 +62,15 @@ def test_a_line_gives_up_what_says_least_when_it_gets_narrow(width: int, line: s
     assert lines(watched(classify=classify()), width) == [line]
 
 
-def test_the_row_of_the_last_error_is_cut_before_its_type() -> None:
-    (line,) = lines(watched(classify=classify(last_error=(MISMATCH, "r-" + "9" * 100))), 125)
-    assert line.endswith("| errors 3 (last: SchemaMismatch, row r-99999999999999…)")
-    assert len(line) <= 125
-
-
-def test_no_line_is_ever_wider_than_the_terminal() -> None:
+def test_no_line_is_ever_wider_than_the_terminal_and_the_row_of_the_last_error_is_cut_before_its_type() -> None:
     run = watched(größe=classify(last_error=(MISMATCH, "行" * 80)), a_stage_with_a_very_long_name_indeed=classify())
     run.invocation.stop_signal.stop = StopReason.INTERRUPT
     for width in range(1, 200):
         for encoding in ("utf-8", "ascii"):
             assert all(cells(line) <= width for line in lines(run, width, encoding=encoding))
+    (line,) = lines(watched(classify=classify(last_error=(MISMATCH, "r-" + "9" * 100))), 125)
+    assert line.endswith("| errors 3 (last: SchemaMismatch, row r-99999999999999…)")
+    assert len(line) <= 125
 
 
 def test_the_number_of_rows_is_shown_as_well_as_it_is_known() -> None:
@@ -93,16 +90,13 @@ def test_the_number_of_rows_is_shown_as_well_as_it_is_known() -> None:
     assert lines(run)[0].startswith("classify █████████░ 11/12 (91.7%) | ")
 
 
-def test_rows_that_failed_before_do_not_come_to_a_later_stage() -> None:
+def test_rows_that_failed_or_left_do_not_come_to_a_later_stage_and_skipped_ones_are_settled() -> None:
     run = watched(100, classify={"done": 40, "failed": 10}, reply={"done": 30, "reused": 5})
     run.invocation.totals.unusable = 4
     assert [line.split(" | ")[0] for line in lines(run)] == [
         "classify █████░░░░░ 50/96 (52.1%)",
         "reply    ████░░░░░░ 35/86 (40.7%)",
     ]
-
-
-def test_rows_that_a_guard_kept_out_are_settled_there_and_dropped_ones_come_no_further() -> None:
     run = watched(100, first={"done": 40, "dropped": 10}, reply={"done": 5, "skipped": 30}, last={"done": 30})
     assert [line.rpartition(" | ")[0] for line in lines(run)] == [
         "first █████░░░░░ 50/100 (50.0%) | 45/s | ETA 1s | dropped 10",
@@ -146,7 +140,7 @@ def test_money_is_real_simulated_or_unknown() -> None:
     assert told == ["$1,234.50", "$0.0123", "simulated $0.50", "$0.50 + unknown prices", "price unknown"]
 
 
-def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
+def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own() -> None:
     run = watched(100, classify={"done": 1, "in_flight": 3}, reply={"in_flight": 1})
     totals = run.invocation.totals
     totals.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
@@ -155,6 +149,12 @@ def test_unusable_rows_and_stopping_have_lines_of_their_own() -> None:
         "unusable rows 2 (last: DuplicateId, row r-7)",
         "stopping: waiting for 4 calls in flight (Ctrl-C again cancels them)",
     ]
+    run = watched(classify=classify())
+    run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
+    assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
+    assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
+    run.invocation.stop_signal.interrupt()
+    assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 
 
 def test_more_stages_than_lines_are_told_together() -> None:
@@ -181,13 +181,10 @@ def test_a_line_can_be_written_in_every_encoding(encoding: str | None) -> None:
     assert "\x07" not in line
 
 
-def test_text_that_would_command_a_terminal_is_escaped_and_colours_stay() -> None:
+def test_text_cannot_command_a_terminal_its_width_is_counted_in_cells_and_times_are_read_at_a_glance() -> None:
     assert harmless("\x1b[31mred\x1b[0m\n\tfine") == "\x1b[31mred\x1b[0m\n\tfine"
     assert harmless("\x1b]0;title\x07\x1b[2J") == r"\x1b]0;title\x07\x1b[2J"
     assert harmless("abc\u202efed\r") == "abc\\u202efed\\x0d"
-
-
-def test_width_is_counted_in_cells_and_time_in_units_that_are_read_at_a_glance() -> None:
     assert (cells("行列"), cells("e\u0301"), cells("abc")) == (4, 1, 3)
     assert cropped("行列式", 5) == "行列…"
     assert cropped("行列式", 4) == "行…"
@@ -202,15 +199,6 @@ def test_the_rate_is_that_of_the_last_twenty_seconds() -> None:
     for second in range(11, 41):
         found = rate(seen, float(second), 1000 + second - 10)
     assert found == pytest.approx(1.0)
-
-
-def test_why_no_answer_comes_is_told_until_one_does() -> None:
-    run = watched(classify=classify())
-    run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
-    assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
-    assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
-    run.invocation.stop_signal.interrupt()
-    assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 
 
 def test_calls_that_are_made_again_are_told_of_when_no_answer_comes_between_them() -> None:

@@ -1,9 +1,8 @@
 """Functions that give several rows in the place of one."""
 
-import json
 from typing import Any
 
-from support.made import asked, errors, made, outcomes, settled, values
+from support.made import asked, errors, settled, values
 from support.project import ProjectFolder
 
 ECHO = {"model": "local/echo"}
@@ -75,42 +74,6 @@ def test_rows_change_from_one_to_many_and_back(project: ProjectFolder) -> None:
     assert values(project, "say") == {"a": "a:one", "b/0": "b:words", "b/1": "b:two"}
 
 
-def test_a_list_then_explode_then_groups(project: ProjectFolder) -> None:
-    texts(project, {"a": "ab cd", "b": "ef"})
-    project.write("tools/more.py", "def letters(row):\n    return {**row, 'letters': list(row['word'])}\n")
-    workflow(
-        project,
-        FUNCTION,
-        {"name": "spell", "python": "tools/more.py:letters"},
-        {"name": "each", "explode": "letters", "prompt": "${word}${item}${index}"},
-        {"name": "sum", "group_by": ["id"], "prompt": "${id}: ${rows_json}"},
-    )
-    assert asked(project) == 6 + 2
-    assert values(project, "each") == {
-        "a/0/0": "aba0", "a/0/1": "abb1", "a/1/0": "cdc0", "a/1/1": "cdd1",
-        "b/0": "efe0", "b/1": "eff1",
-    }  # fmt: skip
-    rows = json.loads(values(project, "sum")["a"].partition(": ")[2])
-    assert [row["each"] for row in rows] == ["aba0", "abb1", "cdc0", "cdd1"]
-    texts(project, {"a": "ab cd", "b": "ef gh"})
-    assert asked(project) == 2 + 1
-    texts(project, {"a": "ab cd"})
-    assert asked(project) == 0
-    assert list(made(project, "sum")) == ["a"]
-
-
-def test_branches_beside_a_list_are_seen_by_its_rows(project: ProjectFolder) -> None:
-    texts(project, {"a": "two words", "b": "one"})
-    workflow(
-        project,
-        {"name": "beside", "needs": [], "prompt": "B${id}"},
-        {**FUNCTION, "needs": []},
-        {"name": "join", "needs": ["beside", "cut"], "prompt": "${beside} ${word}"},
-    )
-    assert asked(project) == 2 + 3
-    assert values(project, "join") == {"b": "Bb one", "a/0": "Ba two", "a/1": "Ba words"}
-
-
 def test_a_list_with_something_else_or_too_much_in_it_fails_its_row(project: ProjectFolder) -> None:
     texts(project, dict.fromkeys("abc", "x"))
     workflow(project, {"name": "cut", "python": "tools/cut.py:odd"}, {"name": "say", "prompt": "${id}"})
@@ -141,11 +104,3 @@ def test_a_workflow_may_end_in_a_function_that_gives_lists(project: ProjectFolde
         ("c/0", {"id": "c", "word": "two"}), ("c/1", {"id": "c", "word": "words"}),
         *((f"e/{n}", {"id": "e", "word": word}) for n, word in enumerate(["and", "three", "words"])),
     ]  # fmt: skip
-
-
-def test_a_skipped_function_leaves_the_row_as_it_is(project: ProjectFolder) -> None:
-    texts(project, {"a": "two words", "b": "more words"})
-    workflow(project, {**FUNCTION, "when": 'id == "a"'}, {"name": "say", "prompt": "${id} ${row_json}"})
-    settled(project)
-    assert set(values(project, "say")) == {"a/0", "a/1", "b"}
-    assert outcomes(project, "cut") == {"a": "done", "b": "skipped"}

@@ -1,11 +1,12 @@
 """How often is asked again, how soon, and who waits: told by the provider's own account."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
 from support.project import ProjectFolder, S
-from support.server import Faulty, Server
+from support.server import Faulty
 
 SAY = [{"name": "say", "prompt": "${text}"}]
 
@@ -51,33 +52,12 @@ def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project.assert_sound()
 
 
-def test_refusals_by_rate_do_not_use_up_the_tries_that_server_errors_have(
-    project: ProjectFolder, faulty: Faulty
-) -> None:
-    limited = {"kind": "rate_limit", "retry_after": 0, "at": [1, 2, 3, 4, 5, 6, 8]}
-    server = one_row(project, faulty([limited, {"kind": "server_error", "retry_after": 0, "at": [7, 9]}]))
-    assert project.run().exit_code == 0
-    assert server.account()["requests"] == 10
-
-
 def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "hang", "first": 1}]))
     report = project.run(project.workflow(rows=1, stages=[{**SAY[0], "timeout": 1.0}]))
     assert report.exit_code == 0
     assert attempts(project) == [(1, "ask", None, "Timeout", 1), (2, "ask", 200, None, 0)]
     assert report.invocation["calls_perhaps_billed_without_answer"] == 1
-
-
-def test_rows_that_fail_now_and_then_all_get_through(project: ProjectFolder, faulty: Faulty) -> None:
-    limited = {"kind": "rate_limit", "rate": 0.1, "retry_after": 0.02}
-    server = project.asks(faulty([limited, {"kind": "server_error", "rate": 0.1, "retry_after": 0}]))
-    report = project.run(project.workflow(rows=100, stages=SAY))
-    assert report.exit_code == 0
-    account = server.account()
-    assert (account["charged"], account["duplicates"]) == (100, 0)
-    assert project.query("SELECT count(*) FROM attempt") == [(account["requests"],)]
-    assert report.invocation["retries"] == account["requests"] - 100
-    project.assert_sound()
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error"])
@@ -127,19 +107,6 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
         assert max(server.times) - min(server.times) >= 0.48
 
 
-def test_a_bad_key_is_said_once(project: ProjectFolder, server: Server) -> None:
-    project.write(".env", "LOCAL_KEY=sk-invalid\n")
-    project.configure(server.base_url, api_key="${LOCAL_KEY}")
-    project.workflow(rows=50, stages=SAY)
-    ended = project.agac("run", "-a", "reviews", code=1)
-    assert ended.err.count("Incorrect API key") == 1
-    assert "LOCAL_KEY" in ended.err
-    assert "sk-invalid" not in ended.err + ended.out
-    project.write(".env", "LOCAL_KEY=sk-valid\n")
-    assert project.agac("run", "-a", "reviews").code == 0
-    assert server.account()["charged"] == 50
-
-
 def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_reasons(project: ProjectFolder) -> None:
     trouble = Step(status=500, headers={"retry-after": "0"}, body='{"error": {"message": "out of order"}}')
     with project.asking(scripted('{"sentiment": 1}', trouble)) as server:
@@ -152,3 +119,57 @@ def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_
     purposes = [(number, purpose) for number, purpose, *_ in attempts(project)]
     assert purposes == [(1, "ask"), *((n, "repair") for n in range(2, 8))]
     project.assert_sound()
+
+
+# A server that says no when it is asked too often, and stages that share what it allows.
+
+ONE = {"name": "one", "prompt": "Say ${text}"}
+AGAIN = {"name": "two", "prompt": "Again ${text}: ${one.result}"}
+
+
+def two_stages(second_model: str = "local/small") -> list[dict[str, Any]]:
+    schema = {"result": "string"}
+    return [{**ONE, "output_schema": schema}, {**AGAIN, "model": second_model, "output_schema": schema}]
+
+
+def starts(project: ProjectFolder) -> list[float]:
+    return [at for (at,) in project.query("SELECT started_at FROM attempt ORDER BY started_at")]
+
+
+def test_a_run_finds_the_rate_that_a_server_allows(project: ProjectFolder, faulty: Faulty) -> None:
+    """Two hundred a second are allowed, a hundred of them at once; the provider has no limits in agac.yml."""
+    server = project.asks(faulty([], "--rpm", "12000", "--burst", "100", "--latency", "0.02"))
+    report = project.run(project.workflow(rows=1000, stages=[ONE]), concurrency=64)
+    assert report.exit_code == 0
+    assert report.summary["rows"]["done"] == 1000
+    account = server.account()
+    assert (account["charged"], account["duplicates"]) == (1000, 0)
+    assert account["requests"] == 1000 + account["limited"]
+    assert account["limited"] < 0.1 * account["requests"]  # the 2 %: in virtual time, policy/test_adaptive_lanes.py
+    assert report.invocation["retries"] == account["limited"]
+    assert project.query("SELECT count(*) FROM attempt WHERE status = 429") == [(account["limited"],)]
+    project.assert_sound()
+
+
+@pytest.mark.parametrize(("second", "least", "most"), [("local/small", 3, 3), ("local/large", 4, 6)])
+def test_stages_share_the_calls_at_once_of_a_model_and_have_a_lane_for_each(
+    project: ProjectFolder, faulty: Faulty, second: str, least: int, most: int
+) -> None:
+    server = project.asks(faulty([], "--latency", "0.06"), limits={"concurrency": 3})
+    project.workflow(rows=30, stages=two_stages(second))
+    assert project.run(concurrency=12).exit_code == 0
+    account = server.account()
+    assert account["requests"] == 60
+    assert least <= account["max_in_flight"] <= most
+
+
+@pytest.mark.parametrize("kind", [{"kind": "rate_limit"}, {"kind": "server_error", "status": 503}])
+def test_one_stages_refusal_holds_the_other_stage_on_that_model(
+    project: ProjectFolder, faulty: Faulty, kind: dict[str, Any]
+) -> None:
+    project.asks(faulty([{**kind, "match": "Say I love number 3", "first": 1, "retry_after": 0.7}]))
+    project.workflow(rows=12, stages=two_stages())
+    assert project.run(concurrency=2).exit_code == 0
+    ((refused,),) = project.query("SELECT started_at + duration FROM attempt WHERE status IN (429, 503)")
+    assert not [at for at in starts(project) if refused + 0.1 < at < refused + 0.69]
+    assert max(later - sooner for sooner, later in pairwise(starts(project))) >= 0.6

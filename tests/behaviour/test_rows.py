@@ -100,27 +100,6 @@ def test_a_suffix_that_is_taken_is_passed_over(project: ProjectFolder, server: S
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_repeated_ids_are_found_across_chunks(project: ProjectFolder, server: Server, mode: str) -> None:
-    ids = [f"r-{n}" for n in range(700)]
-    for place in (255, 256, 257, 511, 512, 699):
-        ids[place] = "r-3"
-    echo(project, mode, rows=named(*ids))
-    settled(project, server, 700 if mode == "suffix" else 694)
-    found = [(e["id"], e["row_number"]) for e in project.envelopes() if e["id"].startswith("r-3") and len(e["id"]) < 7]
-    twins = [pair for pair in found if pair[0] == "r-3" or "#" in pair[0]]
-    places = [4, 256, 257, 258, 512, 513, 700]
-    if mode == "error":
-        assert [place for _, place in twins] == places
-        failed = project.envelopes(file="errors.jsonl")
-        assert [e["row_number"] for e in failed] == places[1:]
-        assert all("row 4 " in e["error"]["message"] for e in failed)
-    elif mode == "suffix":
-        assert twins == [("r-3", 4), *((f"r-3#{n}", place) for n, place in enumerate(places[1:], 2))]
-    else:
-        assert twins == [("r-3", 4 if mode == "first" else 700)]
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_when_the_first_disappears_the_next_takes_its_place_and_may_be_edited(
     project: ProjectFolder, server: Server, mode: str
 ) -> None:

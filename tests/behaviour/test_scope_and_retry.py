@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from support.batched import store
-from support.processes import interrupt, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
@@ -125,22 +124,6 @@ def test_retry_from_a_stage_asks_it_and_what_follows_anew(project: ProjectFolder
     assert stages(project) == {"classify": 10, "reply": 11, "close": 11}
     assert project.run().invocation["calls"] == 0
     project.assert_sound()
-
-
-def test_an_interrupted_retry_from_a_stage_does_not_pay_twice(project: ProjectFolder, faulty: Faulty) -> None:
-    server = project.asks(faulty([{"kind": "hang", "at": [36, 37, 38, 39]}]))
-    project.run(project.workflow(rows=20))
-    process = listening(project.start("retry", "last", "--from", "classify", "--yes", "--concurrency", "4"))
-    wait_until(lambda: server.account()["in_flight"] == 4, "four calls that hang", process)
-    for _ in range(2):
-        interrupt(process)
-    assert process.wait(60) == 130
-    process.communicate()
-    before = server.account()["charged"]
-    report = retry(project, from_stage="classify")
-    assert report.exit_code == 0
-    assert server.account()["charged"] - before <= 20 - 15 + 4
-    assert report.summary["complete"] is True
 
 
 def test_a_dry_retry_changes_nothing_and_another_definition_is_not_retried(

@@ -370,18 +370,3 @@ def test_a_contract_is_judged_without_the_clause_that_failed_and_is_told_so(ship
             frozenset({"contract", "partner", "item", "index", "clause", "second"})
         }
         assert all((member["second"] is not None) == (member["clause"]["risk"] == "high") for member in members)
-
-
-def test_one_question_more_asks_what_is_about_it_and_the_overviews_above_it(shipped: ProjectFolder) -> None:
-    run(shipped, "research_survey")
-    asked = calls(shipped)
-    path = shipped.root / "data/survey_questions.jsonl"
-    row = {"id": "old", "question": "What would make people bring old gear back?", "asked_by": "shop team"}
-    path.write_text(path.read_text("utf-8") + json.dumps(row) + "\n", encoding="utf-8")
-    report = run(shipped, "research_survey")
-    assert [counts(level["rows"]) for level in report["levels"]] == [(30, 0, 0, 0), (10, 0, 0, 0), (1, 0, 0, 0)]
-    more = {stage: count - asked[stage] for stage, count in calls(shipped).items()}
-    assert (more[0], more[2]) == (1, 1)
-    assert 1 <= more[1] <= 3
-    assert 2 <= more[3] < asked[3]
-    shipped.assert_sound()

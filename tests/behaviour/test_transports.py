@@ -45,16 +45,6 @@ def test_every_way_brings_the_same_results_for_the_same_money(
     assert server.account()["refused"] == 0
 
 
-def test_each_slot_has_a_socket_of_its_own_and_keeps_it(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.01")
-    project.workflow(rows=40)
-    serve(project, server, "?transport=ws", limits={"concurrency": 4})
-    assert project.run().invocation["rows_done"] == 40
-    account = server.account()
-    assert (account["requests"], account["max_in_flight"]) == (40, 4)
-    assert account["sockets"] == 4
-
-
 @transports
 def test_the_message_that_is_valid_is_the_answer(project: ProjectFolder, faulty: Faulty, transport: str) -> None:
     """Marked as cut or not, and be it mendable: the whole one is taken, at once."""
@@ -146,17 +136,6 @@ def test_a_reply_that_is_none_is_never_done(
     assert [name for name, _ in errors(project)] == ["Truncated", filtered, "Refused", "EmptyResponse"]
     if dialect == "anthropic":
         assert [message for _, message in errors(project)] == [message for _, message in NO_REPLIES]
-
-
-def test_without_websockets_auto_streams_and_ws_stops_with_the_remedy(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--no-websocket")
-    project.workflow(rows=3)
-    serve(project, server, "?transport=auto")
-    assert project.run().invocation["rows_done"] == 3
-    serve(project, server, "?transport=ws")
-    ran = project.agac("run", "-a", "reviews", "--fresh", code=1)
-    assert "accepts no WebSocket" in ran.err
-    assert "transport=auto" in ran.err
 
 
 @pytest.mark.parametrize("dialect", ["openai-responses", "anthropic"])
@@ -256,19 +235,3 @@ def test_an_idle_bound_streams_and_ends_a_silence(project: ProjectFolder, faulty
     serve(project, server, "?streaming_timeout=0.1")
     assert project.run().invocation["rows_done"] == 1
     assert server.account()["requests"] == 2
-
-
-def test_a_run_that_is_killed_amid_its_sockets_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
-    server = faulty([], "--latency", "0.01")
-    project.workflow(rows=300)
-    serve(project, server, "?transport=ws", limits={"concurrency": 8})
-    killed = project.start("run", "-a", "reviews")
-    while server.account()["charged"] < 60:
-        assert killed.poll() is None, killed.stderr.read() if killed.stderr else ""
-    killed.kill()
-    killed.communicate()
-    assert project.agac("run", "-a", "reviews").code == 0
-    assert len(project.envelopes()) == 300
-    account = server.account()
-    assert account["distinct"] == 300
-    assert account["duplicates"] <= 2 * 8

@@ -1,4 +1,4 @@
-"""`when`: rows that a stage passes over, and rows that leave."""
+"""`when`: rows that a stage passes over, and rows that leave; `on_empty`: stages to which no row comes."""
 
 from typing import Any
 
@@ -103,27 +103,6 @@ def test_a_guard_that_cannot_be_decided_fails_the_row(project: ProjectFolder) ->
     project.assert_sound()
 
 
-def test_a_changed_guard_asks_only_what_it_lets_in_now(project: ProjectFolder) -> None:
-
-    def write(guard: str, **keys: Any) -> None:
-        workflow(project, stage("first", "${kind} ${id}"), stage("reply", "r ${first}", when=guard, **keys))
-
-    write('kind == "bad"')
-    assert project.run().invocation["calls"] == 7
-    write('kind == "bad" || kind == "odd"')
-    planned = project.agac("plan", "-a", "reviews", "--json").json
-    assert [(s["name"], s["run"], s["reuse"], s["skipped"], s["dropped"]) for s in planned["stages"]] == [
-        ("first", 0, 5, 0, 0),
-        ("reply", 1, 2, 2, 0),
-    ]
-    assert project.run().invocation["calls"] == 1
-    write('kind != "good"', otherwise="drop")
-    planned = project.agac("plan", "-a", "reviews", "--json").json
-    assert [(s["run"], s["dropped"]) for s in planned["stages"]] == [(0, 0), (0, 2)]
-    assert project.run().invocation["calls"] == 0
-    project.assert_sound()
-
-
 def test_rows_that_a_guard_made_leave_come_back_when_they_change_or_are_retried(project: ProjectFolder) -> None:
     workflow(project, stage("a", "a ${id}"), stage("b", "b ${a}", when='kind == "good"', otherwise="drop"))
     assert rows_of(project.run()) == {"total": 5, "done": 2, "dropped": 3}
@@ -139,18 +118,6 @@ def test_rows_that_a_guard_made_leave_come_back_when_they_change_or_are_retried(
     assert [e["id"] for e in project.envelopes()] == ["r-2", "r-3"]
     assert [e["id"] for e in project.envelopes(file="filtered.jsonl")] == ["r-1", "r-4", "r-5"]
     project.assert_sound()
-
-
-def test_guards_are_checked_when_the_workflow_is_loaded(project: ProjectFolder) -> None:
-    for guard, expected in (
-        ("kindd == 'bad'", "did you mean 'kind'?"),
-        ("kind = 'bad'", "=="),
-        ("reply == 'x'", "reply"),
-        ("first.x == 1", "plain text"),
-    ):
-        workflow(project, stage("first", "${id}"), stage("reply", "x", when=guard), stage("end", "${id}"))
-        problems = project.agac("validate", "-a", "reviews", "--json", code=2).json["problems"]
-        assert any(expected in one["message"] and one["path"] == "stages[1].when" for one in problems), problems
 
 
 def test_hidden_fields_are_never_sent(project: ProjectFolder) -> None:
@@ -185,3 +152,62 @@ def test_a_plain_reply_becomes_a_field(project: ProjectFolder) -> None:
     report = project.run()
     assert report.invocation["calls"] == 2, "the plain text is another result than the field"
     assert [one["name"] for one in report.summary["stages"]] == ["say", "end"], "a disabled stage is not there"
+
+
+# `on_empty`: a stage of which no row has a result, in a run that had rows.
+
+NONE = {"name": "good", "prompt": "${id}", "when": 'kind == "good"'}
+
+
+def of_kinds(project: ProjectFolder, *stages: dict[str, Any], kinds: tuple[str, ...] = ("bad", "bad")) -> None:
+    project.rows([{"id": f"r{n}", "kind": kind} for n, kind in enumerate(kinds)])
+    workflow(project, *stages)
+
+
+def test_an_error_fails_the_run_whose_files_are_written_and_a_warning_does_not(
+    project: ProjectFolder,
+) -> None:
+    of_kinds(project, NONE | {"on_empty": "error"})
+    said = project.agac("-q", "run", "-a", "reviews", code=1)
+    assert "workflows/reviews.yml:" in said.err
+    assert "stages[0].on_empty: no row has a result of stage 'good'" in said.err
+    assert [line["result"] for line in project.envelopes()] == [None, None]
+    again = project.agac("run", "-a", "reviews", "--json")
+    assert again.code == again.json["exit_code"] == 1
+    assert again.json["empty"] == [{"severity": "error", "message": "no row has a result of stage 'good'"}]
+    of_kinds(project, NONE | {"on_empty": "warn"})
+    said = project.agac("run", "-a", "reviews", code=0)
+    assert "stages[0].on_empty: no row has a result of stage 'good'" in said.err
+    assert "warning: " in said.err
+    assert project.output() == [None, None]
+
+
+def test_one_row_or_item_is_enough(project: ProjectFolder) -> None:
+    of_kinds(project, NONE | {"on_empty": "error"}, kinds=("bad", "good"))
+    for _ in range(2):  # it is reused at last, which is a result as well
+        report = project.run()
+        assert (report.exit_code, report.empty) == (0, [])
+    path = "data/rows.jsonl"
+    project.rows([{"id": "a", "items": []}, {"id": "b", "items": []}], path)
+    each = {"name": "each", "explode": "items", "prompt": "${item}", "on_empty": "error"}
+    project.workflow(path=path, defaults=ECHO, stages=[each])
+    assert project.run().exit_code == 1
+    project.rows([{"id": "a", "items": ["x"]}, {"id": "b", "items": []}], path)
+    assert project.run().exit_code == 0
+
+
+def test_rows_that_do_not_come_to_it_count_too(project: ProjectFolder) -> None:
+    keep = {"name": "keep", "filter": 'kind == "good"'}
+    last, group = {"name": "last", "prompt": "${id}"}, {"name": "all", "group_by": [], "prompt": "${rows_json}"}
+    for stages in ([keep, last], [keep], [keep, group]):
+        of_kinds(project, *stages[:-1], {**stages[-1], "on_empty": "error"})
+        assert project.run().exit_code == 1
+
+
+def test_an_input_without_rows_and_a_run_that_stopped_say_nothing(project: ProjectFolder) -> None:
+    of_kinds(project, NONE | {"on_empty": "error"})
+    project.write("data/rows.csv", "id,kind\n")
+    assert project.run().exit_code == 0
+    of_kinds(project, {"name": "first", "prompt": "${id}"}, NONE | {"on_empty": "error"}, kinds=("good",))
+    report = project.run(until="first")
+    assert (report.exit_code, report.empty) == (0, [])

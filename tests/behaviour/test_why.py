@@ -1,6 +1,6 @@
 """`agac why` of a task that was asked more than once, or not at all."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
@@ -95,44 +95,42 @@ def test_a_stage_that_was_not_reached_and_a_row_that_cannot_be_used(project: Pro
     assert "the row cannot be used (InvalidRow)" in project.agac("why", "last", row, "one").out
 
 
-class TestGuards:
-    ROWS: ClassVar = [{"id": "r-1", "kind": "good"}, {"id": "r-2", "kind": "bad"}]
+GUARDED = [{"id": "r-1", "kind": "good"}, {"id": "r-2", "kind": "bad"}]
 
-    def write(self, project: ProjectFolder, guard: str, **keys: Any) -> None:
-        project.rows(self.ROWS)
-        reply = {"name": "reply", "prompt": "sorry ${id}", "when": guard, **keys}
-        project.run(project.workflow(stages=[reply, {"name": "end", "prompt": "${id} ${reply}"}]))
 
-    def test_a_row_that_was_passed_over_has_a_guard_and_values_instead_of_a_prompt(
-        self, project: ProjectFolder
-    ) -> None:
-        self.write(project, 'kind == "bad"')
-        told = project.agac("why", "1", "r-1", "reply", "--json").json
-        assert told["passed_over"] == {"when": 'kind == "bad"', "values": {"kind": "good"}}
-        assert (told["outcome"], told["fingerprint"], told["made_of"]["messages"]) == ("skipped", None, None)
-        text = project.agac("why", "1", "r-1", "reply").out
-        assert 'not true: kind == "bad"   with kind = "good"\n' in text
-        assert "fingerprint" not in text
+def guarded(project: ProjectFolder, guard: str, **keys: Any) -> None:
+    project.rows(GUARDED)
+    reply = {"name": "reply", "prompt": "sorry ${id}", "when": guard, **keys}
+    project.run(project.workflow(stages=[reply, {"name": "end", "prompt": "${id} ${reply}"}]))
 
-    def test_what_follows_a_row_that_left_says_so(self, project: ProjectFolder) -> None:
-        self.write(project, 'kind == "bad"', otherwise="drop")
-        assert "stage reply made the row leave, so this one was not asked" in project.agac("why", "1", "r-1", "end").out
-        assert "stage 'reply', upstream of this one, made the row leave" in project.agac("inspect", "1", "r-1").out
 
-    def test_a_changed_guard_is_what_differs(self, project: ProjectFolder) -> None:
-        self.write(project, 'kind == "bad"')
-        self.write(project, 'kind == "good"')
-        differs = 'Changes since run 1:\n  when: "kind == \\"bad\\"" → "kind == \\"good\\""\n'
-        asked_now = project.agac("why", "2", "r-1", "reply").out
-        assert f'In run 1: skipped: not true: kind == "bad"   with kind = "good"\n{differs}' in asked_now
-        assert f"In run 1: it was run\n{differs}" in project.agac("why", "2", "r-2", "reply").out
+def test_a_row_that_was_passed_over_has_a_guard_and_values_instead_of_a_prompt(project: ProjectFolder) -> None:
+    guarded(project, 'kind == "bad"')
+    found = project.agac("why", "1", "r-1", "reply", "--json").json
+    assert found["passed_over"] == {"when": 'kind == "bad"', "values": {"kind": "good"}}
+    assert (found["outcome"], found["fingerprint"], found["made_of"]["messages"]) == ("skipped", None, None)
+    text = project.agac("why", "1", "r-1", "reply").out
+    assert 'not true: kind == "bad"   with kind = "good"\n' in text
+    assert "fingerprint" not in text
+    guarded(project, 'kind == "good"')
+    differs = 'Changes since run 1:\n  when: "kind == \\"bad\\"" → "kind == \\"good\\""\n'
+    asked_now = project.agac("why", "2", "r-1", "reply").out
+    assert f'In run 1: skipped: not true: kind == "bad"   with kind = "good"\n{differs}' in asked_now
+    assert f"In run 1: it was run\n{differs}" in project.agac("why", "2", "r-2", "reply").out
 
-    def test_a_stage_that_asks_no_model_says_what_it_does(self, project: ProjectFolder) -> None:
-        project.rows(self.ROWS)
-        stages = [{"name": "named", "rename": {"kind": "sort"}}, {"name": "end", "prompt": "${sort}"}]
-        project.run(project.workflow(stages=stages))
-        does = '{"rename": {"kind": "sort"}}'
-        assert f"This stage calls no model. It does: {does}\n" in project.agac("why", "1", "r-1", "named").out
-        shown = project.agac("inspect", "1", "r-1").out
-        assert f"Stage named: done\n  does: {does}\n  finished: " in shown
-        assert "prompt, user: good\n" in shown
+
+def test_what_follows_a_row_that_left_says_so(project: ProjectFolder) -> None:
+    guarded(project, 'kind == "bad"', otherwise="drop")
+    assert "stage reply made the row leave, so this one was not asked" in project.agac("why", "1", "r-1", "end").out
+    assert "stage 'reply', upstream of this one, made the row leave" in project.agac("inspect", "1", "r-1").out
+
+
+def test_a_stage_that_asks_no_model_says_what_it_does(project: ProjectFolder) -> None:
+    project.rows(GUARDED)
+    stages = [{"name": "named", "rename": {"kind": "sort"}}, {"name": "end", "prompt": "${sort}"}]
+    project.run(project.workflow(stages=stages))
+    does = '{"rename": {"kind": "sort"}}'
+    assert f"This stage calls no model. It does: {does}\n" in project.agac("why", "1", "r-1", "named").out
+    shown = project.agac("inspect", "1", "r-1").out
+    assert f"Stage named: done\n  does: {does}\n  finished: " in shown
+    assert "prompt, user: good\n" in shown

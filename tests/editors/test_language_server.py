@@ -8,19 +8,15 @@ from support.project import ProjectFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ["agac.yml", *sorted(f"workflows/{path.name}" for path in (ROOT / "workflows").glob("*.yml"))]
+SHIPPED.append("agac/api/template/workflows/reviews.yml")
 STAGE = "input: {path: data/rows.csv}\nstages:\n  - name: classify\n    prompt: Hello\n"
 
 
 @pytest.mark.parametrize("path", SHIPPED)
 def test_a_shipped_file_has_nothing_underlined_until_a_key_is_wrong(path: str, editor: LanguageServer) -> None:
-    text = (ROOT / path).read_text("utf-8")
+    text, path = (ROOT / path).read_text("utf-8"), path.removeprefix("agac/api/template/")
     assert editor.problems(path, text) == []
     assert editor.problems(path, f"{text}nonsense: 1\n") == ["Property nonsense is not allowed."]
-
-
-def test_a_new_project_has_nothing_underlined(editor: LanguageServer) -> None:
-    text = (ROOT / "agac/api/template/workflows/reviews.yml").read_text("utf-8")
-    assert editor.problems("workflows/reviews.yml", text) == []
 
 
 @pytest.mark.parametrize(
@@ -41,27 +37,23 @@ def test_a_mistake_is_underlined(text: str, problem: str, editor: LanguageServer
     assert found.startswith(problem)
 
 
-def test_a_key_of_a_provider_in_agac_yml_is_reported(editor: LanguageServer) -> None:
+def test_agac_yml_and_a_card_in_yaml_are_known(editor: LanguageServer) -> None:
     text = "providers:\n  local: {base_url: 'http://127.0.0.1:8000/v1', api_key: sk-abc}\n"
     assert editor.problems("agac.yml", text) == ["looks like a secret; write ${MY_KEY} and put the key in .env"]
     assert editor.problems("agac.yml", text.replace("sk-abc", "'${LOCAL_API_KEY}'")) == []
+    assert editor.problems("agentcards/judge.yml", "model: simulator/small\nrequest_params: {topP: 0.5}\n") == []
+    assert editor.problems("agentcards/judge.yml", "modle: simulator/small\n") == ["Property modle is not allowed."]
 
 
-def test_the_keys_of_a_stage_are_offered(editor: LanguageServer) -> None:
+def test_keys_and_values_are_offered_and_the_meaning_of_a_key_is_shown(editor: LanguageServer) -> None:
     offered = editor.offered("workflows/typing.yml", f"{STAGE}    |\n")
     assert {"output_schema", "fallback", "repair", "agent", "messages", "needs"} <= set(offered)
     assert not {"stages", "input", "name", "prompt"} & set(offered)
     first = STAGE.replace("    prompt: Hello\n", "    |\n")
     assert {"prompt", "output_schema", "fallback"} <= set(editor.offered("workflows/typing.yml", first))
-
-
-def test_values_are_offered(editor: LanguageServer) -> None:
     assert {"all", "failed"} <= set(editor.offered("workflows/typing.yml", f"{STAGE}keep_replies: |\n"))
     models = editor.offered("workflows/typing.yml", f"{STAGE}    model: |\n")
     assert {"simulator/small", "openai/gpt-5.4-mini?reasoning=low"} <= set(models)
-
-
-def test_the_meaning_of_a_key_is_shown(editor: LanguageServer) -> None:
     shown = editor.hover("workflows/typing.yml", STAGE.replace("prompt", "pro|mpt"))
     assert "Message of each row, with ${placeholders}: text, or a file." in shown.replace("\\", "")
     assert "agac workflow" in editor.hover("workflows/typing.yml", STAGE.replace("stages", "sta|ges"))
@@ -74,8 +66,3 @@ def test_a_first_line_does_without_settings(editor: LanguageServer, example: Pro
     text = f"{STAGE}    promt: Again\n"
     assert editor.problems(path, text) == []
     assert editor.problems(path, f"{line}\n{text}") == ["Property promt is not allowed."]
-
-
-def test_a_card_in_yaml_is_known(editor: LanguageServer) -> None:
-    assert editor.problems("agentcards/judge.yml", "model: simulator/small\nrequest_params: {topP: 0.5}\n") == []
-    assert editor.problems("agentcards/judge.yml", "modle: simulator/small\n") == ["Property modle is not allowed."]

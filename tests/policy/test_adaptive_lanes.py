@@ -52,24 +52,26 @@ def test_a_run_settles_at_the_servers_rate_and_few_calls_are_refused(latency: fl
     assert asking.most_tries <= 5
 
 
-@pytest.mark.parametrize(("latency", "most"), [(0.05, 64), (0.5, 64), (5.0, 256)])
-def test_the_same_when_replies_and_refusals_take_now_longer_now_shorter(latency: float, most: int) -> None:
-    server, _, _ = asked(Limited(rate=20, latency=latency, spread=0.4, trip=0.05), most=most)
-    assert settled(server) == pytest.approx(20, rel=0.1)
-    assert refused_share(server) < 0.02
+OTHERS: list[tuple[dict[str, Any], int, float]] = [
+    ({"rate": 20, "says_when": False}, 64, 0.02),
+    *(({"rate": 20, "latency": latency, "spread": 0.4, "trip": 0.05}, most, 0.02) for latency, most in LATENCIES[1:]),
+    *few(
+        [
+            ({"rate": n, "burst": n, "latency": 0.5}, 64, share)
+            for n, share in ((2, 0.08), (8, 0.04), (50, 0.02), (100, 0.02))
+        ],
+        2,
+    ),
+]
 
 
-@pytest.mark.parametrize(("rate", "share"), few([(2, 0.08), (8, 0.04), (50, 0.02), (100, 0.02)], 2))
-def test_the_same_at_other_rates(rate: int, share: float) -> None:
-    server, _, _ = asked(Limited(rate=rate, burst=rate, latency=0.5), calls=100 * rate, most=64)
-    assert settled(server) == pytest.approx(rate, rel=0.1)
-    assert refused_share(server) < share
-
-
-def test_the_same_when_nothing_says_when_to_come_again() -> None:
-    server, _, _ = asked(Limited(rate=20, says_when=False))
-    assert settled(server) == pytest.approx(20, rel=0.1)
-    assert refused_share(server) < 0.02
+@pytest.mark.parametrize(("server", "most", "share"), OTHERS)
+def test_the_same_at_other_rates_with_times_that_vary_and_none_to_come_again(
+    server: dict[str, Any], most: int, share: float
+) -> None:
+    found, _, _ = asked(Limited(**server), calls=100 * server["rate"], most=most)
+    assert settled(found) == pytest.approx(server["rate"], rel=0.1)
+    assert refused_share(found) < share
 
 
 @pytest.mark.parametrize("headers", ["early", "late"])

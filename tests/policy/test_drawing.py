@@ -193,14 +193,7 @@ def test_the_bar_shows_what_became_of_the_rows_and_hides_nothing_small() -> None
         assert "no rows" in mermaid([DrawnNode("a", "ask", counts=nothing)], [])
 
 
-def test_a_level_is_named_and_lines_between_levels_are_broken() -> None:
-    nodes = [DrawnNode("a", "ask"), DrawnNode("b", "ask", level=1), DrawnNode("c", "ask", level=1)]
-    drawing = svg(nodes, [DrawnEdge("a", "b"), DrawnEdge("b", "c")])
-    assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
-    assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
-
-
-def test_a_chain_is_drawn_straight_down_and_branches_that_need_not_cross_do_not() -> None:
+def test_chains_are_straight_branches_do_not_cross_levels_are_named_and_lines_between_them_broken() -> None:
     names = ["a", "a much longer name", "c", "d"]
     drawn = read(svg([DrawnNode(name, "ask") for name in names], [DrawnEdge(a, b) for a, b in pairwise(names)]))
     assert len({round(box.x + box.width / 2) for box in drawn.boxes}) == 1
@@ -209,6 +202,10 @@ def test_a_chain_is_drawn_straight_down_and_branches_that_need_not_cross_do_not(
     edges = [DrawnEdge("a1", "a2"), DrawnEdge("a2", "a3"), DrawnEdge("b1", "b2"), DrawnEdge("b2", "b3")]
     boxes = dict(zip(names, read(svg([DrawnNode(name, "ask") for name in names], edges)).boxes, strict=True))
     assert len({boxes[f"a{i}"].x < boxes[f"b{i}"].x for i in (1, 2, 3)}) == 1
+    nodes = [DrawnNode("a", "ask"), DrawnNode("b", "ask", level=1), DrawnNode("c", "ask", level=1)]
+    drawing = svg(nodes, [DrawnEdge("a", "b"), DrawnEdge("b", "c")])
+    assert [t.text for t in read(drawing).texts if "kind" in t.get("class", "")] == ["ask", *["ask · level 1"] * 2]
+    assert re.findall('class="(line[^"]*)"', drawing) == ["line between", "line"]
 
 
 def test_a_drawing_is_the_same_in_every_process() -> None:

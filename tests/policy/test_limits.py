@@ -159,10 +159,7 @@ async def test_a_bucket_that_fills_is_not_waited_for_until_it_is_full() -> None:
     assert turn.at - 1000 == 0.5
     one.observe(turn, RateState(0, 40.0))
     assert await sent_at(one, 1) == [1.0]  # two more have come then
-
-
-async def test_a_header_as_old_as_its_reset_says_nothing() -> None:
-    one = lane()
+    one = lane()  # a header as old as its reset says nothing
     turn = await one.enter(1)
     await asyncio.sleep(5.0)
     one.leave()
@@ -189,18 +186,14 @@ async def test_a_run_that_stops_lets_nobody_in_any_more() -> None:
     with pytest.raises(RunStopped):
         await waiting[0]
     assert loop_time() == 1001
-
-
-async def test_who_was_let_in_when_the_run_stopped_gives_the_place_back() -> None:
-    stop_signal = StopSignal()
-    one = lane(1, stop_signal=stop_signal)
+    one = lane(1, stop_signal=(stop_signal := StopSignal()))
     await one.enter(1)
-    waiting = asyncio.ensure_future(one.enter(1))
+    waiting = [asyncio.ensure_future(one.enter(1))]
     await settle()
     one.leave()  # the place is handed over ...
     stop_signal.fail(FATAL)  # ... and the run stops before it is taken
     with pytest.raises(RunStopped):
-        await waiting
+        await waiting[0]
     assert one.in_flight == 0
 
 

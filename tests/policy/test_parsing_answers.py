@@ -86,15 +86,6 @@ def test_every_value_comes_back(value: Any, fenced: bool, escaped: bool) -> None
     assert parsed(f"```json\n{text}\n```" if fenced else text)[1] == value
 
 
-@given(st.text())
-def test_no_text_is_more_than_refused(text: str) -> None:
-    try:
-        _, value = parsed(text)
-    except ValueError:
-        return
-    json.dumps(value, allow_nan=False).encode()
-
-
 FINISHES = [
     (Finish.LENGTH, ErrorType.TRUNCATED),
     (Finish.REFUSAL, ErrorType.REFUSED),

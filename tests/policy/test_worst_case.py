@@ -44,9 +44,13 @@ def test_no_call_costs_more_than_its_worst_case(
     assert (used.input_tokens or 0) + (used.output_tokens or 0) <= worst.tokens
 
 
-def test_tokens_are_bounded_by_bytes_not_by_characters() -> None:
+def test_tokens_are_bounded_by_bytes_and_a_price_tells_what_they_cost() -> None:
     body = "žluťoučký kůň 🐎".encode()
     assert worst_of(Price(1.0, 1.0), 10, body) == Amount((len(body) + 10) / 1e6, len(body) + 10, 1)
+    model = PlannedModel(SHIPPED["ollama"], "unheard-of", Params(max_tokens=5))
+    assert WorstCase(model, in_dollars=False).of(b"12345") == Amount(0.0, 10, 1)
+    steps = max_price_steps([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
+    assert steps[-1] == (100, 2.0, 8.0)  # a cheaper step does not lower it
 
 
 @pytest.mark.parametrize(("tier", "factor"), [(None, 2), ("auto", 2), ("priority", 2), ("flex", 1)])
@@ -54,23 +58,6 @@ def test_the_dearest_tier_that_may_be_served_counts_and_batches_have_their_own(t
     price = Price(1.0, 4.0, flex=0.5, priority=2.0, batch=0.25)
     assert worst_of(price, 100, b"x" * 100, tier).usd == pytest.approx(factor * 500 / 1e6)
     assert worst_of(price, 10, b"x" * 100, tier, batch=True) == Amount((25 + 10) / 1e6, 110, 1)
-
-
-def test_the_price_library_knows_the_dearer_tier_of_a_hosted_model() -> None:
-    models = [PlannedModel(SHIPPED["openai"], "gpt-5.4-mini", Params(max_tokens=100, service_tier=t))
-              for t in ("flex", "priority")]  # fmt: skip
-    flex, priority = (WorstCase(model, in_dollars=True).of(b"").usd for model in models)
-    assert 0 < flex < priority
-
-
-def test_without_a_dollar_budget_no_price_is_looked_up() -> None:
-    model = PlannedModel(SHIPPED["ollama"], "unheard-of", Params(max_tokens=5))
-    assert WorstCase(model, in_dollars=False).of(b"12345") == Amount(0.0, 10, 1)
-
-
-def test_a_cheaper_step_does_not_lower_the_worst_case() -> None:
-    steps = max_price_steps([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
-    assert steps[-1] == (100, 2.0, 8.0)
 
 
 WORST = Amount(0.5, 1_000, 1)

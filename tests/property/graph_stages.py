@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from property.graph_walk import Eyes, Fails, Fields, Seen, Walked
+from property.graph_walk import Eyes, Fails, Fields, Seen
 
 Shape = Mapping[str, str]
 """The names that the row's fields have by now, by what they were at first."""
@@ -46,8 +46,12 @@ class Gene:
     explode: int | None
 
 
-class Operator(Walked):
-    """A stage of a workflow."""
+class Operator:
+    """A stage of a workflow. `needs` are without those that are turned off, `makes` is items, rows, groups or kept, and
+    None; `path` leads to the list whose items are taken. `eyes` is how it looks at its rows, `member` how a group looks
+    at those that it is made of. `does` says what it makes of a row; rows of which `alike` is the same are kept once, or
+    are one group, whose fields are `group` of that; a member is `brought` into its prompt, and it `refuses` to be asked
+    where so many members failed. All may raise Fails."""
 
     kind: ClassVar[str | None] = None
     """What it makes of rows by itself: rows, groups or kept."""
@@ -70,6 +74,10 @@ class Operator(Walked):
     @property
     def member(self) -> Eyes:
         return Eyes(self.upstream.ancestors, self.upstream.line[-1] if self.upstream.line else None)
+
+    @property
+    def eyes(self) -> Eyes:
+        return self.member
 
     def resolve(self) -> None:
         """Says what the gene means here; may change `shape`."""

@@ -11,9 +11,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from property.answering import Content
+
+if TYPE_CHECKING:
+    from property.graph_stages import Operator
 
 Fields = dict[str, Any]
 
@@ -69,54 +72,6 @@ class Eyes:
     rows_of: str | None
 
 
-class Walked:
-    """A stage as rows walk through it. `needs` are without those that are turned off, `makes` is items, rows, groups or
-    kept, and None; `path` leads to the list whose items are taken. `eyes` is how it looks at its rows, `member` how a
-    group looks at those that it is made of."""
-
-    name: str
-    needs: tuple[str, ...]
-    drops: bool
-    makes: str | None
-    path: tuple[str, ...]
-
-    @property
-    def member(self) -> Eyes:
-        raise NotImplementedError
-
-    @property
-    def eyes(self) -> Eyes:
-        return self.member
-
-    def lets_in(self, seen: Seen) -> bool:
-        """Whether the guard does. Raises Fails."""
-        raise NotImplementedError
-
-    def does(self, seen: Seen) -> Gives:
-        """What it makes of a row. Raises Fails."""
-        raise NotImplementedError
-
-    def alike(self, seen: Seen) -> list[Any]:
-        """Rows of which it is the same are kept once, or are one group. Raises Fails."""
-        raise NotImplementedError
-
-    def group(self, values: list[Any]) -> Fields:
-        """The fields of a group."""
-        raise NotImplementedError
-
-    def brought(self, seen: Seen) -> Fields:
-        """What a member of a group is in its prompt."""
-        raise NotImplementedError
-
-    def refuses(self, failed: int) -> bool:
-        """Whether a group fails that lacks so many members."""
-        raise NotImplementedError
-
-    def written(self, fields: Fields, result: Any) -> Any:
-        """Its result in outputs: `fields` are the row's, after it."""
-        raise NotImplementedError
-
-
 @dataclass
 class Walker:
     """A row on its way. `states` are done, skipped, dropped or failed, of the stages that were begun on it; `lists` is
@@ -146,7 +101,7 @@ class Walker:
         results = {name: self.results[name] for name in stage.ancestors if name in self.results}
         return Seen(self.forms.get(stage.rows_of, {}), {**results, **self.own})
 
-    def through(self, stage: Walked) -> None:
+    def through(self, stage: Operator) -> None:
         """Takes the row through a stage, when all that this needs lets it."""
         if stage.makes != "groups" and not all(self.known(need) in ("done", "skipped") for need in stage.needs):
             return
@@ -162,12 +117,12 @@ class Walker:
         except Fails as failure:
             self.fails(stage, failure)
 
-    def fails(self, stage: Walked, failure: Fails) -> None:
+    def fails(self, stage: Operator, failure: Fails) -> None:
         self.states[stage.name], self.errors[stage.name] = "failed", str(failure)
         if failure.asked:
             self.asked[stage.name] = failure.asked
 
-    def _ends(self, stage: Walked, state: str, gives: Gives) -> None:
+    def _ends(self, stage: Operator, state: str, gives: Gives) -> None:
         self.states[stage.name] = state
         if gives.asked:
             self.asked[stage.name] = gives.asked
@@ -177,7 +132,7 @@ class Walker:
         self.results[stage.name] = gives.result
         self.forms[stage.name] = self.forms[stage.eyes.rows_of] if gives.fields is None else gives.fields
 
-    def child(self, stage: Walked, place: int, further: Fields) -> Walker:
+    def child(self, stage: Operator, place: int, further: Fields) -> Walker:
         """A row made of this one, which has further fields, for an item's list the item; of a function's row, these
         and no others."""
         gone = stage.path[0] if len(stage.path) == 1 and stage.path[0] not in stage.eyes.ancestors else None
@@ -244,7 +199,7 @@ class Levels:
         lines = [self.line[self.after[need]] for need in needs]
         return all(self.after[need] in max(lines, key=len) for need in needs)
 
-    def add(self, stage: Walked, makers: Mapping[str, str | None]) -> None:
+    def add(self, stage: Operator, makers: Mapping[str, str | None]) -> None:
         name = stage.name
         base = max((self.after[need] for need in stage.needs), key=lambda one: len(self.line[one]), default=None)
         self.base[name] = base
@@ -260,7 +215,7 @@ class Levels:
 class Walk:
     """All rows, through all stages."""
 
-    def __init__(self, stages: Sequence[Walked], ends: Sequence[str], written: str | None) -> None:
+    def __init__(self, stages: Sequence[Operator], ends: Sequence[str], written: str | None) -> None:
         """`stages` are in the order in which a row meets them; the results of `ends` are written, of the rows that the
         stage `written` made."""
         self.stages, self.ends, self.written = {stage.name: stage for stage in stages}, ends, written
@@ -309,7 +264,7 @@ class Walk:
     def _is_function(self, origin: str | None) -> bool:
         return origin is not None and self.stages[origin].makes == "rows"
 
-    def _settle(self, walker: Walker, own: Sequence[Walked]) -> None:
+    def _settle(self, walker: Walker, own: Sequence[Operator]) -> None:
         """What a row came to, and what is made of it."""
         if "dropped" in walker.states.values():
             walker.state = "dropped"
@@ -333,7 +288,7 @@ class Walk:
         home = self.levels.home[walker.origin] if self._is_function(walker.origin) else walker.origin
         return home == self.written
 
-    def _makers(self, origin: str | None) -> list[Walked]:
+    def _makers(self, origin: str | None) -> list[Operator]:
         levels, makers = self.levels, [(n, s) for n, s in self.stages.items() if s.makes not in (None, "rows")]
         if self._is_function(origin):
             assert origin is not None
@@ -341,10 +296,10 @@ class Walk:
             return [s for n, s in makers if levels.base[n] == at and origin in levels.functions[n]]
         return [s for n, s in makers if levels.base[n] == origin]
 
-    def _make(self, walker: Walker, makers: Sequence[Walked]) -> None:
+    def _make(self, walker: Walker, makers: Sequence[Operator]) -> None:
         """Makes rows of a row that went through; it fails where it is not fit for that."""
-        made: list[tuple[Walked, list[Fields]]] = [(self.stages[name], rows) for name, rows in walker.lists.items()]
-        alike: list[Walked] = []
+        made: list[tuple[Operator, list[Fields]]] = [(self.stages[name], rows) for name, rows in walker.lists.items()]
+        alike: list[Operator] = []
         for maker in makers:
             if walker.lists.keys() & self.levels.functions[maker.name]:
                 continue
@@ -366,10 +321,10 @@ class Walk:
         for maker in alike:
             self.waiting[maker.name].append(walker)
 
-    def _alike(self, walker: Walker, maker: Walked) -> list[Any]:
+    def _alike(self, walker: Walker, maker: Operator) -> list[Any]:
         return maker.alike(walker.sees(maker.member))
 
-    def _lacking(self, walker: Walker, makers: Sequence[Walked]) -> None:
+    def _lacking(self, walker: Walker, makers: Sequence[Operator]) -> None:
         """Groups know of members that failed, where it is known which groups these are."""
         for maker in makers:
             if maker.makes == "groups":
@@ -378,7 +333,7 @@ class Walk:
                 except Fails:
                     continue
 
-    def _keep(self, maker: Walked) -> None:
+    def _keep(self, maker: Operator) -> None:
         """Of rows that are alike the first one goes on."""
         first: set[str] = set()
         goes_on = []
@@ -392,7 +347,7 @@ class Walk:
             first.add(value)
         self.waiting[maker.name] = goes_on
 
-    def _group(self, maker: Walked) -> None:
+    def _group(self, maker: Operator) -> None:
         """Makes the groups; a member that failed is counted where it is known in which."""
         members: dict[str, list[Walker]] = {}
         values: dict[str, list[Any]] = {}
