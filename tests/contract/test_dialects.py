@@ -3,7 +3,7 @@ others'.
 
 Recorded, by what is told apart: `replies/<dialect>.json`, where `differs` says what a body has that the first one has
 not, and `errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error,
-its `frame` is around every `error`, and its `error` holds members that an error has where it does not say otherwise.
+its `frame` (a list, of some) is around every `error`, and its `error` holds what an error has that says nothing else.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ def recorded_errors() -> list[Any]:
                 if isinstance(error, dict):
                     error = recorded.get("error", {}) | error
                 whole = {
-                    "body": {**recorded.get("frame", {}), "error": error},
+                    "body": patched(recorded.get("frame", {}), {"error": error}),
                     "says": [],
                     **case,
                     "headers": {header: value for header, value in headers.items() if value is not None},
