@@ -91,7 +91,7 @@ def test_each_failure_of_the_disk_has_its_remedy(tmp_path: Path, code: int, word
     assert caught.value.remedy.startswith(words)
 
 
-def test_a_folder_outside_of_the_project_is_refused(tmp_path: Path) -> None:
+def test_a_folder_outside_of_the_project_is_refused_also_behind_a_link(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (tmp_path / "project-two").mkdir()

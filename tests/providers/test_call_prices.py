@@ -134,16 +134,13 @@ def batching(price: Price | None, traits: BatchTraits | None) -> Provider:
     return Provider("p", "openai-chat", "https://h/v1", prices=prices, batch=traits)
 
 
-def test_requests_in_batches_cost_agac_ymls_factor_else_the_providers() -> None:
+def test_requests_in_batches_cost_agac_ymls_factor_else_the_providers_of_every_price() -> None:
     half, none = BatchTraits("openai", price_factor=0.5), BatchTraits("openai", price_factor=1.0)
     ordinary = Price(1.0, 4.0, 0.2)
     assert price_of(batching(replace(ordinary, batch=0.75), half), "m", BATCH) == Price(0.75, 3.0, 0.2 * 0.75)
     assert price_of(batching(ordinary, half), "m", BATCH) == Price(0.5, 2.0, 0.1)
     assert price_of(batching(ordinary, none), "m", BATCH) == ordinary
     assert price_of(batching(ordinary, None), "m", BATCH) == ordinary
-
-
-def test_batches_have_a_share_of_every_price_that_is_known() -> None:
     assert price_of(batching(None, BatchTraits("openai")), "m", BATCH) is None
     half = BatchTraits("openai", price_factor=0.5)
     found = known(replace(SHIPPED["gemini"], batch=half), "gemini-2.5-pro", BATCH)

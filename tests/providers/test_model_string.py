@@ -253,22 +253,16 @@ def test_each_short_name_has_a_model_and_a_model_without_a_provider_is_its_maker
         assert str(read(name)) == f"{provider}/{name}"
 
 
-def test_a_projects_short_name_holds_keys_that_the_user_can_change() -> None:
+def test_a_projects_short_name_comes_before_agacs_and_its_keys_can_be_changed() -> None:
     aliases = {"fast": "openai/gpt-5.4-mini?reasoning=low&max_tokens=9"}
     assert read("fast", aliases).params == {"reasoning": "low", "max_tokens": 9}
     assert read("fast?reasoning=high", aliases).params == {"reasoning": "high", "max_tokens": 9}
     assert read("fast?transport=sse", aliases).written == "fast"
     assert read("fast?temp=1", aliases).written == "fast?temperature=1"
     assert read("fast", aliases).meaning == "openai/gpt-5.4-mini?max_tokens=9&reasoning=low"
-
-
-def test_a_projects_short_name_comes_before_agacs_and_may_use_it() -> None:
     assert read("sonnet", {"sonnet": "openrouter/anthropic/claude-sonnet-5"}).provider == "openrouter"
     assert read("k", {"k": "kimi26:groq?temp=1"}).text.startswith("hf/moonshotai/Kimi-K2.6:groq?temperature=1&")
     assert read("kimi26", {"kimi26": "kimi26:groq"}).route == "groq"
-
-
-def test_short_names_in_a_circle_end_in_a_sentence() -> None:
     said = refused("a", {"a": "b", "b": "a"})
     assert said.startswith("'a' means b: 'b' means a: 'a' names no provider; ")
 

@@ -167,16 +167,13 @@ def test_a_socks_proxy_is_refused_by_name() -> None:
     assert "NO_PROXY" in str(caught.value.remedy)
 
 
-def test_the_first_named_file_of_certificates_counts(tmp_path: Path) -> None:
+def test_servers_are_verified_whatever_the_environment_says_and_the_first_named_certificates_count(
+    tmp_path: Path,
+) -> None:
     context = tls_context({"SSL_CERT_FILE": AUTHORITY, "REQUESTS_CA_BUNDLE": str(tmp_path / "missing")})
     assert [dict(pair[0] for pair in found["subject"]) for found in context.get_ca_certs()] == [
         {"commonName": "agac test authority"}
     ]
-
-
-def test_servers_are_verified_whatever_the_environment_says_and_a_folder_of_certificates_is_taken_too(
-    tmp_path: Path,
-) -> None:
     for env in ({}, {"SSL_CERT_FILE": AUTHORITY}, {"SSL_CERT_FILE": str(tmp_path)}):
         context = tls_context(env)
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

@@ -39,16 +39,13 @@ def wire(schema: dict[str, Any], to: Provider, *messages: Message) -> dict[str, 
     return CHAT.build(Request(asked, Schema("verdict", schema)), "m", to)
 
 
-def test_a_schema_within_the_strict_subset_is_enforced() -> None:
+def test_a_schema_within_the_strict_subset_is_enforced_by_those_who_know_strict() -> None:
     built = wire(STRICT, OPENAI)
     assert built["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "verdict", "schema": STRICT, "strict": True},
     }
     assert [message["content"] for message in built["messages"]] == ["Classify.", "Great!"]
-
-
-def test_strict_is_said_of_the_subset_only_and_to_those_who_know_it() -> None:
     assert "strict" not in wire({**STRICT, "required": []}, OPENAI)["response_format"]["json_schema"]
     assert "strict" not in wire(STRICT, provider("json_schema"))["response_format"]["json_schema"]
 
@@ -76,16 +73,13 @@ def test_what_is_no_object_is_only_told(structured: Structured, root: dict[str, 
     assert built["messages"][0]["content"].endswith(f"JSON Schema:\n{json.dumps(root, separators=(',', ':'))}")
 
 
-def test_what_is_sent_depends_on_the_schema_and_not_on_the_one_before() -> None:
+def test_what_is_sent_depends_on_the_schema_and_the_ability_and_not_on_what_was_before() -> None:
     for number in range(600):  # more than are kept
         body = closed(**{f"field{number}": STRING})
         assert shape_of(Schema("s", body), OPENAI, openai_format).response_format == {
             "type": "json_schema",
             "json_schema": {"name": "s", "schema": body, "strict": True},
         }
-
-
-def test_one_schema_has_a_shape_for_each_ability() -> None:
     schema = Schema("s", STRICT)
     rows = [*(provider(each) for each in ("json_schema", "json_object", "none")), OPENAI]
     assert len({str(shape_of(schema, row, openai_format)) for row in rows}) == 4

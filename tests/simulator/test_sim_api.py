@@ -61,7 +61,7 @@ async def test_sdk_reads_a_completion_and_a_stream_with_the_same_text(served: An
         assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-async def test_invalid_key_and_missing_model_are_refused(client: Any) -> None:
+async def test_the_sdk_is_refused_an_invalid_key_and_a_missing_model_and_lists_models(client: Any, served: Any) -> None:
     async with sdk(client.base_url, key="sk-invalid") as api:
         with pytest.raises(openai.AuthenticationError) as refused:
             await api.chat.completions.create(model="small", messages=USER)
@@ -70,9 +70,6 @@ async def test_invalid_key_and_missing_model_are_refused(client: Any) -> None:
         with pytest.raises(openai.NotFoundError, match="missing-model"):
             await api.chat.completions.create(model="missing-model", messages=USER)
     assert (await client.account())["refused"] == 2
-
-
-async def test_sdk_lists_models(served: Any) -> None:
     async with served() as client, sdk(client.base_url) as api:
         assert [model.id async for model in api.models.list()] == ["small", "large", "echo"]
         assert (await api.models.retrieve("org/any:free")).id == "org/any:free"

@@ -65,7 +65,7 @@ async def test_reply_takes_as_long_as_said_and_those_beyond_the_slots_wait(serve
             assert (await client.account())["max_in_flight"] == requests
 
 
-async def test_requests_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
+async def test_requests_and_tokens_over_the_rate_are_refused_with_openais_headers(served: Any) -> None:
     async with served() as client:
         _, headers, _ = await client.ask()
         assert not [name for name in headers if name.lower().startswith("x-ratelimit")]
@@ -82,9 +82,6 @@ async def test_requests_over_the_rate_are_refused_with_openais_headers(served: A
         assert "x-ratelimit-limit-tokens" not in headers
         account = await client.account()
         assert (account["refused"], account["limited"], account["charged"]) == (1, 1, 3)
-
-
-async def test_tokens_over_the_rate_are_refused(served: Any) -> None:
     async with served(tpm=100) as client:
         status, headers, _ = await client.ask("x" * 40, max_tokens=50)
         assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "40")

@@ -170,11 +170,3 @@ async def test_child_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.M
         async with embedded_simulator():
             raise AssertionError("it started")
     assert caught.value.exit_code == 1
-
-
-def test_user_of_the_embedded_simulator_need_not_import_a_server() -> None:
-    script = (
-        "import sys, agac.simulator.server; print([m for m in ('aiohttp', 'yaml', 'jsonschema') if m in sys.modules])"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"

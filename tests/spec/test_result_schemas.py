@@ -21,7 +21,7 @@ def body(tree: Any, schema: str) -> dict[str, Any]:
     return spec.schema.body
 
 
-def test_the_shorthand_makes_a_closed_object(tree: Any) -> None:
+def test_the_shorthand_makes_closed_objects_with_lists_and_choices(tree: Any) -> None:
     assert body(tree, '{sentiment: "positive|neutral|negative", reason: string, tags: "string[]?"}') == {
         "type": "object",
         "properties": {
@@ -32,9 +32,6 @@ def test_the_shorthand_makes_a_closed_object(tree: Any) -> None:
         "required": ["sentiment", "reason"],
         "additionalProperties": False,
     }
-
-
-def test_lists_choices_and_objects_nest(tree: Any) -> None:
     found = body(
         tree, '{who: {name: string, age: "integer?"}, kinds: "(a | b)[]", rows: "number[][]", all: [{x: boolean}]}'
     )
