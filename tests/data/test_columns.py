@@ -56,37 +56,30 @@ def test_a_column_of_numbers_changes_none_of_them(values: list[Any]) -> None:
         assert found is Kind.MIXED
 
 
-def declared(*properties: Any) -> list[Kind]:
-    body = {f"p{place}": value for place, value in enumerate(properties)}
-    schema = {"type": "object", "properties": body, "$defs": {"n": {"type": "number"}, "r": {"$ref": "#/$defs/r"}}}
-    return [kind_of(bits) for bits in declared_fields(schema).values()]
+DECLARED = [
+    ({"type": "string"}, Kind.TEXT),
+    ({"type": ["string", "null"]}, Kind.TEXT),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, Kind.INTEGER),
+    ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, Kind.NUMBER),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, Kind.MIXED),
+    ({"enum": ["a", None]}, Kind.TEXT),
+    ({"const": 3}, Kind.INTEGER),
+    ({"type": "array"}, Kind.NESTED),
+    ({"type": "object"}, Kind.NESTED),
+    ({"$ref": "#/$defs/n"}, Kind.NUMBER),
+    ({"$ref": "#/$defs/r"}, Kind.NOTHING),
+    ({"$ref": "#/nowhere"}, Kind.NOTHING),
+    ({"$ref": "elsewhere.json"}, Kind.NOTHING),
+    ({}, Kind.NOTHING),
+    (True, Kind.NOTHING),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ({"type": "string"}, Kind.TEXT),
-        ({"type": ["string", "null"]}, Kind.TEXT),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, Kind.INTEGER),
-        ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, Kind.NUMBER),
-        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, Kind.MIXED),
-        ({"enum": ["a", None]}, Kind.TEXT),
-        ({"const": 3}, Kind.INTEGER),
-        ({"type": "array"}, Kind.NESTED),
-        ({"type": "object"}, Kind.NESTED),
-        ({"$ref": "#/$defs/n"}, Kind.NUMBER),
-        ({"$ref": "#/$defs/r"}, Kind.NOTHING),
-        ({"$ref": "#/nowhere"}, Kind.NOTHING),
-        ({"$ref": "elsewhere.json"}, Kind.NOTHING),
-        ({}, Kind.NOTHING),
-        (True, Kind.NOTHING),
-    ],
-)
-def test_what_a_schema_says_of_a_field(body: Any, expected: Kind) -> None:
-    assert declared(body) == [expected]
-
-
-def test_a_schema_of_no_object_has_no_fields() -> None:
+def test_what_a_schema_says_of_its_fields() -> None:
+    properties = {f"p{place}": body for place, (body, _) in enumerate(DECLARED)}
+    definitions = {"n": {"type": "number"}, "r": {"$ref": "#/$defs/r"}}
+    found = declared_fields({"type": "object", "properties": properties, "$defs": definitions})
+    assert [kind_of(bits) for bits in found.values()] == [kind for _, kind in DECLARED]
     assert declared_fields(None) == {}
     assert declared_fields({"type": "string"}) == {}
     assert declared_fields({"type": "object", "properties": ["x"]}) == {}

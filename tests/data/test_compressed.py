@@ -53,13 +53,12 @@ def test_rows_before_the_cut_are_given_and_damage_is_reported(suffix: str, tmp_p
         list(opened(path).records())
 
 
-def test_parts_that_were_put_together_are_one_file(suffix: str, tmp_path: Path) -> None:
+def test_parts_that_were_put_together_are_one_file_and_what_it_begins_with_tells_whatever_its_name(
+    suffix: str, tmp_path: Path
+) -> None:
     path = tmp_path / f"rows.jsonl{suffix}"
     path.write_bytes(PACKS[suffix](b'{"a": 1}\n') + PACKS[suffix](b"") + PACKS[suffix](b'{"a": 2}\n'))
     assert [record.data for record in opened(path, "x").records()] == [{"a": 1}, {"a": 2}]
-
-
-def test_what_a_file_begins_with_tells_whatever_its_name(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(PACKS[suffix](b"\xef\xbb\xbfid,t\r\n1,x\r\n"))
     source = opened(path, "rows.csv")

@@ -14,9 +14,12 @@ from agac.spec.inputs import SUFFIXES, format_of
 
 
 def test_the_suffix_names_the_format_in_any_case() -> None:
-    assert [format_of(f"rows{suffix}") for suffix in SUFFIXES] == list(SUFFIXES.values())
-    names = ["rows.CSV", "rows.JsonL", "rows.csv.GZ", "rows.gz", "rows.xlsx", "rows"]
-    assert [format_of(name) for name in names] == ["csv", "jsonl", "csv", None, None, None]
+    formats = {
+        "a.csv": "csv", "a.TSV": "tsv", "a.json": "json", "a.jsonl": "jsonl", "a.ndjson": "jsonl", "a.txt": "txt",
+        "a.parquet": "parquet", "a.CSV.gz": "csv", "a.JsonL.ZST": "jsonl", "a.gz": None, "a.xlsx": None, "a": None,
+    }  # fmt: skip
+    assert {name: format_of(name) for name in formats} == formats
+    assert SUFFIXES.keys() <= {Path(name).suffix.lower() for name in formats}
 
 
 def test_a_file_that_goes_away_between_opening_and_reading_is_reported(tmp_path: Path) -> None:

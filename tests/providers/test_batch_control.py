@@ -508,24 +508,18 @@ def test_a_batch_without_an_id_is_none() -> None:
         assert AnthropicBatches.seen_of(told, ANTHROPIC_BATCHES, REDACTOR) is None
 
 
-def test_an_sdk_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_batches_no_address_or_no_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for provider, words in (
+        (SHIPPED["ollama"], "^ollama has no batches$"),
+        (row("openai", "nowhere"), "the base_url of openai is no address"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_batch_api(provider, REDACTOR)
     monkeypatch.setitem(sys.modules, "anthropic", None)
     with pytest.raises(AgacError) as raised:
         open_batch_api(row("anthropic", "http://127.0.0.1:9/v1"), REDACTOR)
     assert raised.value.message == "Anthropic's batches need the anthropic package, which is not installed"
     assert raised.value.remedy == "Run `pip install 'agac[anthropic]'`, or write run_mode: sync."
-
-
-@pytest.mark.parametrize(
-    ("provider", "words"),
-    [
-        (SHIPPED["ollama"], "^ollama has no batches$"),
-        (row("openai", "nowhere"), "the base_url of openai is no address"),
-    ],
-)
-def test_a_provider_without_batches_or_an_address_is_refused(provider: Provider, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        open_batch_api(provider, REDACTOR)
 
 
 def exceptions(of: type[BaseException]) -> list[type[BaseException]]:

@@ -55,13 +55,10 @@ def test_a_cost_is_never_negative(given_tokens: int, made: int, cached: int) -> 
     assert found >= 0
 
 
-def test_agac_ymls_price_wins_over_the_library() -> None:
+def test_what_the_library_knows_of_models_and_routes_and_agac_ymls_price_wins_over_it() -> None:
     own = Provider("openai", "openai-chat", "https://h/v1", prices={"gpt-4o": Price(1, 2)}, price_id="openai")
     assert price_of(own, "gpt-4o") == Price(1, 2)
     assert known(OPENAI, "gpt-4o") != Price(1, 2)
-
-
-def test_what_the_library_knows() -> None:
     found = known(OPENAI, "gpt-4o-mini-2024-07-18")  # a price that has not changed since 2024
     assert (found.input, found.cached_input, found.output) == (0.15, 0.075, 0.6)
     assert known(OPENAI, "gpt-5.4-mini", "flex").input < known(OPENAI, "gpt-5.4-mini").input

@@ -319,10 +319,17 @@ async def test_a_stream_is_asked_for_and_put_together_as_one_body() -> None:
     assert 0 <= reply.ttft <= reply.duration
 
 
-async def test_a_provider_that_refuses_to_be_told_to_count_is_not_told() -> None:
+async def test_a_server_that_counts_nothing_does_not_stream_or_leaves_out_the_last_event_is_understood() -> None:
     async with serving(stream(STOP, DONE)) as server:
         await post(server.base_url, stream=True, stream_usage=False)
     assert json.loads(server.seen[0].body) == {"model": "m", "stream": True}
+    async with serving(always(http(chat_body("whole")))) as server:
+        reply = a_reply(await post(server.base_url, stream=True))
+    assert json.loads(reply.body)["choices"][0]["message"]["content"] == "whole"
+    assert (reply.ttft, reply.time_to_response) == (None, None)
+    async with serving(stream(chunk({"content": "a"}), STOP)) as server:
+        reply = a_reply(await post(server.base_url, stream=True))
+    assert json.loads(reply.body)["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_server_that_does_not_hang_up_after_its_last_event_costs_only_the_connection(
@@ -349,16 +356,6 @@ async def test_thinking_counts_for_the_first_token_and_not_for_the_answer() -> N
     assert reply.ttft is not None
     assert reply.time_to_response is not None
     assert reply.ttft < reply.time_to_response
-
-
-async def test_a_server_that_does_not_stream_or_leaves_out_the_last_event_is_understood() -> None:
-    async with serving(always(http(chat_body("whole")))) as server:
-        reply = a_reply(await post(server.base_url, stream=True))
-    assert json.loads(reply.body)["choices"][0]["message"]["content"] == "whole"
-    assert (reply.ttft, reply.time_to_response) == (None, None)
-    async with serving(stream(chunk({"content": "a"}), STOP)) as server:
-        reply = a_reply(await post(server.base_url, stream=True))
-    assert json.loads(reply.body)["choices"][0]["finish_reason"] == "stop"
 
 
 ITEM = {"type": "message", "status": "completed", "content": [{"type": "output_text", "text": "Hi"}]}

@@ -233,14 +233,12 @@ async def test_an_upgrade_refused_for_the_usual_reasons_means_what_it_always_mea
     assert fault.kind is kind
 
 
-async def test_auto_does_not_believe_a_busy_server_that_it_has_none() -> None:
+async def test_auto_gives_up_sockets_that_are_cut_again_and_again_and_not_those_of_a_busy_server() -> None:
     async with server(refuse=503) as seen, sockets(seen, "auto") as sender:
         for _ in range(sender_module.STRIKES + 2):
             a_reply(await sender.send(WIRE, BOUNDS))
     assert (len(seen.upgrades), len(seen.posts)) == (sender_module.STRIKES, sender_module.STRIKES + 2)
 
-
-async def test_auto_gives_up_sockets_that_are_cut_again_and_again() -> None:
     async def hang_up(_ws: web.WebSocketResponse, _number: int) -> bool:
         return False
 

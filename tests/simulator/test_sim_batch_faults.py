@@ -171,11 +171,8 @@ async def test_a_batch_gets_stuck_until_it_is_cancelled(batches: Any, keys: Any,
         batch = await api.create(4)
         for _ in range(2):
             stuck = await api.look(batch)
-            assert (stuck["status"], stuck["output_file_id"], stuck["request_counts"]["completed"]) == (
-                word,
-                None,
-                done,
-            )
+            assert (stuck["status"], stuck["output_file_id"]) == (word, None)
+            assert stuck["request_counts"]["completed"] == done
             await api.advance(30 * 3600)
         assert (await api.counted())["charged"] == done
         assert (await api.ok("POST", f"/batches/{batch['id']}/cancel"))["status"] == "cancelling"

@@ -103,7 +103,7 @@ async def test_a_socket_takes_one_request_after_the_other_and_says_what_http_say
     assert (account["requests"], account["charged"], account["duplicates"]) == (3, 3, 1)
 
 
-async def test_the_message_of_a_socket_is_refused_as_an_event(served: Any) -> None:
+async def test_the_message_of_a_socket_is_refused_as_an_event_and_rate_limits_with_their_headers(served: Any) -> None:
     async with served() as client, socket(client) as ws:
         [wrong] = await told(ws, {}, "response.steer")
         assert (wrong["status"], wrong["error"]["param"]) == (400, "type")
@@ -112,6 +112,11 @@ async def test_the_message_of_a_socket_is_refused_as_an_event(served: Any) -> No
         await ws.send_str("no json")
         assert (await ws.receive_json())["status"] == 400
         assert (await told(ws, body()))[-1]["type"] == "response.completed"  # it lives on
+    async with served(rpm=1) as client, socket(client) as ws:
+        await told(ws, body())
+        [refused] = await told(ws, body())
+        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused["error"]["headers"]["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(("flags", "key", "status"), [({"websocket": False}, "any", 404), ({}, "sk-invalid", 401)])
@@ -122,14 +127,6 @@ async def test_an_upgrade_can_be_refused(served: Any, flags: dict[str, Any], key
                 pass
         assert refused.value.status == status
         assert (await post(client, body()))[0] == 200
-
-
-async def test_rate_limits_are_told_over_a_socket_with_their_headers(served: Any) -> None:
-    async with served(rpm=1) as client, socket(client) as ws:
-        await told(ws, body())
-        [refused] = await told(ws, body())
-        assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert int(refused["error"]["headers"]["retry-after"]) >= 1
 
 
 UNNAMED, LOOSE = {"type": "json_schema", "schema": {}}, {**FORMAT, "schema": {"type": "object"}}

@@ -116,7 +116,7 @@ def test_a_definition_has_the_keys_where_they_are_set_and_gives_them_back(planne
         assert [getattr(written, way) for way in ways] == [getattr(known, way) for way in ways]
 
 
-def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned: Tree) -> None:
+def test_a_group_sees_nothing_upstream_and_a_child_may_follow_what_was_said_of_its_parent(planned: Tree) -> None:
     stages = stages_of(
         planned, PLANNED, "  - {name: short, select: [review]}\n", "  - {name: all, group_by: []}\n",
         "  - {name: more}\n", "  - {name: kept, rename: {x: y}}\n", "  - {name: last}\n",
@@ -130,9 +130,6 @@ def test_a_group_sees_nothing_upstream_and_those_after_it_see_from_it_on(planned
         "last": ("all", "more", "kept"),
     }
     assert [stage.rows_of for stage in stages.values()] == [None, None, None, None, None, "kept"]
-
-
-def test_a_child_may_follow_what_was_said_of_its_parent(planned: Tree) -> None:
     lines = [PLANNED, "  - {name: tone, needs: plan}\n", ANSWER, "  - {name: both, needs: [answer, tone]}\n"]
     assert stages_of(planned, *lines)["both"].ancestors == ("plan", "tone", "answer")
 

@@ -228,16 +228,6 @@ def test_a_command_lines_input_that_cannot_be_read_is_told_why(tree: Tree, given
     assert re.match(expected, f"{caught.value.message}\n{caught.value.remedy}")
 
 
-def test_the_suffix_says_the_format(tree: Tree) -> None:
-    formats = {
-        "a.csv": "csv", "a.TSV": "tsv", "a.json": "json", "a.jsonl": "jsonl", "a.ndjson": "jsonl", "a.txt": "txt",
-        "a.parquet": "parquet", "a.CSV.gz": "csv", "a.jsonl.ZST": "jsonl",
-    }  # fmt: skip
-    for name, found in formats.items():
-        tree.write(f"data/{name}", "")
-        assert tree.workflow(f"input: {{path: data/{name}}}\nstages: [{{name: a}}]\n").input.format == found
-
-
 def test_results_never_go_where_the_input_or_the_projects_own_files_are(tree: Tree) -> None:
     tree.write("rows/in/r.csv", "id\n")
     own = ("workflows", "agentcards", "schemas", "data", "prompts")

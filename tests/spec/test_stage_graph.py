@@ -24,12 +24,9 @@ def made(*written: dict[str, Any]) -> list[tuple[str, tuple[str, ...], tuple[str
     return [(files[node.index].name, node.needs, node.ancestors) for node in nodes]
 
 
-def test_without_needs_stages_follow_each_other() -> None:
+def test_without_needs_stages_follow_each_other_and_branches_meet_again() -> None:
     follow = [("a", (), ()), ("b", ("a",), ("a",)), ("c", ("b",), ("a", "b"))]
     assert made({"name": "a"}, {"name": "b"}, {"name": "c"}) == follow
-
-
-def test_branches_meet_again() -> None:
     found = made(
         {"name": "join", "needs": ["left", "right"]}, {"name": "start", "needs": []},
         {"name": "left", "needs": "start"}, {"name": "mid", "needs": "start"}, {"name": "right", "needs": "mid"},
