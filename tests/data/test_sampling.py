@@ -26,11 +26,8 @@ def test_every_row_is_as_likely_as_any_other() -> None:
     assert max(counts.values()) < 1_150
 
 
-def test_rows_added_at_the_end_change_little() -> None:
+def test_rows_added_at_the_end_change_little_and_another_seed_draws_another_sample() -> None:
     before, after = set(sampled(range(10_000), 100, 3)), set(sampled(range(10_100), 100, 3))
     assert len(before & after) >= 95
     assert all(row >= 10_000 for row in after - before)
-
-
-def test_another_seed_draws_another_sample_and_rows_are_looked_at_one_by_one() -> None:
     assert sampled((row for row in range(1000)), 10, 1) != sampled(range(1000), 10, 2)

@@ -190,11 +190,9 @@ def test_a_look_alike_is_told_in_words() -> None:
     assert MESSAGES.build(asked, "m", OWN)["system"].startswith(INSTRUCTION)
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "A mark.", "Write {name}: so", "{}", "{minimum: }", "{a: 1}", "{minimum: 1"]
-)
-def test_a_description_that_tells_no_bounds(text: str | None) -> None:
-    assert described_bounds(text) == {}
+def test_a_description_that_tells_no_bounds() -> None:
+    for text in (None, "", "A mark.", "Write {name}: so", "{}", "{minimum: }", "{a: 1}", "{minimum: 1"):
+        assert described_bounds(text) == {}
 
 
 def test_what_is_left_of_the_limits() -> None:

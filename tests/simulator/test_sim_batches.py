@@ -48,9 +48,7 @@ async def test_the_sdk_uploads_creates_follows_and_downloads(served: Any, tmp_pa
             await sdk.files.content(made.id)
 
 
-async def test_an_answer_is_that_of_a_single_request_and_what_that_was_charged_for_a_duplicate(
-    served: Any, client: Any
-) -> None:
+async def test_an_answer_is_the_one_that_a_single_request_gets(served: Any) -> None:
     body = question("What is it about? " + "Zoë ☃ \u2028 end", max_tokens=50)
     asked = {"model": "small", "input": "Say it", "instructions": "Be brief"}
     async with served(seed=7) as client:
@@ -68,6 +66,9 @@ async def test_an_answer_is_that_of_a_single_request_and_what_that_was_charged_f
         (result,) = (await client.batches.results(batch)).values()
         async with client.session.post(f"{client.base_url}/responses", json=asked) as response:
             assert result["response"]["body"] == await response.json()
+
+
+async def test_what_a_single_request_was_charged_for_is_a_duplicate_in_a_batch(client: Any) -> None:
     await client.post(question("Again?"))
     lines = [line("a", question("Again?")), line("b", question("Again?")), line("c", question("New?"))]
     await client.batches.run(lines)

@@ -71,10 +71,13 @@ async def test_enum_value_that_the_text_names_and_plausible_ratings_are_preferre
     assert 0 <= good["confidence"] <= 1
 
 
-async def test_text_is_made_of_the_prompt(client: Any) -> None:
+async def test_text_is_made_of_the_prompt_and_a_schema_in_it_is_only_text(client: Any) -> None:
     content = await client.content("zebra yak xerus walrus vole")
     assert set(content.lower().replace(".", "").split()) <= {"zebra", "yak", "xerus", "walrus", "vole"}
     assert await client.content("12345 !?") != ""
+    assert (await client.content('JSON Schema:\n{"type": "integer"}')).endswith(".")
+    content = await client.content(response_format={"type": "json_object"})
+    assert isinstance(json.loads(content)["answer"], str)
 
 
 @pytest.mark.parametrize("response_format", [None, {"type": "json_object"}, {"type": "text"}])
@@ -85,12 +88,6 @@ async def test_schema_at_the_end_of_the_system_message_is_kept(client: Any, resp
     content = json.loads(await client.content(messages=messages, **more))
     assert content["sentiment"] == "negative"
     assert set(content) == {"sentiment", "reason"}
-
-
-async def test_schema_in_a_users_text_is_only_text_and_json_mode_without_one_gives_an_object(client: Any) -> None:
-    assert (await client.content('JSON Schema:\n{"type": "integer"}')).endswith(".")
-    content = await client.content(response_format={"type": "json_object"})
-    assert isinstance(json.loads(content)["answer"], str)
 
 
 async def test_echo_says_the_users_text_again(client: Any, with_schema: WithSchema) -> None:

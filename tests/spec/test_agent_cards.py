@@ -73,28 +73,14 @@ def test_each_problem_of_a_card_has_its_own_place(tree: Tree) -> None:
     assert tree.problems(text) == ["agentcards/c.md:2:1: modle: unknown key; did you mean 'model'?"]
 
 
-OF_CARDS = "in a card a variable of the workflow is {{"
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("${shop}", f"{OF_CARDS}shop}}}}"),
-        ("${shop.town}", "a variable of the workflow is ${vars.shop.town}"),
-        ("${review}", f"instructions are the same for every row; move ${{review}} into prompt; {OF_CARDS}review}}}}"),
-    ],
-)  # fmt: skip
-def test_a_dollar_placeholder_in_a_card_says_how_a_variable_is_written(tree: Tree, written: str, expected: str) -> None:
-    problems = load(tree, f"---\n---\nOf {written}", shop={"town": "Ulm"})[1]
-    assert problems == [f"agentcards/c.md:3:4: {expected}"]
-
-
 def test_variables_fill_the_instruction_once_in_both_spellings(tree: Tree) -> None:
     content = "---\n---\n{{tone}} {{ agentType }} ${vars.tone} ${vars.deep.x} \\{{tone}} $${vars.tone}"
     card = good(tree, content, tone="kind", deep={"x": 1})
     assert card.instruction == "kind agent kind 1 {{tone}} ${vars.tone}"
     card = good(tree, "---\n---\n{{a}} ${vars.b}", a="${vars.b}", b="{{a}}")
     assert card.instruction == "${vars.b} {{a}}", "what is filled in is never filled again"
+    _, problems = load(tree, "---\n---\nOf ${shop.town}", shop={"town": "Ulm"})
+    assert problems == ["agentcards/c.md:3:4: a variable of the workflow is ${vars.shop.town}"]
 
 
 def test_environment_variables_fill_front_matter_once_and_not_the_body(tree: Tree) -> None:
@@ -162,14 +148,3 @@ def test_a_cards_files_are_sent_as_they_stand(tree: Tree) -> None:
         ("user", "Good?"),
         ("assistant", "Yes."),
     ]
-
-
-@pytest.mark.parametrize(
-    ("file", "problem"),
-    [("../../secret.txt", "leads out of the project"), ("shots.txt", "messages: no such file: 'shots.txt'; ")],
-)
-def test_a_cards_files_are_there_and_inside_the_project(tree: Tree, file: str, problem: str) -> None:
-    tree.write("agentcards/c.md", f"---\nmessages: {file}\n---\nBe brief.\n")
-    [found] = tree.stage_problems("{name: a, agent: c}")
-    assert found.startswith("agentcards/c.md:2:11: ")
-    assert problem in found

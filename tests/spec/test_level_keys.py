@@ -13,12 +13,9 @@ from agac.plan.fields import check_placeholders
 from agac.plan.plan import Selection, make_plan
 from agac.plan.stage import recorded_stages, written_of
 from agac.providers.table import SHIPPED
-from agac.spec.graph import graph
-from agac.spec.models import StageFile
 from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import default_prompt, group_prompt
 from agac.spec.workflow import Stage, Workflow
-from agac.spec.yaml import parse_yaml
 
 HEAD = "input: {path: data/reviews.csv}\nstages:\n"
 PLAN = """{"type": "object", "properties": {
@@ -182,11 +179,3 @@ def test_a_workflow_that_ends_with_dedupe_writes_what_it_follows_of_the_rows_kep
     for tail in ("", last):
         workflow = planned.workflow(f"{HEAD}{PLANNED}{ANSWER}  - {{name: unique, dedupe: answer.text}}\n{tail}")
         assert (workflow.output.rows, workflow.output.stages) == ("unique", ("answer",))
-
-
-def test_a_group_cuts_a_long_chain() -> None:
-    files = [StageFile(name=f"s{n}") for n in range(1000)]
-    files[700] = StageFile(name="s700", group_by=[])
-    links, problems = graph(files, parse_yaml("stages: []\n", "w.yml"))
-    assert not problems
-    assert len(links[-1].ancestors) == 299

@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from agac.spec.paths import OutsideProject, inside
 
 
-@pytest.mark.parametrize("text", ["a.md", "a/b.md", "./a.md", "a/../b.md", "a b/ü.md", "not/there", "."])
-def test_paths_within_the_project_are_resolved(tmp_path: Path, text: str) -> None:
-    assert inside(tmp_path, text) == (tmp_path / text).resolve()
-
-
-@pytest.mark.parametrize("text", ["..", "../x", "a/../../x", "/etc/passwd", "~", "~/x", "~root/x", "a\0b", "x" * 2000])
-def test_everything_else_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(OutsideProject):
-        inside(tmp_path, text)
+def test_paths_within_the_project_are_resolved_and_all_others_refused(tmp_path: Path) -> None:
+    for text in ("a.md", "a/b.md", "./a.md", "a/../b.md", "a b/ü.md", "not/there", "."):
+        assert inside(tmp_path, text) == (tmp_path / text).resolve()
+    for text in ("..", "../x", "a/../../x", "/etc/passwd", "~", "~/x", "~root/x", "a\0b", "x" * 2000):
+        with pytest.raises(OutsideProject):
+            inside(tmp_path, text)
     with pytest.raises(OutsideProject, match="is not relative"):
         inside(tmp_path, str(tmp_path / "a.md"))  # absolute, though it leads into the project
 

@@ -99,7 +99,10 @@ def upstream_in_full(written: list[dict[str, Any]]) -> dict[str, set[str]]:
     return {name: upstream(name) & enabled for name in enabled}
 
 
-def test_thousands_of_stages_need_no_recursion() -> None:
+def test_thousands_of_stages_need_no_recursion_and_a_group_cuts_their_chain() -> None:
     _, nodes, problems = graph_of({"name": f"s{n}"} for n in range(2_000))
     assert problems == []
     assert len(nodes[-1].ancestors) == 1_999
+    _, nodes, problems = graph_of({"name": f"s{n}"} | ({"group_by": []} if n == 700 else {}) for n in range(1_000))
+    assert problems == []
+    assert len(nodes[-1].ancestors) == 299
