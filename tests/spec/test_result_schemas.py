@@ -106,15 +106,10 @@ def test_what_is_wrong_in_a_schema_file_is_shown_there(tree: Any, content: str, 
     assert problem.startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "enum": [{"$ref": "http://x"}], "default": {"$ref": "y"}},
-        {"type": "object", "properties": {"$ref": {"type": "string"}, "enum": {"type": "string"}}},
-    ],
-)
-def test_data_in_a_schema_is_not_read_as_schema(schema: dict[str, Any]) -> None:
-    assert schema_faults(schema) == []
+def test_data_in_a_schema_is_not_read_as_schema() -> None:
+    assert schema_faults({"type": "object", "enum": [{"$ref": "http://x"}], "default": {"$ref": "y"}}) == []
+    text = {"type": "string"}
+    assert schema_faults({"type": "object", "properties": {"$ref": text, "enum": text}}) == []
 
 
 @pytest.mark.parametrize(
