@@ -61,6 +61,22 @@ def test_with_nothing_to_decide_all_is_well_and_a_decision_is_refused(make: Make
     assert project.agac("doctor", "--json").json["findings"] == []
 
 
+def test_a_batch_whose_answer_was_lost_is_taken_over(make: Make, server: Server) -> None:
+    """It shows late in the list: `run` cannot wait so long, doctor finds it."""
+    project = make({"kind": "batch_drop_after", "first": 1}, {"kind": "batch_list_lag", "seconds": 90})
+    project.provider(batch={**BATCHES, "grace": 600})
+    ran = project.agac("run", "-a", "reviews")
+    assert ran.code in (0, 75)
+    assert project.steps() == ["CREATE_INTENT"]
+    assert kinds(project) == [("lost", False)]
+    advance(project.server, 91)
+    assert kinds(project) == [("adopted", True)]
+    assert kinds(project) == []
+    project.to_the_end(seconds=SECONDS)
+    assert (project.charged(), project.account["posts"]) == ((1, 10), 1)
+    project.assert_as_sync(server)
+
+
 def test_a_batch_that_was_given_up_and_is_there_is_ended_and_its_answers_kept(make: Make, server: Server) -> None:
     """The list showed it later than anybody waits: it was asked again, and what the first one finished is not lost."""
     project = make({"kind": "batch_drop_after", "first": 1}, {"kind": "batch_list_lag", "seconds": 5000, "at": [1]})

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import impatient, is_explained
+from support.processes import impatient, is_explained, quiet_account
 from support.project import ProjectFolder, Ran, fresh_command, to_its_end
 from support.server import Server
 
@@ -34,6 +34,24 @@ def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
         yield project
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: ProjectFolder, server: Server) -> None:
+    small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1500))
+    small_disk.workflow()
+    ran = small_disk.agac("run", "-a", "reviews", "--concurrency", "8")
+    is_explained(ran, "no space left", "free some space and run the same command again")
+    stored = int(small_disk.query("SELECT count(*) FROM attempt")[0][0])
+    lost = quiet_account(server)["charged"] - stored
+    assert stored > 0
+    assert lost <= 16
+    assert not (small_disk.root / "output/reviews/results.jsonl").exists()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk.root.parent)], check=True, capture_output=True)
+    again = small_disk.agac("run", "-a", "reviews", "--json")
+    assert (again.code, again.json["rows"]["done"]) == (0, 1500), again.err
+    assert again.json["invocation"]["calls"] == 1500 - stored
+    assert len(small_disk.envelopes()) == 1500
+    small_disk.assert_sound()
 
 
 def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_disk: ProjectFolder) -> None:
