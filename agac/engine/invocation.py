@@ -217,11 +217,11 @@ class InvocationContext:
 
     async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
         """Those of these rows that need not be walked, since all there is to do for them is in batches; with the stage
-        at which they wait."""
+        at which they wait. Of what an earlier invocation left unsent it is seen whether rows still ask for it."""
         if not self.batched or not keys:
             return {}
         ready = await ready_tasks(self.places.database, keys)
-        waiting = await waiting_rows(self.places.database, keys)
+        waiting = await waiting_rows(self.places.database, keys, self.places.event)
         return {key: stage for key, stage in waiting.items() if key not in ready}
 
     def taken_up(self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False) -> ActiveRow:

@@ -1000,7 +1000,11 @@ FROM batch_task WHERE state = 2 AND state < 3 AND row_key IN (:many);
 
 -- name: rows_waiting
 -- Rows with a task in a batch, or waiting for one, and the first stage where that is so.
-SELECT row_key, min(stage) FROM batch_task WHERE state < 2 AND state < 3 AND row_key IN (:many) GROUP BY row_key;
+-- Those with a task in a batch that was made before an event, and not sent, are left out.
+SELECT row_key, min(stage) FROM batch_task WHERE state < 2 AND state < 3 AND row_key IN (:many)
+GROUP BY row_key HAVING ifnull(max(batch_id IN (
+    SELECT id FROM batch WHERE event_id < ? AND state IN ('BUILT', 'UPLOAD_INTENT', 'UPLOADED', 'CREATE_INTENT')
+)), 0) = 0;
 
 -- name: rows_to_walk
 -- Open rows of the input with a task of which something came.

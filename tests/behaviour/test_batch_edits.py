@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.batchrun import BatchProject, Make, advance, outcomes
+from support.processes import kill_at
 from support.server import Server
 
 import agac
@@ -104,6 +105,48 @@ def test_rows_that_are_no_longer_needed_are_reported(project: BatchProject, serv
     assert project.run().exit_code == 0
     assert [one["id"] for one in project.envelopes()] == [f"r-{n}" for n in range(1, 12)]
     assert project.charged() == charged
+
+
+@pytest.mark.parametrize("flags", [[], ["--yes"]])
+@pytest.mark.parametrize(("edit", "charged"), [("changed", 10), ("removed", 7)])
+def test_what_waits_for_room_goes_without_rows_that_changed(
+    batches_at: Make, server: Server, flags: list[str], edit: str, charged: int
+) -> None:
+    """What was not sent when its rows changed costs nothing, and nobody is asked about it."""
+    project = batches_at(seconds=SECONDS, limits={"enqueued_tokens": 80})
+    project.submit(A)
+    assert runs_of(project) == [(1, "SUBMITTED", 4), (1, "UPLOADED", 4), (1, "UPLOADED", 2)]
+    if edit == "changed":
+        rows(project, *range(1, 11), r8="another", r9="new", r10="too")
+    else:
+        rows(project, *range(1, 8))
+    again = project.agac("run", "-a", "reviews", *flags)
+    assert (again.code, again.err) == (0, "")
+    assert "Stale" not in again.out
+    found = runs_of(project)
+    assert found[:3] == [(1, "SUBMITTED", 4), (1, "NOT_CREATED", 4), (1, "NOT_CREATED", 2)]
+    assert project.agac("run", "-a", "reviews", *flags).code == 0
+    assert runs_of(project) == found, "what is needed waits as it is"
+    project.to_the_end(seconds=SECONDS)
+    assert project.charged()[1] == charged
+    project.assert_as_sync(server)
+
+
+@pytest.mark.parametrize("step", ["BUILT", "CREATE_INTENT"])
+def test_killed_before_it_was_submitted_it_goes_without_rows_that_changed(
+    project: BatchProject, server: Server, step: str
+) -> None:
+    """Changed rows ask stage a again: what b was to ask of them is needless, though they have not come to b yet."""
+    project.submit(A, B)
+    advance(project.server, SECONDS)
+    for number in [*range(1, 6)] * 4:
+        project.agac("run", "-a", "reviews", env=kill_at(f"committed:{number}"))
+        if project.steps()[1:] == [step]:
+            break
+    assert (project.steps(), project.account["created"]) == (["CLEANED", step], 1)
+    rows(project, *range(1, 11), r9="another", r10="too")
+    assert project.agac("run", "-a", "reviews", "--yes").code == 0
+    project.assert_ends_as_sync(server, (4, 22), seconds=SECONDS)
 
 
 def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, server: Server) -> None:

@@ -29,6 +29,7 @@ from agac.store.batches import (
     read_batch,
     rows_in_batches,
     stale_tasks,
+    tasks_left,
     unfinished_batches,
     untidy_batches,
     was_batched,
@@ -66,10 +67,10 @@ class BatchActivity:
 
 class Batches:
     """The batches of a workflow in one invocation. `poll`: seconds between looks at open batches, None: growing;
-    `enrolment`: where batch stages ask."""
+    `reads_input`: whether all rows are walked as the input has them now; `enrolment`: where batch stages ask."""
 
-    def __init__(self, context: BatchContext, caller: Caller, poll: float | None) -> None:
-        self._context, self._journal, self._poll = context, context.journal, poll
+    def __init__(self, context: BatchContext, caller: Caller, poll: float | None, *, reads_input: bool) -> None:
+        self._context, self._journal, self._poll, self._reads_input = context, context.journal, poll, reads_input
         self._may_submit: bool | None = None
         self._had_open = self._released = False
         self.enrolment = Enrolment(context, caller)
@@ -89,6 +90,9 @@ class Batches:
             elif context.budget is not None and context.plan is not None and own and record.ingested_at is None:
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
                 context.budget.load(record.id, context.plan.stages[record.stage].name, amount)
+            if own and self._reads_input and record.state in WAITING:
+                left = await tasks_left(context.database, record.id, -1, record.tasks)
+                self.enrolment.not_asked_for |= {task.fingerprint: record.id for task in left}
         with suppress(RunStopped):
             await self._collect()
         await clean_up(context)
@@ -137,6 +141,15 @@ class Batches:
         self._released = True
         return True
 
+    async def _not_needed(self, record: BatchRecord) -> bool:
+        """Whether a batch of this run, which was not sent, has tasks that no row asks for any more; the others go into
+        another one."""
+        if record.state not in UNSENT or record.id not in self.enrolment.not_asked_for.values():
+            return False
+        await self._release(record, "batch", "rows changed before it was submitted: what they need goes into another")
+        self._released = True
+        return True
+
     async def _stale(self) -> Stale:
         """Open batches with tasks that are no longer needed: those of other runs of the workflow, and those of this
         run where its rows changed."""
@@ -152,13 +165,18 @@ class Batches:
             record = await read_batch(database, number)
             if record is None or record.state not in WAITING | AT_PROVIDER:
                 continue
+            if record.run_id == run and self._reads_input and record.state in UNSENT:  # it is not sent as it is
+                continue
             # unless something of this run was submitted next to it already: that was confirmed
             if record.run_id == run or not any(at > record.planned_at for at in sent):
                 found.append((record, count))
         return found
 
     async def _submit(self, record: BatchRecord) -> None:
-        after = await send(self._context, record)
+        self._note(record, await send(self._context, record))
+
+    def _note(self, record: BatchRecord, after: BatchRecord) -> None:
+        """What became of a batch on its way to the provider."""
         self._released = self._released or after.state == BatchStep.NOT_CREATED
         self._give_back(after)
         if after.state == BatchStep.SUBMITTED and record.state != after.state:
@@ -185,13 +203,16 @@ class Batches:
                             note = "its user did not want it submitted beside others that are open"
                             await self._release(record, "run", note)
             for record in waiting:
-                if await self._too_late(record):
+                context.stop_signal.check()
+                own, found = record.run_id == context.run, record
+                if record.state == BatchStep.CREATE_INTENT:
+                    found = await look_for(context, record)
+                    if own:
+                        self._note(record, found)
+                if await self._too_late(found) or await self._not_needed(found):
                     continue
-                if record.run_id == context.run:
-                    if self._may_submit or record.state == BatchStep.CREATE_INTENT:
-                        await self._submit(record)
-                elif record.state == BatchStep.CREATE_INTENT:
-                    await look_for(context, record)
+                if own and found.state in UNSENT and (self._may_submit or found.state != record.state):
+                    await self._submit(found)
             await clean_up(context)
 
     def _give_back(self, record: BatchRecord) -> None:
@@ -333,7 +354,8 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
         plan=plan, budget=invocation.budgets,
     )  # fmt: skip
     polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
-    batches = Batches(context, caller, min(polls, default=None))
+    reads_input = work.retry is None and work.batching.resume_run is None
+    batches = Batches(context, caller, min(polls, default=None), reads_input=reads_input)
     try:
         yield batches
     finally:

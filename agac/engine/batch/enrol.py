@@ -121,7 +121,8 @@ class Question(NamedTuple):
 
 class Enrolment:
     """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
-    a budget had no room. Tasks that were left for the user are continued by `agac run`, which walks the input."""
+    a budget had no room. `not_asked_for` are tasks for which no row has asked yet, with the batches in which an earlier
+    invocation left them. Tasks that were left for the user are continued by `agac run`, which walks the input."""
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
         self._context, self._caller = context, caller
@@ -131,6 +132,7 @@ class Enrolment:
         self._spools: list[Spool] = []
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
+        self.not_asked_for: dict[bytes, int] = {}
 
     def begin_again(self) -> bool:
         """Rows are walked once more: whether for some tasks a budget had no room the last time."""
@@ -149,6 +151,7 @@ class Enrolment:
     ) -> Answer | RowError | Parked:
         """The answer where it is called; the error with which the task failed; else its row waits, or stays open where
         a budget has no room next to open batches."""
+        self.not_asked_for.pop(fingerprint, None)
         if await self._live.get(fingerprint):  # what is in a batch counts as answered, also for who would call
             self.wait(active, stage, fingerprint, replica)  # unless that is its own task, as the store knows
             return Parked.ENROLLED
