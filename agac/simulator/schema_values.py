@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -112,6 +112,42 @@ SPAN = 100
 NumberWriter = Callable[[Draft, int, str], int | float]
 
 
+class NumberRange(NamedTuple):
+    """The numbers from `start` to `end`, which are the bounds `low` and `high` where there are any; a bound that is
+    itself not allowed `is_over` or `is_under`."""
+
+    start: Fraction
+    end: Fraction
+    low: Fraction | None
+    high: Fraction | None
+    is_over: bool
+    is_under: bool
+
+    def share_of(self, draft: Draft, name: str) -> float:
+        """How far from the lower end to the upper one: ratings follow the mood."""
+        share = draft.random.random()
+        if self.low is not None and self.high is not None and RATING_NAMES.search(name):
+            return {1: 0.8, 0: 0.4, -1: 0.0}[draft.mood] + share * 0.199
+        return share
+
+    def holds(self, value: float) -> bool:
+        """Whether the number, as it is written, keeps to the bounds."""
+        exact, low, high = Fraction(value), self.low, self.high
+        above = low is None or exact > low or (exact == low and not self.is_over)
+        return above and (high is None or exact < high or (exact == high and not self.is_under))
+
+    def any_number(self, draft: Draft, depth: int, name: str) -> float:
+        """A number of few digits where one is within."""
+        share = self.share_of(draft, name)
+        if self.low is None and self.high is None and SHARE_NAMES.search(name):
+            return round(share, 2)
+        exact = self.start + (self.end - self.start) * Fraction(share)
+        near = float(exact)
+        rounded = (float(round(exact, digits)) for digits in (2, 6, 12))
+        beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
+        return next(filter(self.holds, chain(rounded, beside)), near)
+
+
 def number_writer(
     whole: bool, lows: Sequence[Fraction | None], highs: Sequence[Fraction | None], step: Fraction | None
 ) -> NumberWriter | None:
@@ -125,36 +161,13 @@ def number_writer(
     reach = max(Fraction(SPAN), (grid or Fraction(1)) * 4, abs(known) / 10**6)  # at 1e300, 100 more is the same
     start = known if low is not None or high is None else known - reach
     end = start + reach if high is None else high
-
-    def share_of(draft: Draft, name: str) -> float:
-        """How far from the lower end to the upper one: ratings follow the mood."""
-        share = draft.random.random()
-        if low is not None and high is not None and RATING_NAMES.search(name):
-            return {1: 0.8, 0: 0.4, -1: 0.0}[draft.mood] + share * 0.199
-        return share
-
-    def is_within(value: float) -> bool:
-        """Whether the number, as it is written, keeps to the bounds."""
-        exact = Fraction(value)
-        above = low is None or exact > low or (exact == low and not is_over)
-        return above and (high is None or exact < high or (exact == high and not is_under))
-
-    def any_number(draft: Draft, depth: int, name: str) -> float:
-        share = share_of(draft, name)
-        if low is None and high is None and SHARE_NAMES.search(name):
-            return round(share, 2)
-        exact = start + (end - start) * Fraction(share)
-        near = float(exact)
-        rounded = (float(round(exact, digits)) for digits in (2, 6, 12))
-        beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
-        return next(filter(is_within, chain(rounded, beside)), near)
-
+    numbers = NumberRange(start, end, low, high, is_over, is_under)
     if grid is None:
-        return None if start > end or (start == end and (is_over or is_under)) else any_number
+        return None if start > end or (start == end and (is_over or is_under)) else numbers.any_number
     first, last = math.ceil(start / grid), math.floor(end / grid)
     first += is_over and first * grid == start
     last -= is_under and last * grid == end
-    return None if first > last else partial(_multiple, share_of, grid, first, last - first + 1)
+    return None if first > last else partial(_multiple, numbers.share_of, grid, first, last - first + 1)
 
 
 def _multiple(
