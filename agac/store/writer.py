@@ -388,7 +388,8 @@ class Ledger:
         yield from _batch_tasks(batch, run)
         yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
-        if any((batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone)):
+        moved = batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone
+        if any((*moved, batch.reopened)):
             yield "run_revise", [(run,)]
 
     def _attempt(self, a: Attempt, event: int, writer: sqlite3.Connection) -> tuple[Any, ...]:

@@ -85,6 +85,19 @@ def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> N
     project.assert_as_sync(server)
 
 
+def test_a_run_is_not_complete_while_a_retried_row_of_a_stage_is_in_a_batch(make: Make) -> None:
+    project = make({"kind": "batch_line_status", "status": 400, "lines": [2, 3], "at": [1]})
+    project.batched({"name": "d", "dedupe": ["id"]}, {"name": "c", "prompt": "C ${text}", "model": "local/echo"})
+    project.run()
+    assert project.to_the_end(seconds=SECONDS).exit_code == 3
+    report = agac.retry("last", agac.Retry(), project=project.root)
+    assert (report.summary["complete"], project.steps()[-1]) == (False, "SUBMITTED")
+    assert "finished" not in project.agac("status", code=0).out
+    ended = project.to_the_end(seconds=SECONDS)
+    assert (ended.exit_code, ended.run.summary["complete"]) == (0, True)
+    assert len(project.envelopes()) == 10
+
+
 def test_what_is_finished_is_exported_on_demand_alone(make: Make) -> None:
     project = make(defaults={"batch": {"max_requests": 5}})
     project.run()
