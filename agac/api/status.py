@@ -15,7 +15,6 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
 from agac.core.types import Outcome, Report, RowId, iso, json_form
-from agac.engine.export import export_run
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
@@ -349,6 +348,8 @@ async def export(
 
     A run with open rows is refused unless `partial`. Gives the summary and the files.
     """
+    from agac.engine.export import export_run  # it brings plans and providers, which `agac status` does not need
+
     root = project_root(project)
     path = database_path(root)
     if not path.exists():

@@ -8,17 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agac.core.types import Outcome, iso
 from agac.data.json_formats import encode
-from agac.data.sinks import JsonSink
 from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, HOW
 from agac.store.rows import WALKED, ErrorExample, State, error_examples, made_counts, made_examples, present
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
+
+if TYPE_CHECKING:
+    from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
 
 # telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many tokens and by whom.
 #
