@@ -40,7 +40,7 @@ def test_other_latencies_are_refused_with_the_forms() -> None:
 async def test_latency_of_a_request_follows_from_seed_and_content(served: Any) -> None:
     async def finished(texts: list[str]) -> list[str]:
         order: list[str] = []
-        async with served(latency="uniform:0,0.4") as client:
+        async with served(latency="uniform:0,0.8") as client:
 
             async def one(text: str) -> None:
                 await client.ask(text)
@@ -49,7 +49,7 @@ async def test_latency_of_a_request_follows_from_seed_and_content(served: Any) -
             await asyncio.gather(*(one(text) for text in texts))
         return order
 
-    texts = [f"row {i}" for i in range(4)]
+    texts = [f"row {i}" for i in (1, 10, 11, 13)]  # some 0.2 s lie between any two of them
     assert await finished(texts) == await finished(texts[::-1])
 
 
