@@ -162,7 +162,7 @@ class ModelConnection(Route):
         at = self.wall()
         try:
             http = await self.sender.send(body, self.timeout, within=deadline.left())
-        except BaseException as ended:
+        except BaseException as ended:  # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
                 cut_off()
@@ -194,10 +194,10 @@ class ModelConnection(Route):
             await self.uncommitted.enter()
             try:
                 return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-            except BaseException:
+            except BaseException:  # cancelled, or the run stops
                 self.uncommitted.leave()
                 raise
-        except BaseException:
+        except BaseException:  # the same, at either of the two that come after it
             self.stage_limit.leave()
             raise
 
