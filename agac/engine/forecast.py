@@ -432,7 +432,7 @@ class StoredAnswers:
         if self.baseline.database is not None and self._in_batches:
             for start in range(0, len(prints), MAX_KEYS):
                 some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
-                found |= await live_tasks(self.baseline.database, some, workflow)
+                found.update(await live_tasks(self.baseline.database, some, workflow))
         return found
 
     def _not_ready(self, stage: AnyStage, row: ForecastRow, task: NotReady) -> TaskResult:

@@ -206,6 +206,14 @@ class LaneLoad(NamedTuple):
     cap: int | None
 
 
+class LiveTask(NamedTuple):
+    """A task in a batch that has not ended, by its fingerprint and workflow."""
+
+    fingerprint: bytes
+    batch: int
+    place: int
+
+
 Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
 
@@ -218,7 +226,7 @@ batches_of_run: Reads[[int], list[BatchRecord]] = reads("batches_of_run", BatchR
 others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)  # account, but this batch
 newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)  # provider, but this batch
 known_ids: Reads[[Sequence[str]], set[str]] = reads("batch_ids_known", str, set)
-live_tasks: Reads[[Sequence[bytes], str], set[bytes]] = reads("tasks_live", bytes, set)  # fingerprints, workflow
+live_tasks: Reads[[Sequence[bytes], str], dict[bytes, LiveTask]] = reads("tasks_live", LiveTask, by("fingerprint"))
 was_batched: Reads[[str], bool] = reads("batched", int, bool)
 rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)  # run, after, how many
 rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)  # run, after, how many

@@ -988,8 +988,8 @@ WHERE fingerprint = ? AND state = 0 AND state < 2;
 SELECT 1 FROM batch JOIN run ON run.id = batch.run_id WHERE run.workflow = ? LIMIT 1;
 
 -- name: tasks_live
--- Tasks of a workflow that are in a batch, or wait for one.
-SELECT t.fingerprint FROM batch_task AS t JOIN run ON run.id = t.run_id
+-- Tasks of a workflow that are in a batch, each with it and its line there.
+SELECT t.fingerprint, t.batch_id AS batch, t.place FROM batch_task AS t JOIN run ON run.id = t.run_id
 WHERE t.state = 1 AND t.state < 2 AND t.fingerprint IN (:many) AND run.workflow = ?;
 
 -- name: tasks_ready

@@ -29,7 +29,6 @@ from agac.store.batches import (
     read_batch,
     rows_in_batches,
     stale_tasks,
-    tasks_left,
     unfinished_batches,
     untidy_batches,
     was_batched,
@@ -91,8 +90,7 @@ class Batches:
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
                 context.budget.load(record.id, context.plan.stages[record.stage].name, amount)
             if own and self._reads_input and record.state in WAITING:
-                left = await tasks_left(context.database, record.id, -1, record.tasks)
-                self.enrolment.not_asked_for |= {task.fingerprint: record.id for task in left}
+                self.enrolment.asked[record.id] = bytearray(record.tasks // 8 + 1)
         with suppress(RunStopped):
             await self._collect()
         await clean_up(context)
@@ -144,7 +142,8 @@ class Batches:
     async def _not_needed(self, record: BatchRecord) -> bool:
         """Whether a batch of this run, which was not sent, has tasks that no row asks for any more; the others go into
         another one."""
-        if record.state not in UNSENT or record.id not in self.enrolment.not_asked_for.values():
+        asked = self.enrolment.asked.pop(record.id, None) if record.state in UNSENT else None
+        if asked is None or int.from_bytes(asked, "big").bit_count() >= record.tasks:
             return False
         await self._release(record, "batch", "rows changed before it was submitted: what they need goes into another")
         self._released = True

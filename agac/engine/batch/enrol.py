@@ -23,7 +23,7 @@ from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
-from agac.store.batches import BatchRecord, ReadyTask, last_reply, live_tasks
+from agac.store.batches import BatchRecord, LiveTask, ReadyTask, last_reply, live_tasks
 from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
 
@@ -121,18 +121,18 @@ class Question(NamedTuple):
 
 class Enrolment:
     """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
-    a budget had no room. `not_asked_for` are tasks for which no row has asked yet, with the batches in which an earlier
-    invocation left them. Tasks that were left for the user are continued by `agac run`, which walks the input."""
+    a budget had no room. `asked` has batches that an earlier invocation did not send, with a bit for each line that a
+    row asked for in this one. Tasks that were left for the user are continued by `agac run`, which walks the input."""
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
         self._context, self._caller = context, caller
-        self._live: LookupBatcher[bytes, bool] = LookupBatcher(self._in_batches)
+        self._live: LookupBatcher[bytes, LiveTask] = LookupBatcher(self._in_batches)
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._spools: list[Spool] = []
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
-        self.not_asked_for: dict[bytes, int] = {}
+        self.asked: dict[int, bytearray] = {}
 
     def begin_again(self) -> bool:
         """Rows are walked once more: whether for some tasks a budget had no room the last time."""
@@ -143,16 +143,18 @@ class Enrolment:
         """Answers which tasks are in batches until cancelled."""
         await self._live.run()
 
-    async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, bool]:
-        return dict.fromkeys(await live_tasks(self._context.database, prints, self._context.workflow), True)
+    async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, LiveTask]:
+        return await live_tasks(self._context.database, prints, self._context.workflow)
 
     async def ask(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
     ) -> Answer | RowError | Parked:
         """The answer where it is called; the error with which the task failed; else its row waits, or stays open where
         a budget has no room next to open batches."""
-        self.not_asked_for.pop(fingerprint, None)
-        if await self._live.get(fingerprint):  # what is in a batch counts as answered, also for who would call
+        live = await self._live.get(fingerprint)
+        if live is not None:  # what is in a batch counts as answered, also for who would call
+            if (asked := self.asked.get(live.batch)) is not None:
+                asked[live.place // 8] |= 1 << live.place % 8
             self.wait(active, stage, fingerprint, replica)  # unless that is its own task, as the store knows
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
