@@ -168,7 +168,7 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         otherwise = "leave" if found.stage.otherwise == "drop" else "skip it"
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
-        yield f"{found.collapsed:,} of them have the same prompt as another row"
+        yield f"{found.collapsed:,} of them have the same prompt as another task"
 
 
 def _batches(batches: PlannedBatches) -> str:

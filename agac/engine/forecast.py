@@ -38,7 +38,7 @@ from agac.store.rows import (
     prior_tasks,
 )
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, read_run, run_ids
-from agac.store.scratch import Scratch
+from agac.store.scratch import OF_ANY_STAGE, Scratch
 
 SAMPLE = 200
 """Rendered requests of a stage that are measured."""
@@ -491,7 +491,7 @@ class StoredAnswers:
         if isinstance(task, LocalCall):
             self._not_called(stage, row)
         else:
-            found.collapsed += not self.scratch.is_first(stage.index, task.fingerprint)
+            found.collapsed += not self.scratch.is_first(OF_ANY_STAGE, task.fingerprint)
             self.show(stage, row.id, task.request.messages)
         return Unknown(reason)
 

@@ -30,6 +30,9 @@ RETURNING need
 """
 _SIGNED = 1 << 63
 
+OF_ANY_STAGE = -1
+"""In the place of the position of a stage, where it does not matter which one asks."""
+
 
 class ForecastGroup(NamedTuple):
     """What comes to a group: a row, or several alike ones; or all that came to it. `need` is the stage on whose answer

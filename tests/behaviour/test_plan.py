@@ -161,7 +161,18 @@ def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> N
     assert (stage["run"], stage["collapsed"], stage["estimate"]["calls"]) == (100, 49, 51)
     assert project.run().invocation["calls"] == 51
     shown = project.agac("plan", "-a", "reviews", "--fresh").out
-    assert "49 of them have the same prompt as another row" in shown
+    assert "49 of them have the same prompt as another task" in shown
+
+
+def test_equal_prompts_of_two_stages_are_counted_once_in_the_cost(project: ProjectFolder) -> None:
+    same = {"prompt": "Review: ${text}"}
+    project.workflow(rows=5, stages=[{"name": "one", **same}, {"name": "two", "needs": [], **same}])
+    report = agac.plan_run("reviews", project=project.root).as_json()
+    assert [(stage["run"], stage["collapsed"]) for stage in report["stages"]] == [(5, 0), (5, 5)]
+    assert (report["calls"], report["exact"]) == (5, True)
+    assert project.run().invocation["calls"] == 5
+    shown = project.agac("plan", "-a", "reviews", "--fresh").out
+    assert "5 of them have the same prompt as another task" in shown
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from property.graphs import Graph
 @dataclass
 class StageCame:
     """What became of a stage's tasks. `failed` did in the last invocation, `stood` did before; `asked` counts the
-    different questions of the last invocation."""
+    different questions of the last invocation; one that several stages have counts at the first of them."""
 
     well: int = 0
     failed: int = 0
@@ -75,9 +75,11 @@ class Plan:
             own = found[self.graph.order[position]]
             setattr(own, name, getattr(own, name) + count)
         for position, count in self.project.query(
-            "SELECT stage, count(DISTINCT fingerprint) FROM attempt WHERE event_id = ? AND purpose = 'ask' GROUP BY 1",
-            event,
-        ):
+            "SELECT ifnull((SELECT min(t.stage) FROM task t JOIN row r ON r.key = t.row_key WHERE r.run_id = ? "
+            "AND t.fingerprint = a.fingerprint AND t.settled_at >= ?), stage) AS first, count(DISTINCT fingerprint) "
+            "FROM attempt a WHERE event_id = ? AND purpose = 'ask' GROUP BY first",
+            run, at, event,
+        ):  # fmt: skip
             found[self.graph.order[position]].asked = count
         return found
 
