@@ -14,9 +14,9 @@ from agac.api.project import RunOptions, open_project, ready_workflow, selected_
 from agac.api.status import blocking, database_path
 from agac.core.errors import Problem, UsageError
 from agac.core.types import dollars
+from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
-from agac.engine.forecast import Baseline, BaselineRun, meant_before
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts

@@ -31,7 +31,7 @@ from agac.api.report import (
     RunReport,
     Watch,
     WatchedRun,
-    estimated_rows,
+    counted_or_estimated,
     report_of,
     show,
     stale_facts,
@@ -148,7 +148,7 @@ async def _invoke(
 
         def count_of() -> RowCount | None:
             if retry is None:
-                return estimated_rows(checked, plan.selection)
+                return counted_or_estimated(checked, plan.selection)
             return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
 
         with interruptible(invocation) if handle_signals else nullcontext():

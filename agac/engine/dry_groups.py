@@ -11,11 +11,11 @@ from itertools import islice
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.types import JSONValue, Row, RowId
+from agac.engine.baseline import ForecastRow, StoredAnswers, source_of
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
 from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, Guess, dummy_answer
 from agac.engine.executor import LevelStages
-from agac.engine.forecast import ForecastRow, StoredAnswers, source_of
 from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why

@@ -17,10 +17,10 @@ from contextlib import aclosing, closing
 from itertools import islice
 
 from agac.core.types import Row
+from agac.engine.baseline import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches
 from agac.engine.executor import LevelStages, Task
-from agac.engine.forecast import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
 from agac.engine.input_rows import CHUNK_ROWS, read_chunk
 from agac.engine.invocation import Retry
 from agac.plan import diff as why
