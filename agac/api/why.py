@@ -10,11 +10,11 @@ from typing import Any
 
 from agac.api.inspect import error_of, in_batch
 from agac.api.status import blocking, find_rows, position_of, stored_run
-from agac.core.keys import digest
+from agac.core.keys import digest, reuse_salt
 from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, json_form
 from agac.engine.replay import RowHistory
 from agac.plan.diff import text_diff, value_changes
-from agac.plan.stage import RecordedStage, recorded_stages, reuse_salt
+from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root
 from agac.spec.templates import VARS, MissingField
 from agac.store import history as stored

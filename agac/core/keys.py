@@ -77,6 +77,13 @@ def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
     return digest(canonical(["replicas", vote, [one.hex() for one in prints]]))
 
 
+def reuse_salt(reuse: str, row_id: RowId, run: int) -> str:
+    """What keeps equal requests apart: nothing for `content`, the row for `row`, the row in this run for `never`."""
+    if reuse == "content":
+        return ""
+    return json.dumps(row_id if reuse == "row" else [row_id, run])
+
+
 class Fingerprinter:
     """Fingerprints of one stage's tasks: what all of them share is hashed once, what differs is hashed per task.
 

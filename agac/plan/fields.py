@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
@@ -12,7 +11,7 @@ from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
-from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, Template
+from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, foreign_placeholders
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
@@ -153,7 +152,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
                 seen.add(placeholder.name)
                 problems += [_problem(replace(placeholder.where, path=path), message)] if message else []
-            problems += _foreign(template, replace(stage.at("prompt"), path=path), known)
+            problems += foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []
         problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []
@@ -380,23 +379,3 @@ def _no_such(what: str, written: str, name: str, known: list[str], prefix: str =
     near = nearest(name, known)
     hint = f"did you mean '{prefix}{near}'?" if near else f"known are: {listed(known)}"
     return f"${{{written}}}: no such {what}; {hint}"
-
-
-_FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
-"""`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
-
-
-def _foreign(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
-    """A warning for each that would name a field or a result, were it written in agac's way. Others may be meant."""
-    found = {}
-    for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
-        for match in _FOREIGN.finditer(piece):
-            if before == "$" and match.start() == 0:
-                continue  # $${name}: it is meant as it is written
-            name = match[1] or match[2]
-            if name.partition(".")[0] in names or name in names:
-                found[match[0]] = name
-    return [
-        Problem(where, f"{text} is sent as it stands; write ${{{name}}} for its value", "warning")
-        for text, name in found.items()
-    ]

@@ -7,18 +7,17 @@ is read back as `RecordedStage`s, from which prompts and fingerprints are rebuil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
-from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint
+from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint, reuse_salt
 from agac.core.types import JSONValue, Message, Params, RowId, Visible
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.graph import seen_after
 from agac.spec.operations import Operation
-from agac.spec.workflow import PythonSchema, ReusePolicy, Stage, StoredModel, Timeout, Workflow
+from agac.spec.workflow import PythonSchema, Stage, StoredModel, Timeout, Workflow
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is fine."""
@@ -127,13 +126,6 @@ def opening(stage: Stage, visible: Visible) -> tuple[Message, ...]:
     """What stands before the prompt: the instructions, and the examples. Raises MissingField."""
     system = (Message("system", stage.system),) if stage.system else ()
     return (*system, *(Message(one.role, one.content.render(visible)) for one in stage.examples))
-
-
-def reuse_salt(reuse: ReusePolicy, row_id: RowId, run: int) -> str:
-    """What keeps equal requests apart: nothing for `content`, the row for `row`, the row in this run for `never`."""
-    if reuse == "content":
-        return ""
-    return json.dumps(row_id if reuse == "row" else [row_id, run])
 
 
 def task_prints(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -173,6 +173,26 @@ def sound_template(text: str, where: Where) -> Template:
 def literal_text(text: str) -> str:
     """A text as a template has it in which nothing is a placeholder."""
     return text.replace("${", "$${")
+
+
+_FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
+"""`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
+
+
+def foreign_placeholders(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
+    """A warning for each that would name a field or a result, were it written in agac's way. Others may be meant."""
+    found = {}
+    for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
+        for match in _FOREIGN.finditer(piece):
+            if before == "$" and match.start() == 0:
+                continue  # $${name}: it is meant as it is written
+            name = match[1] or match[2]
+            if name.partition(".")[0] in names or name in names:
+                found[match[0]] = name
+    return [
+        Problem(where, f"{text} is sent as it stands; write ${{{name}}} for its value", "warning")
+        for text, name in found.items()
+    ]
 
 
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
