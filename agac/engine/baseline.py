@@ -23,7 +23,7 @@ from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level
 from agac.spec.templates import ROWS_JSON
-from agac.store.batches import live_tasks
+from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import (
@@ -50,7 +50,8 @@ HISTORY_RUNS = 5
 @dataclass(slots=True, kw_only=True)
 class ForecastRow(RowProgress):
     """A row of a dry run. `old` is the same row in the run compared with, `tasks` are what became of its tasks there,
-    by the stage's position then; both are known once it is `learned`.
+    by the stage's position then; `ready` what came of them in batches, which the run that goes on takes. All of that is
+    known once it is `learned`.
 
     `blocked` are the stages that cannot be run for it; where it is not `chosen` it is
     left as it is. `absent`: what it is made of fails, so that it will not be.
@@ -68,6 +69,7 @@ class ForecastRow(RowProgress):
     level: Level[AnyStage]
     old: StoredRow | None = None
     tasks: dict[int, PriorTask] = field(default_factory=dict)
+    ready: Ready = field(default_factory=dict)
     blocked: set[str] = field(default_factory=set)
     absent: bool = False
     times: int = 1
@@ -206,6 +208,9 @@ class Baseline:
         keys = {row.old.key: row for row in rows if row.old is not None}
         for key, found in (await prior_tasks(self.database, list(keys))).items() if keys else ():
             keys[key].tasks = found
+        if keys and self.continued and any(stage.run_mode == "batch" for stage in self.plan.asking):
+            for key, ready in (await ready_tasks(self.database, list(keys))).items():
+                keys[key].ready = ready
 
     def _chooses(self, row: ForecastRow) -> bool:
         """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
@@ -246,7 +251,9 @@ class Baseline:
 
     def left(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed and is not tried again; None when it is, or did not fail."""
-        prior = self._prior(stage, row)
+        prior, ready = self._prior(stage, row), row.ready.get((stage.index, 0, fingerprint))
+        if ready is not None and ready.then_do is None and ready.error is not None:
+            return ready.error
         if not self.continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
             return None
         if self.retry is not None:
@@ -256,7 +263,9 @@ class Baseline:
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
         prior = self._prior(stage, row)
-        return why.LEFT if prior is not None and is_left(prior) else why.NOT_RETRIED
+        if prior is None or prior.error is None:
+            return why.FAILED_IN_BATCH
+        return why.LEFT if is_left(prior) else why.NOT_RETRIED
 
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""

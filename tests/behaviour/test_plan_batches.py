@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from support.batched import put_batch, put_task, store
+from support.batchrun import Make, advance
+from support.processes import kill_at
 from support.project import ProjectFolder
 from support.server import Server
 
@@ -210,3 +212,16 @@ def test_what_open_batches_may_cost_counts_against_budgets(batching: ProjectFold
     assert [one["enough"] for one in planned(batching)["budgets"]] == [True, False]
     batch(batching, held_usd=4.0)
     assert [one["enough"] for one in planned(batching)["budgets"]] == [False, False]
+
+
+@pytest.mark.parametrize("commit", range(1, 7))
+def test_a_refusal_that_a_batch_brought_is_not_planned_again(batches_at: Make, commit: int) -> None:
+    """Also where the command that took it was killed before the row had it."""
+    project = batches_at({"kind": "refusal", "match": "number 1"}, seconds=100, rows=2)
+    project.submit(SAY)
+    advance(project.server, 100)
+    project.agac("run", "-a", "reviews", env=kill_at(f"committed:{commit}"))
+    plan, account = planned(project), project.account
+    project.run()
+    submitted = project.account["created"] - account["created"]
+    assert (plan["calls"], plan["exact"]) == (submitted, True)

@@ -66,10 +66,12 @@ class Plan:
             "SELECT id, at FROM event WHERE run_id = ? AND kind = 'invocation' ORDER BY id DESC LIMIT 1", run
         )
         for position, outcome, is_new, count in self.project.query(
-            "SELECT t.stage, t.outcome, t.settled_at >= ? AND t.fingerprint IS NOT NULL, count(*) FROM row r "
+            "SELECT t.stage, t.outcome, t.settled_at >= ? AND t.fingerprint IS NOT NULL AND "
+            "(t.fingerprint IN (SELECT fingerprint FROM attempt WHERE event_id = ?) OR "
+            "t.fingerprint NOT IN (SELECT fingerprint FROM batch_task)), count(*) FROM row r "
             "JOIN task t ON t.row_key = r.key WHERE r.run_id = ? AND t.replica = 0 AND (r.ordinal IS NOT NULL OR "
             "r.origin IS NOT NULL AND r.state <> 6 AND r.place >= 0) GROUP BY 1, 2, 3",
-            at, run,
+            at, event, run,
         ):  # fmt: skip
             name = {"done": "well", "reused": "well", "failed": "failed" if is_new else "stood"}.get(outcome, outcome)
             own = found[self.graph.order[position]]
