@@ -123,7 +123,7 @@ async def graph(
         outcomes = {body["name"]: outcomes.get(body["name"], {}) for body in bodies}
     else:
         if workflow is None:
-            hint = "Name it, as in `agac graph -a NAME`, or a run with --run N."
+            hint = "Name it, as in `agac graph -a WORKFLOW`, or a run with --run N."
             raise UsageError("no workflow is named", remedy=hint)
         opened = open_project(project)
         loaded, problems = load_workflow(opened.spec, workflow, Overrides())

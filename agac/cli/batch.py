@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli.main import Globals, json_option, long_running
+from agac.cli.main import CommandGroup, Globals, json_option, long_running
 from agac.cli.run import print_run, undecided_lines
 from agac.cli.terminal import (
     batch_name,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    help="Follow batches, retrieve their results, cancel them. ID is agac's number of a batch, or the provider's id."
+    cls=CommandGroup,
+    help="Follow batches, retrieve their results, cancel them. ID is agac's number of a batch, or the provider's id.",
 )
 def batch() -> None:
     """The batches that `agac run` submits with `run_mode: batch`."""

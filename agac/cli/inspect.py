@@ -78,7 +78,7 @@ def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> Non
 @click.argument("words", metavar="[QUERY]", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most.")
 @click.pass_obj
 def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None) -> None:
     """QUERY in quotes, or - for standard input."""

@@ -1,10 +1,9 @@
-"""The `agac` command: the group, the flags, the log, the one place where an error becomes an exit code, and what
+"""The `agac` command: the group, the flags, the one place where an error becomes an exit code, and what
 a shell may complete."""
 
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import re
@@ -14,11 +13,10 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import (
@@ -40,30 +38,33 @@ if TYPE_CHECKING:
     from agac.spec.workflow import Budget
 
 COMMANDS = {
-    "init": ("project", "Make a project that works at once, on the simulator."),
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
     "run": ("run", "Run a workflow, or resume it."),
+    "retry": ("run", "Run failed rows of a run again."),
+    "export": ("project", "Write a run's output files again."),
     "status": ("status", "Show the newest runs, or one in full."),
     "runs": ("status", "List all runs and what changed between them."),
     "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
-    "retry": ("run", "Run failed rows of a run again."),
-    "batch": ("batch", "Follow, retrieve and cancel batches."),
-    "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
     "why": ("inspect", "Show why a task was run, and what changed since the last time."),
     "graph": ("project", "Draw a workflow, with the outcomes of its last run."),
     "sql": ("inspect", "Run a SELECT on the store; nothing can be changed."),
-    "export": ("project", "Write a run's output files again."),
-    "gc": ("project", "Delete old runs and data that no kept run needs."),
-    "backup": ("project", "Copy the database, also while a run is at work."),
     "data": ("project", "Show an input: columns, types, first rows."),
     "card": ("project", "Show AgentCards."),
+    "batch": ("batch", "Follow, retrieve and cancel batches."),
+    "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
+    "init": ("project", "Make a project that works at once, on the simulator."),
+    "gc": ("project", "Delete old runs and data that no kept run needs."),
+    "backup": ("project", "Copy the database, also while a run is at work."),
     "schema": ("project", "Print JSON Schemas of agac's files, for editors."),
     "simulate": ("project", "Serve a simulated provider on this machine."),
     "completion": ("main", "Print the script that makes a shell complete agac's commands."),
     "version": ("project", "Show the version."),
 }
 """Every command: its module, imported when it is used, and its line in `agac --help`."""
+
+SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "init": "Project"}
+"""The sections of `agac --help`, each by its first command."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -98,7 +99,7 @@ def _in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Com
 
 # which rows, and what replaces the workflow's model, run mode and vars
 row_options = _in_order(
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
+    click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
     click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
     click.option("--seed", type=int, metavar="N", help="Random seed for --sample; default 0."),
@@ -156,7 +157,14 @@ def read_budget(text: str | None) -> Budget | None:
     return Budget(found.get("usd"), tokens, calls)
 
 
-class LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """Shows its help when no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
+
+
+class LazyGroup(CommandGroup):
     """Imports a command's module when the command is used."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -164,18 +172,21 @@ class LazyGroup(click.Group):
         flags, ours, others, remaining = self.global_flags(), [], [], iter(args)
         for word in remaining:
             name, sign, _ = word.partition("=")
+            name = "-v" if re.fullmatch("-v+", name) else name
             if word == "--":
                 others += [word, *remaining]
             elif name in flags:
                 ours += [word, *([next(remaining, "")] if flags[name] and not sign else [])]
             else:
                 others.append(word)
-        return super().parse_args(ctx, [*ours, *others])
+        if others[:1] == ["help"]:  # `agac help run` is `agac run --help`
+            others = [*others[1:], "--help"]
+        return super().parse_args(ctx, [*ours, *others] if others or ctx.resilient_parsing else ["--help"])
 
     def global_flags(self) -> dict[str, bool]:
         """The flags of `agac` itself, and whether a value follows. They may be given after the command too."""
         options = [option for option in self.params if isinstance(option, click.Option) and not option.is_eager]
-        return {flag: not option.is_flag for option in options for flag in option.opts}
+        return {flag: not (option.is_flag or option.count) for option in options for flag in option.opts}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -200,6 +211,8 @@ class LazyGroup(click.Group):
                 return None, None, []  # a shell asks for completions: there are none
             near = nearest(args[0], COMMANDS)
             hint = f"Did you mean 'agac {near}'?" if near else f"Commands: {', '.join(COMMANDS)}."
+            if AGAIN.fullmatch(args[0]):
+                hint = named_here("`agac run -a WORKFLOW` goes on where the last one ended.", ctx)
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is None:
@@ -214,8 +227,14 @@ class LazyGroup(click.Group):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for name, (_, text) in COMMANDS.items():
+            if name in SECTIONS:
+                sections.append((SECTIONS[name], []))
+            sections[-1][1].append((name, text))
+        for title, commands in sections:
+            with formatter.section(title):
+                formatter.write_dl(commands)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -225,6 +244,7 @@ class LazyGroup(click.Group):
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="warning",
     show_default=True, help="Lowest level that is logged, to standard error or --log-file.",
 )  # fmt: skip
+@click.option("-v", "verbose", count=True, help="The next lower log level: -v info, -vv debug.")
 @click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
 @click.option(
     "--log-format", type=click.Choice(["text", "json"], case_sensitive=False), default="text", show_default=True,
@@ -234,62 +254,23 @@ class LazyGroup(click.Group):
 @click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
 @click.pass_context
 def cli(
-    ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, log_level: str, log_file: Path | None,
-    log_format: str,
+    ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, log_level: str, verbose: int,
+    log_file: Path | None, log_format: str,
 ) -> None:  # fmt: skip
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
-    handler: logging.Handler = StandardError()
+    handler: logging.Handler = terminal.StandardError()
     if log_file:
         try:
-            handler = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+            handler = terminal.LogFile(log_file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines(TEXT_FORMAT))
+    handler.setFormatter(terminal.JsonLines() if log_format == "json" else terminal.TextLines(terminal.TEXT_FORMAT))
     logger = logging.getLogger("agac")
-    logger.setLevel(log_level.upper())
+    logger.setLevel(max(logging.DEBUG, logging.getLevelName(log_level.upper()) - 10 * verbose))
     logger.addHandler(handler)
     if no_color:
         terminal.use_no_colour()
     ctx.obj = Globals(project_dir, quiet)
-
-
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class TextLines(logging.Formatter):
-    """One line per record; a record of a call has its request and reply below, without control characters."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
-        texts = [f"{message['role']}: {message['text']}" for message in fields.get("request", ())]
-        texts += [f"reply: {fields['reply']}"] if fields.get("reply") is not None else []
-        below = ["    " + terminal.harmless(text).replace("\n", "\n    ") for text in texts]
-        return "\n".join([terminal.harmless(super().format(record)), *below])
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's other fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {
-            "time": time.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
-class StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the progress."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
 
 
 COLLECT_AFTER = 20_000
@@ -316,10 +297,13 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output closed it
         code = ExitCode.DONE
+    except OSError as error:
+        code = code or ExitCode.FAILED
+        terminal.say_error(f"standard output cannot be written: {error.strerror}", "Whatever was run is stored.")
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:  # nor may its text be written at exit: Python would complain, and exit with 120
+        except OSError:  # nor may its text be written at exit: Python would complain, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if "_duckdb" in sys.modules:  # it reports objects that are still there
         gc.unfreeze()
@@ -329,6 +313,7 @@ def main() -> NoReturn:
 
 
 def _main() -> int:
+    context = None
     try:
         if "_AGAC_COMPLETE" in os.environ:
             cli.main(prog_name="agac")
@@ -342,13 +327,15 @@ def _main() -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except AgacError as error:
-        return _say_known(error)
+        return _say_known(error, context)
     except KeyboardInterrupt:
         terminal.say("Interrupted; nothing is lost. Run the same command again to resume.")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a bug becomes a report, not a traceback
+    except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
+        if isinstance(error, OSError) and (error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ):
+            raise  # completions are written past the stream
         # a word of the command line whose bytes are not text in the encoding of this environment
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
@@ -357,14 +344,15 @@ def _main() -> int:
             UsageError(
                 f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
                 remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
-            )
+            ),
+            None,
         )
 
 
-def _say_known(error: AgacError) -> int:
+def _say_known(error: AgacError, context: click.Context | None) -> int:
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
-    terminal.say_error(error.message, *([error.remedy] if error.remedy else []))
+    terminal.say_error(error.message, *([named_here(error.remedy, context)] if error.remedy else []))
     return error.exit_code
 
 
@@ -382,19 +370,26 @@ def _say_bug(error: Exception) -> int:
 
 
 EXAMPLES = {
-    "agac why": "last r-1 classify",
-    "workflow": "-a reviews",
-    "workflows": "-a reviews",
+    "agac why": "last ROW STAGE",
+    "workflow": "-a WORKFLOW",
+    "workflows": "-a WORKFLOW",
     "keep_runs": "--keep-runs 3",
     "shell": "bash",
     "run": "last",
-    "inputs": "data/reviews.csv",
+    "inputs": "FILE",
     "file": "copy.db",
-    "name": "support",
+    "name": "CARD",
 }
-"""An example of a missing value, by the command or by the name of the parameter."""
+"""An example of a missing value, by the command or by the name of the parameter. `named_here` knows the capitals."""
+
+AGAIN = re.compile(r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)")
+"""What is typed by somebody who wants a run to go on."""
+
+COSTS_MONEY = ("--fresh", "--yes", "--budget", "--no-retry-failed")
+"""What nobody is led to by a misspelling."""
 
 CLICK_WORDS = (
+    (r"^'-\w' / ", ""),  # the short form of a flag
     (r"^'(-[\w-]+)'", r"\1"),
     (r"^'[\[{][^'\]}]*[\]}]': ", ""),  # an argument's choices: they follow
     (r" is not a valid integer( range)?$", " is not a whole number"),
@@ -413,14 +408,22 @@ def usage_lines(error: click.ClickException) -> list[str]:
     """The mistake, then what to type instead."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     path, example = context.command_path if context else "", ""
-    if isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
+    if isinstance(error, click.NoSuchOption):
+        message = f"no such option {error.option_name!r}"
+        near = nearest(error.option_name, error.possibilities or (), 0)
+        if AGAIN.fullmatch(error.option_name) and path in ("agac run", "agac retry", "agac batch retrieve"):
+            command = terminal.without(terminal.typed_command(), error.option_name)
+            example = f"The same command goes on, without it: `{command}`. "
+        elif near and near not in COSTS_MONEY:
+            message += f". Did you mean {near!r}?"
+    elif isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
         name = missing.make_metavar(click.Context(click.Command("agac")))
         if isinstance(missing, click.Option):
             name = " or ".join(missing.opts)
         elif isinstance(missing.type, click.Choice):
             name = f"one of {', '.join(missing.type.choices)}"
         message, words = f"{name} is missing", EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
-        example = f"For example: `{path} {words}`. " if words else ""
+        example = named_here(f"For example: `{path} {words}`. ", context) if words else ""
     else:
         message = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
         for pattern, replacement in CLICK_WORDS:
@@ -455,11 +458,11 @@ Values = Iterable[tuple[str, str | None]]
 """Values that a shell may offer, each with its help."""
 
 
-def stages(context: click.Context) -> Values:
+def stages(context: click.Context, run: str | None = None) -> Values:
     """The stages of the workflow on the command line; without one, of the run on it."""
     given = context.params.get("workflow") or context.params.get("workflows")
     if not given:  # before an option without its value, click leaves the words in `args`
-        run = context.params.get("run") or next(iter(context.args), None)
+        run = context.params.get("run") or next(iter(context.args), run)
         given = next((workflow for number, workflow in _runs(context) if run in ("last", number)), ())
     names = [given] if isinstance(given, str) else given
     files = [path for name in names for path in _files(context, "workflows", *WORKFLOWS) if path.stem == name]
@@ -502,6 +505,22 @@ COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     "card show name": lambda context: [(path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))],
 }
 """The values of a parameter by its name, in every command or, with `command name`, in that one."""
+
+PLACEHOLDERS: dict[str, Callable[[click.Context], Values]] = {
+    "WORKFLOW": workflows,
+    "STAGE": partial(stages, run="last"),
+    "CARD": COMPLETIONS["card show name"],
+    "FILE": lambda context: [(f"data/{path.name}", None) for path in sorted(_files(context, "data", ".csv", ".jsonl"))],
+}
+
+
+def named_here(text: str, context: click.Context | None) -> str:
+    """A message that names what this project has, in place of WORKFLOW, STAGE, CARD and FILE, where it has one."""
+    for word, values in PLACEHOLDERS.items():
+        if context is not None and re.search(rf"\b{word}\b", text):
+            with suppress(AgacError, OSError, ValueError):
+                text = re.sub(rf"\b{word}\b", next((name for name, _ in values(context)), word), text)
+    return text
 
 
 def add_completions(command: click.Command, path: str) -> click.Command:

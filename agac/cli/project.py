@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import __version__, api
-from agac.cli.main import Globals, json_option, long_running, read_variables, workflow_option
+from agac.cli.main import CommandGroup, Globals, json_option, long_running, read_variables, workflow_option
 from agac.cli.terminal import (
     counted,
     from_here,
@@ -163,7 +163,7 @@ def _text(value: JSONValue) -> str:
     return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-@click.group(help="Show AgentCards.")
+@click.group(cls=CommandGroup, help="Show AgentCards.")
 def card() -> None:
     """Has one subcommand so far."""
 

@@ -67,7 +67,9 @@ Summary = Mapping[str, Any]
 )  # fmt: skip
 @row_options
 @concurrency_option
-@click.option("--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project.")
+@click.option(
+    "-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project."
+)
 @click.option("--fresh", is_flag=True, help="Run every task again; do not reuse earlier results.")
 @click.option("--stage", metavar="NAME", help="Run only this stage; rows that lack what it needs stay open.")
 @stage_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli.main import Globals, json_option, workflow_option
+from agac.cli.main import Globals, json_option, named_here, workflow_option
 from agac.cli.run import agreement_lines, calls_line, level_line
 from agac.cli.terminal import (
     ROW_OUTCOMES,
@@ -80,7 +80,8 @@ def _runs_table(
     """Runs as a table with `more` columns, and the size of the store."""
     if not report.runs:
         what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
-        return [f"{what} run in this project yet. Start with: agac run -a {workflow or 'WORKFLOW'}"]
+        begin = f"Start with: agac run -a {workflow or 'WORKFLOW'}"
+        return [f"{what} run in this project yet. {named_here(begin, click.get_current_context())}"]
     names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
     rows = [
         [

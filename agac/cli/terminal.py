@@ -6,7 +6,9 @@ Text of models and inputs is shown with escapes for every character that would c
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
 import select
@@ -16,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 from unicodedata import combining, east_asian_width
@@ -260,11 +263,41 @@ def use_no_colour() -> None:
     _plain_only = True
 
 
+class _Stream(io.TextIOWrapper):
+    """Standard output or standard error. What cannot be written on standard error is lost: no place is left to say so.
+    An error on standard output says where it happened (`filename`), for the one place that reports it."""
+
+    def write(self, text: str) -> int:
+        return self._guarded(super().write, text) or 0
+
+    def flush(self) -> None:
+        self._guarded(super().flush)
+
+    def _guarded(self, work: Callable[..., Any], *text: str) -> Any:
+        try:
+            return work(*text)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) or self is not sys.stderr:
+                error.filename = STANDARD_OUTPUT
+                raise
+
+
+STANDARD_OUTPUT = "standard output"
+
+
 def prepare_streams() -> None:
-    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash. In place of a stream that
+    the caller has closed is one that nothing can be written to; a file opened later would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest free number
+        given = getattr(sys, name) or open(number, "r" if name == "stdin" else "w")  # noqa: SIM115, PTH123
+        if name != "stdin":
+            line_buffering, encoding = given.line_buffering, given.encoding
+            given = _Stream(given.detach(), encoding, "backslashreplace", None, line_buffering, given.write_through)
+        setattr(sys, name, given)
 
 
 def print_text(text: str, *, flush: bool = False) -> None:
@@ -391,3 +424,53 @@ def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
     if "run" not in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)
+
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class TextLines(logging.Formatter):
+    """One line per record; a record of a call has its request and reply below, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        texts = [f"{message['role']}: {message['text']}" for message in fields.get("request", ())]
+        texts += [f"reply: {fields['reply']}"] if fields.get("reply") is not None else []
+        below = ["    " + harmless(text).replace("\n", "\n    ") for text in texts]
+        return "\n".join([harmless(super().format(record)), *below])
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's other fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class LogFile(logging.FileHandler):
+    """Says once that it cannot be written: a log must not end what it is about."""
+
+    can_be_written = True
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+        if self.can_be_written:
+            self.can_be_written = False
+            say_error(f"--log-file {self.baseFilename}: {sys.exc_info()[1]}", word="warning", colour="yellow")
+
+
+class StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the progress."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -37,8 +38,30 @@ def test_agac_and_its_commands_have_help(project: ProjectFolder) -> None:
     names = "init validate run status runs inspect export gc backup card simulate version"
     for name in names.split():
         assert f"\n  {name} " in ran.out
-    for *command, flag in (["run", "-h"], ["card", "show", "--help"]):
-        assert project.agac(*command, flag, code=0).out.startswith(f"Usage: agac {' '.join(command)} [OPTIONS]")
+    assert re.findall(r"^(\w+):\n  (\w+)", ran.out, re.MULTILINE)[-4:] == [
+        ("Run", "validate"), ("Look", "status"), ("Batch", "batch"), ("Project", "init"),
+    ]  # fmt: skip
+    assert project.agac("help", code=0) == project.agac(code=0) == ran
+    asked = (["run", "-h"], ["card", "show", "--help"], ["card"], ["batch"], ["help", "run"], ["help", "batch", "list"])
+    for words in asked:
+        command = " ".join(word for word in words if word not in ("-h", "--help", "help"))
+        assert project.agac(*words, code=0).out.startswith(f"Usage: agac {command} [OPTIONS]"), words
+
+
+def test_short_forms_do_what_the_long_ones_do(finished: ProjectFolder) -> None:
+    ran = finished.agac("run", "-a", "reviews", "-n", "2", "-o", "output/some", "-v", code=0)
+    assert "INFO agac.run: " in ran.err
+    assert " 2 done" in ran.out
+    assert "output/some/preview/results.jsonl" in ran.out
+    assert "DEBUG" in finished.agac("-qvv", "run", "-a", "reviews", "--fresh", code=0).err
+    assert finished.agac("sql", "SELECT * FROM v_results", "-n", "1", "--csv", code=0).out.count("\n") == 2
+
+
+def test_what_was_never_run_is_named_in_what_proposes_it(project: ProjectFolder) -> None:
+    project.workflow("summaries", rows=1)
+    assert "Start with: agac run -a summaries\n" in project.agac("status").out
+    for words in (["batch", "status"], ["inspect", "last"], ["backup", "copy.db"]):
+        assert "`agac run -a summaries" in project.agac(*words, code=2).err, words
 
 
 def test_quiet_leaves_results_and_errors(finished: ProjectFolder) -> None:
@@ -68,7 +91,7 @@ def test_the_project_is_found_from_every_folder_in_it_or_named(finished: Project
 
 
 MISSPELT = [
-    (["xyz"], "no such command 'xyz'. Commands: init, validate, plan, run,"),
+    (["xyz"], "no such command 'xyz'. Commands: validate, plan, run,"),
     (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
     (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
     (
@@ -84,7 +107,18 @@ MISSPELT = [
     (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
     (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
     (["why", "last", "r-1", "repyl"], "Did you mean 'reply'"),
-    (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last r-1 classify`."),
+    (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last ROW reply`."),
+    (["card", "show"], "error: NAME is missing\n  For example: `agac card show support`."),
+    (["data"], "For example: `agac data data/rows.csv`."),
+    (["graph"], "as in `agac graph -a reviews`"),
+    (["run", "-a", "reviews", "--frehs"], "error: no such option '--frehs'\n  `agac run --help` lists"),
+    (["retry", "last", "--force"], "'--force'\n  The same command goes on, without it: `agac retry last`."),
+    (
+        ["run", "-a", "reviews", "--resume"],
+        "'--resume'\n  The same command goes on, without it: `agac run -a reviews`.",
+    ),
+    (["resume"], "no such command 'resume'. `agac run -a reviews` goes on where the last one ended\n"),
+    (["help", "rnu"], "Did you mean 'agac run'?"),
     (["run", "-a", "reviews", "--model", "local"], "'local' names a provider and no model; write local/<model>\n"),
     (["data", "agac.yml"], "error: agac.yml: its name does not tell the format\n  Add --format csv, or another"),
     (["data", "sqlite://x.db?qery=SELECT 1"], ": unknown parameter 'qery'\n  Did you mean 'query'?\n"),

@@ -170,7 +170,7 @@ def test_what_cannot_be_drawn_is_refused_in_words(branching: ProjectFolder) -> N
     branching.workflow("broken", stages=[{"name": "a", "prompt": "x", "needs": "b"}])
     branching.run()
     for words, expected in (
-        ((), "agac graph -a NAME"),
+        ((), "agac graph -a "),
         (("-a", "revews"), "did you mean 'reviews'?"),
         (("--run", "7"), "no run 7"),
         (("-a", "others", "--run", "1"), "no run 1 of workflow 'others'"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 import pytest
 from support.commands import template
-from support.project import ProjectFolder, clean_environment, fresh_command
+from support.project import ProjectFolder, clean_environment, fresh_command, to_its_end
 from support.terminals import on_pty
 
 from agac.cli.main import cli
@@ -155,6 +156,31 @@ def test_a_reader_that_has_seen_enough_hears_no_complaint(name: str, where: str,
 @pytest.mark.parametrize("words", [["run", "-a", "nothing"], ["nothing"], ["run", "-a", "reviews", "--fresh"]])
 def test_errors_keep_their_exit_code_when_nobody_reads_them(words: list[str], finished: ProjectFolder) -> None:
     assert unread(words, finished, "both")[0] in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "code", "said"),
+    [
+        ("status", ">&-", 1, "Bad file descriptor\n  Whatever was run is stored."),
+        ("run -a reviews --fresh", ">&-", 1, "error: standard output cannot be written: Bad file descriptor\n"),
+        ("-q run -a reviews", ">&-", 0, None),  # nothing was to be printed
+        ("--help", ">/dev/full", 1, "error: standard output cannot be written: No space left on device\n"),
+        ("sql --json 'SELECT 1'", ">/dev/full", 1, "output cannot be written: No space left on device\n"),
+        ("run -a reviews --fresh", "2>/dev/full", 0, None),
+        ("-vv run -a reviews --fresh", "2>&-", 0, None),
+        ("nothing", "2>&- >&- <&-", 2, None),
+        ("-vv --log-file /dev/full run -a reviews", "", 0, "warning: --log-file /dev/full: [Errno 28]"),
+    ],
+)  # fmt: skip
+def test_a_stream_that_cannot_be_written_is_told_where_it_can_be(
+    words: str, where: str, code: int, said: str | None, finished: ProjectFolder
+) -> None:
+    line = f"{shlex.join(fresh_command(()))} {words} {where}"
+    ended = to_its_end(["sh", "-c", line], finished.root)
+    assert ended.code == code, ended.err
+    assert ended.err.count(said or "\0") == (said is not None)
+    assert "Traceback" not in ended.err
+    assert said is not None or not ended.err
 
 
 def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFolder) -> None:

@@ -42,8 +42,11 @@ def test_every_command_and_every_flag_has_help_and_is_documented() -> None:
                 assert parameter.help, f"{path} {parameter.name}"
                 assert all(flag in text for flag in parameter.opts), f"{path} {parameter.name}"
     assert isinstance(cli, LazyGroup)
-    values = ["--project-dir", "--log-level", "--log-file", "--log-format"]
-    assert cli.global_flags() == {**dict.fromkeys(values, True), "--quiet": False, "-q": False, "--no-color": False}
+    values, switches = (
+        ["--project-dir", "--log-level", "--log-file", "--log-format"],
+        ["-v", "--quiet", "-q", "--no-color"],
+    )
+    assert cli.global_flags() == dict.fromkeys(values, True) | dict.fromkeys(switches, False)
 
 
 def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
