@@ -23,7 +23,7 @@ from agac.spec.paths import project_root
 from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, BatchView, LaneTimes
 from agac.store.db import Database, open_for_reading
-from agac.store.runs import counters, read_run
+from agac.store.runs import counters, read_run, superseded_by
 from agac.store.writer import open_database
 
 UNSENT: Mapping[str, str] = {
@@ -139,6 +139,10 @@ def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
     return "take it with: agac batch retrieve" if has_ended(one) else None
 
 
+_UNSENT_RANK = 2
+"""The rank of runs whose open batches were not submitted, after which come those whose batches are closed."""
+
+
 # Looking at batches: those that are open, asked for at their providers, or all that there were.
 
 
@@ -248,9 +252,7 @@ async def chosen_batches(database: Database, batch_id: str | int | None) -> list
                 remedy="Batches are named by their number or by the provider's id. `agac batch list --all` lists them.",
             )
         return found
-    run = await batches.last_submitting_run(database)
-    if run is None:
-        raise nothing_submitted()
+    run = await last_run(database)
     found = await batches.batches(database, run=run)
     if not found:
         record = await read_run(database, run)
@@ -259,6 +261,19 @@ async def chosen_batches(database: Database, batch_id: str | int | None) -> list
             remedy=f"All that was submitted is in. Look at the run with: agac status {run}",
         )
     return found
+
+
+async def last_run(database: Database) -> int:
+    """The run that is meant where none is named: the one that submitted last of those with open batches; else of those
+    that go on by batches. One that was superseded is meant for its open batches alone. Raises UsageError where no
+    batch was made."""
+    ranked = await batches.runs_with_batches(database)
+    if not ranked:
+        raise nothing_submitted()
+    live = [(run, rank) for run, rank in ranked if rank <= _UNSENT_RANK]
+    free = [(run, rank) for run, rank in live if await superseded_by(database, run) is None]
+    first = [one for one in (*free, *live) if one[1] == 0]
+    return [*first, *free, *ranked][0][0]
 
 
 def nothing_submitted() -> UsageError:

@@ -234,10 +234,16 @@ class RunReport(Report):
 
 
 async def report_of(
-    database: Database, work: Work, invocation: Invocation, warnings: list[Problem], workflow: Workflow | None = None
+    database: Database,
+    work: Work,
+    invocation: Invocation,
+    warnings: list[Problem],
+    workflow: Workflow | None = None,
+    *,
+    writes: bool = True,
 ) -> RunReport:
-    """How an invocation ended; writes the run's outputs where they are to be replaced. `workflow` says where its keys
-    stand; without it they are named alone."""
+    """How an invocation ended; writes the run's outputs where they are to be replaced, and the invocation `writes`.
+    `workflow` says where its keys stand; without it they are named alone."""
     record = await runs.read_run(database, invocation.run)
     assert record is not None
     summary = await summarise(database, record)
@@ -246,7 +252,7 @@ async def report_of(
     stop = invocation.stop_signal.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.
-    replaced = invocation.complete or stop is StopReason.LIMIT
+    replaced = writes and (invocation.complete or stop is StopReason.LIMIT)
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary)
     about = await _batch_facts(database, invocation, work.batching.providers)

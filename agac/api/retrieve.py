@@ -5,21 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, nothing_submitted, stored_again
+from agac.api.batches import (
+    BatchLine,
+    batch_lines,
+    batch_status,
+    chosen_batches,
+    last_run,
+    nothing_submitted,
+    stored_again,
+)
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
-from agac.api.status import blocking, database_path, given_flags, go_on
+from agac.api.status import blocking, database_path, find_run, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
-from agac.engine.invocation import Clocks
+from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
 from agac.store import batches, runs
@@ -45,7 +53,7 @@ async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Da
 class RetrieveReport(Report):
     """What was taken in. `ready`: anything was, or all is done; `ingested` says of each batch what its requests came
     to, `submitted` and `waiting` are batches of the stages that follow; `run` is how the run stands after it, `again`
-    the command that tries its failed rows again."""
+    the command that tries its failed rows again; `superseded_by`: the run that took its place."""
 
     JSON_KEYS = ("ready", "message", "exit_code", "ingested", "submitted", "waiting", "batches", "run")
 
@@ -55,6 +63,7 @@ class RetrieveReport(Report):
     batches: list[BatchLine]
     run: RunReport
     again: str
+    superseded_by: int | None = None
 
     @property
     def ingested(self) -> list[dict[str, Any]]:
@@ -76,13 +85,17 @@ class RetrieveReport(Report):
 async def batch_retrieve(
     batch_id: str | int | None = None,
     *,
+    run: int | str | None = None,
+    submit: bool = True,
     project: Path | str | None = None,
     watch: Watch | None = None,
     handle_signals: bool = False,
 ) -> RetrieveReport:
-    """Takes in what has ended of a batch (our number of it, or the provider's id), or of all open ones of the run that
-    submitted last, and goes on with that run: sync stages are asked, batches of those that follow are submitted, and
-    the outputs are written once every row has an outcome. Called again it changes and pays nothing.
+    """Takes in what has ended of a batch (our number of it, or the provider's id), or of all open ones of a `run` (its
+    number, or `last`; None: the one that submitted last), and goes on with that run: sync stages are asked, batches of
+    those that follow are submitted, and the outputs are written once every row has an outcome. Called again it changes
+    and pays nothing. Without `submit`, and for a run that another one superseded and that is not named by `run`,
+    answers are stored and nothing is sent.
 
     Exit code 75 when nothing was ready. Raises UsageError for an id that no batch has, and when there is no batch.
     """
@@ -91,29 +104,30 @@ async def batch_retrieve(
         only = None
         if batch_id is not None:
             (one, *_) = await chosen_batches(database, batch_id)
-            run, only = one.run_id, one.id
-        elif (last := await batches.last_submitting_run(database)) is not None:
-            run = last
+            number, only = one.run_id, one.id
         else:
-            raise nothing_submitted()
-        before = await runs.read_run(database, run)
+            number = await last_run(database) if run is None else (await find_run(database, None, run)).id
+        before = await runs.read_run(database, number)
         assert before is not None
-        plan = await recorded_plan(opened, opened.providers, database, run)
+        newer = await runs.superseded_by(database, number) if run is None else None
+        plan = await recorded_plan(opened, opened.providers, database, number)
         names = {one.provider.name for stage in plan.asking for one in stage.models}
         providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, names))
         if providers is not opened.providers:
-            plan = await recorded_plan(opened, providers, database, run)
-        invocation = Invocation(given=given_flags(before))
-        batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=run)
+            plan = await recorded_plan(opened, providers, database, number)
+        only_takes = newer is not None or not submit
+        batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes)
         work = work_of(opened, plan, batching, lambda: iter(()), str)
+        work = replace(work, scope=Scope(frozenset())) if only_takes else work
+        invocation = Invocation(given=given_flags(before))
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
-            invocation.run, invocation.ended, invocation.complete = run, True, True  # there is nothing to do
+            invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do
         else:
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, lambda: None)
 
-        report = await report_of(database, work, invocation, [])
-        return await _retrieved(database, before, invocation, report, providers)
+        report = await report_of(database, work, invocation, [], writes=newer is None)
+        return await _retrieved(database, before, invocation, report, providers, newer)
 
 
 async def _retrieved(
@@ -122,15 +136,18 @@ async def _retrieved(
     invocation: Invocation,
     report: RunReport,
     providers: Mapping[str, Provider],
+    newer: int | None,
 ) -> RetrieveReport:
-    """What came of it, beside how the run stood before."""
+    """What came of it, beside how the run stood before; `newer` superseded it."""
     after = await runs.read_run(database, before.id)
     assert after is not None
     lines = await batch_lines(database, providers, await batches.batches(database, run=before.id))
     summed = (await batches.open_batches(database)).get(before.id)
-    done = after.finished_at is not None
+    done = after.finished_at is not None or (newer is not None and summed is None)
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
-    if done:
+    if summed is None and newer is not None:
+        message = "its batches are in"
+    elif done:
         message = "all rows have an outcome"
     elif summed is not None:
         open_ = "1 batch is open" if summed.batches == 1 else f"{summed.batches} batches are open"
@@ -140,6 +157,13 @@ async def _retrieved(
         message = "the input was not read to its end: `agac run` resumes it"
     else:
         message = "no batch is open, and rows remain: `agac run` resumes them"
+    if newer is not None:
+        partial = "" if after.finished_at is not None else " --partial"
+        message += (
+            f"; run {before.id} was superseded by run {newer}: nothing more is sent for it, and no output was "
+            f"replaced. Write its results with: agac export --run {before.id}{partial}; resume it anyway with: "
+            f"agac batch retrieve --run {before.id}"
+        )
     undecided = [str(one["id"]) for one in report.invocation["undecided_batches"]]
     if undecided:
         subject = f"batch {undecided[0]} needs" if len(undecided) == 1 else f"batches {', '.join(undecided)} need"
@@ -147,7 +171,7 @@ async def _retrieved(
     code = report.exit_code
     if not (moved or done) and code is ExitCode.DONE:
         code = ExitCode.NOT_READY
-    return RetrieveReport(moved or done, message, code, lines, report, go_on(before))
+    return RetrieveReport(moved or done, message, code, lines, report, go_on(before), newer)
 
 
 @dataclass(frozen=True, slots=True)

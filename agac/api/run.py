@@ -197,6 +197,7 @@ def batching_of(
     *,
     only: int | None = None,
     retrieves: int | None = None,
+    only_takes: bool = False,
 ) -> Batching:
     """What an invocation needs for its batches."""
     options = options or RunOptions()
@@ -217,6 +218,7 @@ def batching_of(
         wait=options.wait,
         only_batch=only,
         resume_run=retrieves,
+        only_takes=only_takes,
     )
 
 

@@ -173,9 +173,6 @@ settled."""
 INVOCATIONS = 10
 """The last ones that a full report tells of."""
 
-_NO_IDENTITY = frozenset({"concurrency", "output", "run_mode"})
-"""Options that do not make it another run."""
-
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
     """The run's summary with its state, its last invocation and the command that resumes it.
@@ -220,7 +217,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
             "cost_usd": round(sum(c.held_cost for c in counts), 6),
             "tokens": sum(c.held_tokens for c in counts),
         },
-        "replaced_by": await _replaced_by(database, record),
+        "replaced_by": await runs.superseded_by(database, record.id),
         "invocations": [_invocation_report(event, at_work=report["state"] == "running") for event in events],
     }
 
@@ -258,20 +255,6 @@ def go_on(record: runs.RunRecord) -> str:
 def given_flags(record: runs.RunRecord) -> dict[str, Any]:
     """The flags of a run's last invocation, by name."""
     return record.invocation.body.get("given", {}) if record.invocation else {}
-
-
-async def _replaced_by(database: Database, record: runs.RunRecord) -> int | None:
-    """The newest run that was made with the same flags after this one: going on would go on with that one."""
-
-    def identity(run: runs.RunRecord) -> dict[str, Any]:
-        given = {name: value for name, value in given_flags(run).items() if name not in _NO_IDENTITY}
-        return {**given, "selection": run.selection}
-
-    for line in await history.run_lines(database, record.workflow):
-        other = await runs.read_run(database, line.id) if line.id > record.id else None
-        if other is not None and identity(other) == identity(record):
-            return other.id
-    return None
 
 
 async def last_invocation(database: Database, record: runs.RunRecord) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import click
 
 from agac import api
 from agac.cli.main import CommandGroup, Globals, json_option, long_running
-from agac.cli.run import print_run, undecided_lines
+from agac.cli.run import print_run, retrieved_line, undecided_lines
 from agac.cli.terminal import (
     batch_name,
     cost_of,
@@ -21,6 +21,7 @@ from agac.cli.terminal import (
     plain,
     price,
     print_json,
+    print_lines,
     print_report,
     say,
     sentence,
@@ -87,25 +88,33 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
     "finished; without ID, for all batches of the last run.",
 )
 @batch_argument
+@click.option("--run", metavar="RUN", help="This run (its number, or `last`), also where a newer one replaced it.")
+@click.option("--no-submit", is_flag=True, help="Only store finished answers: submit no batches and make no calls.")
 @json_option
 @click.pass_obj
-def retrieve(settings: Globals, batch_id: str | None, as_json: bool) -> int:
+def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit: bool, as_json: bool) -> int:
     """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
     from agac.cli.progress import progress  # loads asyncio
 
+    if batch_id is not None and run is not None:
+        raise click.UsageError("--run takes all batches of a run: leave out ID", click.get_current_context())
     report = long_running(api.batch_retrieve)(
-        batch_id, project=settings.project_dir, watch=progress(settings.quiet), handle_signals=True
-    )
-    run, quiet = report.run, settings.quiet or as_json
+        batch_id, run=run, submit=not no_submit, project=settings.project_dir, watch=progress(settings.quiet),
+        handle_signals=True,
+    )  # fmt: skip
+    ended, quiet = report.run, settings.quiet or as_json
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
-    if not waits:
+    if report.superseded_by is not None:
+        print_lines([] if quiet else map(retrieved_line, report.ingested))
+    elif not waits:
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
-        print_run(run, report.again, quiet=quiet, scope=Scope())
-    if not quiet and (waits or not (run.summary["complete"] or run.invocation["open_batches"])):
+        print_run(ended, report.again, quiet=quiet, scope=Scope())
+    silent = ended.summary["complete"] or ended.invocation["open_batches"]
+    if not quiet and (waits or report.superseded_by is not None or not silent):
         say(sentence(report.message))
     if waits:
-        for line in undecided_lines(run.invocation):
+        for line in undecided_lines(ended.invocation):
             say(line)
     if as_json:
         print_json(report.as_json())

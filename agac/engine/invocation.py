@@ -122,7 +122,7 @@ class Batching:
     the plan of a run as it was stored; `folder` holds batches' files. `wait`: whether to wait until all is done.
     `confirm_stale` says whether anything may be submitted next to stale batches.
     `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
-    the store, not from its input."""
+    the store, not from its input. `only_takes`: what has ended is stored, and nothing is submitted."""
 
     providers: Mapping[str, Provider]
     recorded: Callable[[Database, int], Awaitable[Plan]]
@@ -131,6 +131,7 @@ class Batching:
     wait: bool = False
     only_batch: int | None = None
     resume_run: int | None = None
+    only_takes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,7 +342,7 @@ class Awaited(NamedTuple):
     provider_id: str | None
 
 
-last_submitting_run: Reads[[], int | None] = reads("batches_last_run", int, first)
+runs_with_batches: Reads[[], list[tuple[int, int]]] = reads("batches_runs", tuple[int, int])  # and their ranks
 batches_alike: Reads[[int], list[BatchCount]] = reads("batches_alike", BatchCount)
 tasks_of_row: Reads[[int], list[RowTask]] = reads("batches_of_row", RowTask)
 awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)

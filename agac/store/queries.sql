@@ -67,6 +67,21 @@ WHERE r.id = ?;
 SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE ?1 IS NULL OR r.workflow = ?1
 GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
+-- name: run_superseded_by
+-- The run of the same workflow, rows, variables and output folder that was worked on after this one, and has a task.
+WITH worked AS (
+    SELECT r.*, json_extract(d.body, '$.input.path') AS path, json_extract(d.body, '$.vars') AS vars, (
+        SELECT max(id) FROM event
+        WHERE run_id = r.id AND kind = 'invocation' AND json_extract(body, '$.retrieves') IS NULL
+    ) AS last FROM run r JOIN definition d ON d.hash = r.definition_hash
+)
+SELECT n.id FROM worked o JOIN worked n ON (n.workflow, n.selection, n.output_dir, n.path, n.vars)
+    = (o.workflow, o.selection, o.output_dir, o.path, o.vars) AND n.last > o.last
+WHERE o.id = ? AND EXISTS (
+    SELECT 1 FROM counter WHERE run_id = n.id AND stage <> '' AND count > 0
+    AND outcome IN ('done', 'reused', 'failed', 'skipped', 'dropped')
+) ORDER BY n.last DESC LIMIT 1;
+
 -- name: runs_at_a_glance
 -- Number and workflow of all runs, the one last worked on first.
 SELECT r.id, r.workflow FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
@@ -1090,15 +1105,17 @@ WHERE (:run IS NULL OR b.run_id = :run) AND (:workflow IS NULL OR r.workflow = :
     AND (:closed OR b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED'))
 ORDER BY b.id;
 
--- name: batches_last_run
--- The run that last submitted a batch, or is about to: of those with open ones, if there are any.
-SELECT run_id FROM batch ORDER BY CASE
+-- name: batches_runs
+-- The runs with batches in the order in which one is taken up.
+-- First those with submitted ones that are open (0), then those with tasks of which something came (1), then those with
+-- open ones that were not submitted (2), then the others; of equal ones the one that submitted last.
+SELECT run_id, CASE
     WHEN state IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') THEN iif(EXISTS (
         SELECT 1 FROM batch_task AS t JOIN row ON row.key = t.row_key
         WHERE t.run_id = batch.run_id AND t.state = 2 AND t.then_do IS NOT 'run' AND row.state = 0
-    ), 0.5, 2 + (submitted_at IS NULL))
-    ELSE submitted_at IS NULL
-END, coalesce(submitted_at, planned_at) DESC, id DESC LIMIT 1;
+    ), 1, 3 + (submitted_at IS NULL))
+    ELSE 2 * (submitted_at IS NULL)
+END AS rank FROM batch GROUP BY run_id, rank ORDER BY rank, max(coalesce(submitted_at, planned_at)) DESC, max(id) DESC;
 
 -- name: batches_open
 -- The open batches of every run that has any, summed up; those that the provider has not got yet `wait`.

@@ -108,6 +108,7 @@ input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
 """In seconds since 1970; None: the input was not read to its end, or is being read."""
 
 newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
+superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
 run_ids: Reads[[str | None], list[int]] = reads("run_ids", int)
 last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)
 files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFiles)

@@ -211,6 +211,62 @@ def test_an_edited_later_stage_keeps_what_is_enrolled(project: BatchProject, ser
     project.assert_ends_as_sync(server, (2, 20), seconds=SECONDS)
 
 
+@pytest.mark.parametrize("named", [[], ["1"]])
+def test_a_superseded_run_is_only_harvested(project: BatchProject, named: list[str]) -> None:
+    """Its answers are kept and reused, and nothing is asked for it before its user says so; each command works."""
+    project.submit(A, B)
+    project.batched(edited("Second"), B)
+    project.agac("run", "-a", "reviews", "--run-mode", "sync", code=0)
+    written = project.output(), project.output(file="summary.json")
+    advance(project.server, SECONDS)
+    for ingested in (True, False):
+        ran = project.agac("batch", "retrieve", *(named if ingested else ["1"]), code=0)
+        assert ran.out.startswith("Retrieved batch 1 (") is ingested
+        assert "run 1 was superseded by run 2: nothing more is sent for it, and no output was replaced." in ran.err
+    assert (project.steps(), project.charged()) == (["CLEANED"], (1, 30))
+    assert (project.output(), project.output(file="summary.json")) == written
+    ends = (("results with: agac ", ";"), ("anyway with: agac ", "\n"))
+    export, resume = (ran.err.partition(before)[2].partition(end)[0].split() for before, end in ends)
+    project.agac(*export, code=0)
+    assert project.output(file="summary.json")["run"] == 1
+    project.agac(*resume, code=0)
+    assert runs_of(project)[1:] == [(1, "SUBMITTED", 10)]
+    assert agac.batch_status(project=project.root).batches[0].batch.run_id == 1, "no other has open ones"
+    project.batched(A, B)
+    project.run()
+    assert project.retrieve().superseded_by is None, "`run` worked on it last: now it supersedes the other"
+    assert agac.status(run=2, project=project.root).runs[0]["replaced_by"] == 1
+    assert project.to_the_end(seconds=SECONDS).run.summary["run"] == 1
+    assert project.charged() == (2, 40)
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "newer"),
+    [
+        ({"stages": [edited("Second")]}, {}, 2), ({}, {"fresh": True}, 2), ({}, {}, None), ({}, {"limit": 4}, None),
+        ({}, {"output": "output/elsewhere"}, None), ({}, {"vars": {"shop": "North"}}, None),
+        ({"path": "data/b.csv"}, {}, None), ({"stages": [edited("Second") | {"run_mode": "batch"}]}, {}, None),
+    ],
+)  # fmt: skip
+def test_what_supersedes_a_run(
+    batches_at: Make, keys: dict[str, Any], options: dict[str, Any], newer: int | None
+) -> None:
+    """Another run of the same rows into the same folder, by `run` or `retry`, that has come to an answer; whichever of
+    both was worked on last."""
+    project = batches_at(seconds=SECONDS)
+    (project.root / "data/b.csv").write_bytes((project.root / "data/rows.csv").read_bytes())
+    first = {"stages": [A], "vars": {"shop": "South"}}
+    project.run(project.workflow(**first))
+    assert project.run(project.workflow(**{**first, **keys}), **options).exit_code == 0
+    assert agac.status(run=1, project=project.root).runs[0]["replaced_by"] == newer
+    if newer is not None and keys:
+        project.workflow(**first)
+        choice = agac.Retry(rows=("r-1",), from_stage="a")
+        agac.retry(1, choice, agac.RunOptions(yes=True), project=project.root)
+        found = [agac.status(run=run, project=project.root).runs[0]["replaced_by"] for run in (1, 2)]
+        assert found == [None, 1]
+
+
 def test_cancelling_what_is_stale_makes_room(project: BatchProject, server: Server) -> None:
     project.submit(A)
     project.batched(edited("Another"))

@@ -255,7 +255,7 @@ class Batches:
         """Submits what was filled; with `wait` waits for it, takes in what ends and `walk`s the rows on, until nothing
         is open or the run stops. Raises RunStopped then."""
         wait = 0.0
-        while True:
+        while not self._context.batching.only_takes:
             await self.submit()
             if self._context.stop_signal.stop is not None or self._context.stop_signal.error is not None:
                 return
