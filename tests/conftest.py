@@ -23,6 +23,8 @@ from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
 
+from agac.store import db
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and what we start would inherit it: no Ctrl-C would ever come.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +41,7 @@ for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
 
 # No test cuts the power, which is all that syncing to the disk is for: it takes as long as everything else of a run.
 os.fsync = lambda _: None
+db._PRAGMAS = ("PRAGMA synchronous = OFF", *db._PRAGMAS[1:])
 
 # Every test writes YAML: by the C library in a tenth of the time.
 yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[misc]

@@ -1,16 +1,30 @@
 """The connection's own thread: several statements at once, whatever becomes of the one who asked for them."""
 
 import asyncio
+import runpy
 import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agac.core.errors import StoreError
+from agac.store import db
 from agac.store.db import translated
 from agac.store.writer import open_database
+
+
+def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    """As shipped, that is: all other tests have switched it off (conftest.py)."""
+    connected = runpy.run_path(str(db.__file__))["connected"]
+
+    async def ask() -> Any:
+        async with connected(f"file:{tmp_path}/agac.db") as connection:
+            return await connection.execute_fetchall("PRAGMA synchronous")
+
+    assert [*asyncio.run(ask())] == [(2,)], "FULL"
 
 
 def test_statements_given_at_once_run_in_the_connections_own_thread(tmp_path: Path) -> None:

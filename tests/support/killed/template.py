@@ -61,6 +61,8 @@ def load(python: str) -> None:
         with suppress(ModuleNotFoundError):
             import_module(name)
     os.fsync = lambda _: None  # as in conftest.py
+    db = sys.modules["agac.store.db"]
+    db._PRAGMAS = ("PRAGMA synchronous = OFF", *db._PRAGMAS[1:])  # type: ignore[attr-defined]
     sys.modules["agac.simulator.server"].sys = SimpleNamespace(executable=python)  # type: ignore[attr-defined]
 
 
