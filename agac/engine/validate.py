@@ -11,7 +11,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.plan.stage import ExtraCheck, PlannedStage
-from agac.spec.json_schema import compiled
+from agac.spec.json_schema import BACKTRACK_LIMIT, compiled
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator, ValidationError
@@ -138,9 +138,11 @@ class Checker:
         try:
             if not validator.is_valid(value):
                 return [_described(error) for error in islice(validator.iter_errors(value), MAX_ERRORS)]
-        except ValueError as problem:  # nested too deeply
-            return [f"the reply cannot be checked: {problem}"]
-        return self._extra(value)[:MAX_ERRORS] if self._extra else []
+            return self._extra(value)[:MAX_ERRORS] if self._extra else []
+        except KeyboardInterrupt:
+            raise
+        except BaseException as problem:  # noqa: BLE001  (nested too deeply, a panic: a reply was paid and is no bug)
+            return [f"the reply cannot be checked: {str(problem) or type(problem).__name__}"]
 
 
 def _unusable(reply: Reply) -> RowError | None:
@@ -207,6 +209,12 @@ def _described(error: ValidationError) -> str:
     words = error.message
     if error.kind.name == "enum":
         words = f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
+    elif type(error.kind).__name__ == "BacktrackLimitExceeded":
+        pattern = ".".join(map(str, error.schema_path))
+        words = (
+            f"matching {pattern} of output_schema was given up after going back {BACKTRACK_LIMIT:,} times; "
+            "write the pattern without a repetition inside a repetition"
+        )
     short = words if len(words) <= MOST_CHARACTERS else f"{words[:MOST_CHARACTERS]}…"
     return f"{place.removeprefix('.') or 'the reply'}: {short}"
 

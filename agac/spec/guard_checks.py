@@ -125,7 +125,8 @@ def _pattern_faults(pattern: CelNode, text: str) -> Iterator[str]:
         cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
     except RuntimeError as refused:
         reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
-        why = reason[1] if reason else "its syntax is not known"
+        large = "it is too large; repeat less in it" if "size limit" in str(refused) else "its syntax is not known"
+        why = reason[1] if reason else large
         yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from agac.core.errors import Path_, did_you_mean, nearest
 
@@ -15,21 +15,29 @@ if TYPE_CHECKING:
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array")
 _DATA = frozenset({"enum", "const", "default", "examples"})
+_BY_NAME = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
+)  # fmt: skip
+"""Keywords whose value holds a schema for each name: whatever the name is, it is no keyword."""
 
 LOCAL_HOPS = 20
 """More references in a row than this only go round in a circle."""
 
 
-def subschemas(schema: Any, path: Path_ = ()) -> Iterator[tuple[Path_, dict[str, Any]]]:
-    """Every mapping of a schema that can hold keywords, itself first; data such as `enum` and `default` is left out."""
+def subschemas(
+    schema: Any, path: Path_ = (), *, names: bool = False, data: bool = False
+) -> Iterator[tuple[Path_, dict[str, Any]]]:
+    """Every mapping of a schema that can hold keywords, itself first; what is in `enum`, `default` and the like only
+    with `data`. `names`: the keys of this one are names."""
     if isinstance(schema, dict):
-        yield path, schema
+        if not names:
+            yield path, schema
         for key, value in schema.items():
-            if key not in _DATA or (path and path[-1] in ("properties", "$defs", "definitions")):
-                yield from subschemas(value, (*path, key))
+            if names or data or key not in _DATA:
+                yield from subschemas(value, (*path, key), names=not names and key in _BY_NAME, data=data)
     elif isinstance(schema, list):
         for index, value in enumerate(schema):
-            yield from subschemas(value, (*path, index))
+            yield from subschemas(value, (*path, index), data=data)
 
 
 def target(root: Mapping[str, Any], ref: str) -> Any:
@@ -113,12 +121,17 @@ Fault: TypeAlias = "tuple[Path_, str]"
 """What is wrong at a path within a schema."""
 
 
-def compiled(body: dict[str, Any]) -> Draft202012Validator:
-    """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, and nothing
-    is ever fetched. Raises ValueError for a schema that cannot be compiled."""
-    from jsonschema_rs import Draft202012Validator  # costs 0.04 s, and most commands check no schema
+BACKTRACK_LIMIT = 1_000_000
+"""How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
 
-    return Draft202012Validator(body, validate_formats=True, offline=True)
+
+def compiled(body: dict[str, Any], *, formats: bool = True) -> Draft202012Validator:
+    """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, nothing is
+    ever fetched, no pattern is matched for ever. Raises ValueError for a schema that cannot be compiled."""
+    from jsonschema_rs import Draft202012Validator, FancyRegexOptions  # 0.04 s, and most commands check no schema
+
+    bounded = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
+    return Draft202012Validator(body, validate_formats=formats, offline=True, pattern_options=bounded)
 
 
 def schema_faults(body: dict[str, Any]) -> list[Fault]:
@@ -133,6 +146,13 @@ def schema_faults(body: dict[str, Any]) -> list[Fault]:
     for path, sub in subschemas(body):
         faults += _reference_faults(body, sub, path)
         faults += _pattern_faults(sub, path) if refused else ()
+    if refused and not faults:  # a reference may lead to what else is data
+        for path, sub in subschemas(body, data=True):
+            faults += [*_reference_faults(body, sub, path), *_pattern_faults(sub, path)]
+    own = [(*path, "$id") for path, sub in subschemas(body) if path and isinstance(sub.get("$id"), str)]
+    if own and (faults or refused) and all(path[-1] in ("$ref", "$dynamicRef") for path, _ in faults):
+        message = "a schema with an $id of its own is looked at apart from the rest by $ref and $anchor; remove it"
+        faults.append((own[0], message))
     return faults or refused
 
 
@@ -159,12 +179,25 @@ def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) ->
         if not ref.startswith("#"):
             yield (*path, key), f"{ref!r} points outside this schema; only #/… is followed, nothing is ever fetched"
         elif target(root, ref) is None:
-            known = [f"#/{home}/{name}" for home in ("$defs", "definitions") for name in _mapping(root.get(home))]
+            known = [_pointer(home, name) for home in ("$defs", "definitions") for name in _mapping(root.get(home))]
             match = nearest(ref, known)
             remedy = f"did you mean {match!r}?" if match else f"there is: {', '.join(known) or 'no $defs'}"
             yield (*path, key), f"{ref!r} does not exist; {remedy}"
+        elif not _REFERENCE.fullmatch(ref):
+            right = "#" + quote(unquote(ref[1:]), safe=_UNQUOTED)
+            yield (*path, key), f"{ref!r} has characters that a reference cannot have; write {right!r}"
         elif _circle(root, sub):
             yield (*path, key), f"{ref!r} leads back to itself"
+
+
+_UNQUOTED = "/~!$&'()*+,;=:@?"
+_REFERENCE = re.compile(rf"#(?:[\w.\-{_UNQUOTED}]|%[0-9A-Fa-f]{{2}})*", re.ASCII)
+"""What may stand in a reference as it is, RFC 3986."""
+
+
+def _pointer(*parts: str) -> str:
+    """The reference to a place, written as it must be."""
+    return "#/" + "/".join(quote(part.replace("~", "~0").replace("/", "~1"), safe=_UNQUOTED) for part in parts)
 
 
 def _circle(root: dict[str, Any], sub: Any) -> bool:
@@ -192,6 +225,8 @@ def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
                 re.compile(str(pattern))
             except re.error as error:
                 reason = str(error)
+            if re.search(r"\{\d*,?\d{3,}\}", str(pattern)):
+                reason = f"{reason}; a repetition such as {{1000}} can make it too large: use maxLength instead"
             yield at, f"{pattern!r} is not a regular expression: {reason}"
 
 

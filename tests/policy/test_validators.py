@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_parsing_answers import error_of, reply, stage, values
 
-from agac.core.errors import UsageError
-from agac.engine.validate import Checker
+from agac.core.errors import ErrorType, RowError, UsageError
+from agac.engine.validate import Checker, ValidReply
 from agac.spec.json_schema import compiled, schema_faults
 
 LINES = (Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl").read_text("utf-8").splitlines()
@@ -88,6 +88,61 @@ def test_a_schema_that_cannot_be_compiled_is_refused_where_it_is_wrong() -> None
     with pytest.raises(UsageError, match="of stage 'one' cannot be compiled"):
         Checker(stage(schema))
     assert schema_faults({"pattern": r"^\p{L}+$"}) == []
+    [(_, message)] = schema_faults({"pattern": r"^\p{L}{1000}$"})
+    assert message.endswith("can make it too large: use maxLength instead")
+
+
+FOREVER = r"^(a|a)*?(?=b)c\1"
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"pattern": FOREVER}, "pattern"),
+        ({"not": {"pattern": FOREVER}}, "not.pattern"),
+        ({"if": {"pattern": FOREVER}, "then": False}, "if.pattern"),
+        ({"anyOf": [{"pattern": FOREVER}, {"type": "null"}]}, "anyOf.0.pattern"),
+        ({"patternProperties": {FOREVER: {}}, "additionalProperties": False}, f"patternProperties.{FOREVER}"),
+        ({"propertyNames": {"pattern": FOREVER}}, "propertyNames.pattern"),
+    ],
+)
+def test_a_pattern_that_goes_back_for_ever_fails_the_row_and_says_so(schema: dict[str, Any], where: str) -> None:
+    assert schema_faults(schema) == []
+    text = "a" * 30 + "b"
+    error = error_of(json.dumps({text: 1} if "ropert" in where else text), body=schema)
+    assert f"matching {where} of output_schema was given up after going back 1,000,000 times" in error.message
+    assert error.type is ErrorType.SCHEMA_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "valid"),
+    [
+        ("^(a+)+$", "a" * 100_000 + "b", False),
+        ("^(?:(?!bad).)*$", "a" * 500_000, True),
+        ("^(?=.*[0-9])(?!.*x)[a-z0-9]+$", "abc1", True),
+        ("^[0-9]+$", "12\n", False),
+        (r"^\d+$", "١٢", False),
+    ],
+)
+def test_patterns_are_those_of_javascript_with_look_around(pattern: str, text: str, valid: bool) -> None:
+    for schema, value in (({"pattern": pattern}, text), ({"propertyNames": {"pattern": pattern}}, {text: 1})):
+        assert isinstance(Checker(stage(schema)).check(reply(json.dumps(value))), ValidReply) is valid
+
+
+@pytest.mark.parametrize("raised", [SystemExit(2), RecursionError("too deep"), KeyError("a")])
+def test_whatever_a_checker_raises_is_an_error_of_the_row(raised: BaseException) -> None:
+    def extra(_: object) -> list[str]:
+        raise raised
+
+    found = Checker(stage({"type": "integer"}, extra)).check(reply("1"))
+    assert isinstance(found, RowError)
+    assert found.message.startswith("the reply cannot be checked: ")
+
+
+def test_every_price_of_two_digits_is_a_multiple_of_a_cent() -> None:
+    price = compiled({"multipleOf": 0.01})
+    assert [one for one in range(1, 10_000) if not price.is_valid(one / 100)] == []
+    assert [one for one in range(1, 10_000) if price.is_valid(one / 1000) != (one % 10 == 0)] == []
 
 
 ODD = st.sampled_from(

@@ -224,6 +224,12 @@ SLIPS = {
     "a.int() > 1": "at column 1: `int` takes one value: `int(x)`",
     "all(a, b)": "at column 1: `all` takes a list, a name for its element and an expression: `x.all(item, item.ok)`",
     "a.matches('[')": "at column 11: '[' is no regular expression: unclosed character class",
+    "a.matches('(?=b)a')":
+     "at column 11: '(?=b)a' is no regular expression: look-around, "
+     "including look-ahead and look-behind, is not supported",
+    "a.matches('(a{999}){999}')":
+     "at column 11: '(a{999}){999}' is no regular expression: "
+     "it is too large; repeat less in it",
     "!" * (MAX_LENGTH + 1):
      "the guard is longer than 10,000 characters; compute a field in a python stage and test that",
     "(" * 60 + "a" + ")" * 60: "at column 51: brackets are nested too deeply; split the expression",
@@ -489,3 +495,9 @@ def test_values_are_those_that_the_guard_read() -> None:
         "whole": {"a": [1]},
         "n": None,
     }
+
+
+def test_no_pattern_is_matched_for_ever() -> None:
+    row = {"a": "a" * 100_000 + "b", "b": "^(a+)+$"}
+    for text in ('a.matches("^(a+)+$")', "a.matches(b)", '[a, a].exists(x, x.matches("(a|a)*$") && x == b)'):
+        assert Evaluator(guard_of(text)).test(row) is False

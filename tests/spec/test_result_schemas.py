@@ -8,7 +8,7 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from agac.core.errors import UsageError
+from agac.core.errors import UsageError, key_path
 from agac.plan.plan import Selection, make_plan
 from agac.spec.json_schema import FieldShape, schema_faults
 from agac.spec.output_schema import TYPES, expand_shorthand, is_json_schema, resolve_schema, schema_name
@@ -120,19 +120,32 @@ def test_data_in_a_schema_is_not_read_as_schema() -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
          "leads back to itself"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "points outside this schema"),
+        *(({key: {"default": {"$ref": "http://127.0.0.1:9/x"}}}, f"{key}.default.$ref: 'http://127.0.0.1:9/x' points")
+          for key in ("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs")),
+        ({"unknown": {"x": {"$ref": "file:///x"}}}, "unknown.x.$ref: 'file:///x' points outside this schema"),
+        ({"$ref": "#/default/x", "default": {"x": {"$ref": "file:///x"}}}, "default.x.$ref: 'file:///x' points"),
+        ({"$ref": "#/default/x", "default": {"x": {"pattern": "("}}}, "default.x.pattern: '(' is not a regular"),
+        ({"items": {"$ref": "#/unknown"}, "unknown": {"type": "objct"}}, "unknown.type: this JSON Schema cannot"),
+        ({"properties": {"a": {"$id": "b", "$ref": "#/$defs/x", "$defs": {"x": {}}}}}, "properties.a.$id: a schema"),
+        ({"items": {"$ref": "#here"}, "$defs": {"a": {"$id": "http://x/b", "$anchor": "here"}}}, "$defs.a.$id: "),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"$id": "s", "not": {"$ref": "#/$defs/x"}}}}, "$defs.x.$id: "),
+        ({"items": {"$ref": "#/$defs/a/b"}, "$defs": {"a/b": {}}}, "does not exist; did you mean '#/$defs/a~1b'?"),
+        ({"items": {"$ref": "#/$defs/a b"}, "$defs": {"a b": {}}}, "a reference cannot have; write '#/$defs/a%20b'"),
     ],
 )  # fmt: skip
 def test_references_that_lead_nowhere_are_refused(schema: dict[str, Any], fault: str) -> None:
-    assert any(fault in message for _, message in schema_faults(schema))
+    assert any(fault in f"{key_path(path)}: {message}" for path, message in schema_faults(schema))
 
 
 def test_references_follow_pointers_with_escapes_and_indexes_and_go_in_circles_through_values() -> None:
-    schema = {
-        "$defs": {"a/b~c": {"properties": {"x": {}}}},
-        "anyOf": [{"$ref": "#/$defs/a~1b~0c"}, {"$ref": "#/anyOf/0"}],
-    }
-    assert schema_faults(schema) == []
-    assert FieldShape(schema).names() == {"x"}
+    for ref in ("#/$defs/a~1b~0c%20%25", "#here"):
+        schema = {
+            "$defs": {"a/b~c %": {"$anchor": "here", "properties": {"x": {}}}},
+            "anyOf": [{"$ref": ref}, {"$ref": "#/anyOf/0"}],
+        }
+        for body in (schema, {"$defs": schema["$defs"], "$ref": ref}):
+            assert schema_faults(body) == []
+            assert FieldShape(body).names() == {"x"}
     assert FieldShape({"$ref": "http://x"}).names() is None
     tree_schema = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert schema_faults(tree_schema) == []
