@@ -132,6 +132,9 @@ def _resolved(
     written = [stage.get("name") if isinstance(stage, dict) else None for stage in document.data.get("stages") or ()]
     if written != [stage.name for stage in file.stages]:  # names were lost: what `needs` them cannot be judged
         problems = []
+    if file.run_mode is not None and "run_mode" in file.defaults.model_fields_set:
+        message = "run_mode stands here and in `defaults`; keep one of them"
+        problems.append(document.problem(("run_mode",), message, key=True))
     builder = StageBuilder(project, document, file, variables, overrides, problems)
     stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
     source, found = input_spec(file, document, project, name, overrides)

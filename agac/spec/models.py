@@ -56,6 +56,12 @@ class FileModel(BaseModel):
         return self
 
 
+def short_form(*kinds: str, **keywords: Any) -> ConfigDict:
+    """What editors are told of a mapping that may be written short: as a value of one of these kinds of JSON. Beside
+    the mapping and not as a choice of schemas, so that an unknown key in it is still said to be one."""
+    return ConfigDict(json_schema_extra={"type": ["object", *kinds], **keywords})
+
+
 def key(description: str, *, default: Any = None, **rules: Any) -> Any:
     """A key that may be left out, and what it is at then."""
     return Field(default=default, description=description, **rules)
@@ -130,6 +136,8 @@ StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema
 class InputFile(FileModel):
     """Where rows come from."""
 
+    model_config = short_form("string", "array", minLength=1, minItems=1, items={"type": "string", "minLength": 1})
+
     path: Paths | None = key(
         "File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
         "`sqlite://data.db?query=SELECT …`, or `-` for standard input."
@@ -139,6 +147,9 @@ class InputFile(FileModel):
     )
     id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
     on_duplicate_id: workflow.OnDuplicateId = key("What to do with the later of two rows with one id.", default="error")
+
+
+Input = Annotated[InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=InputFile)]
 
 
 class OutputFile(FileModel):
@@ -193,11 +204,15 @@ Timeout = Annotated[
 class BudgetFile(FileModel):
     """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
 
+    model_config = short_form("number", exclusiveMinimum=0)
     may_be_empty = False
 
     usd: float | None = key("US dollars.", gt=0)
     tokens: int | None = key("Tokens, of requests and replies together.", ge=1)
     calls: int | None = key("Calls, retries and re-asks included.", ge=1)
+
+
+Budget = Annotated[BudgetFile, BeforeValidator(check.budget, json_schema_input_type=BudgetFile)]
 
 
 class ConfirmFile(FileModel):
@@ -220,8 +235,8 @@ class TelemetryFile(FileModel):
 class RunRulesFile(FileModel):
     """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
 
-    budget: BudgetFile | None = key("What a run may spend at most, over all its invocations.")
-    row_budget: BudgetFile | None = key("What one row may spend at most in an invocation.")
+    budget: Budget | None = key("What a run may spend at most, over all its invocations; a number is US dollars.")
+    row_budget: Budget | None = key("What one row may spend at most in an invocation.")
     confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
     stop_loss: bool = key("Stop when over 80 % of a stage's first 20 outcomes fail alike.", default=True)
     max_errors: int | None = key("Stop when more rows than this failed.", ge=0)
@@ -386,7 +401,7 @@ class StageFile(DefaultsFile):
         "left out.",
         examples=["sentiment"],
     )
-    budget: BudgetFile | None = key("What this stage may spend at most in a run.")
+    budget: Budget | None = key("What this stage may spend at most in a run.")
 
     @property
     def operations(self) -> list[str]:
@@ -424,14 +439,21 @@ class WorkflowFile(RunRulesFile):
     """A workflow: rows in, stages, results out."""
 
     description: str | None = key("What the workflow is for.")
-    input: InputFile | None = key("Where rows come from.")
-    inputs: InputFile | None = key("Another spelling of `input`.")
+    input: Input | None = key("Where rows come from; a path, or a list of them, is short for a mapping with `path`.")
+    inputs: Input | None = key("Another spelling of `input`.")
+    run_mode: workflow.RunMode | None = key("Short for `run_mode` in `defaults`.")
     defaults: DefaultsFile = key("What holds for all stages.", default=DefaultsFile())
     vars: dict[Annotated[str, AfterValidator(check.var_name)], Any] = key(
         "Values for `${vars.name}`, which --var can change.", default={}
     )
     stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
     output: OutputFile = key("Where results go.", default=OutputFile())
+
+    @property
+    def stage_defaults(self) -> DefaultsFile:
+        """`defaults` with what is written beside them."""
+        short = {} if self.run_mode is None else {"run_mode": self.run_mode}
+        return self.defaults.model_copy(update=short)
 
 
 def _camel(value: Any) -> Any:

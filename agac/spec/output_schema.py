@@ -270,6 +270,7 @@ def lacks_field(body: dict[str, Any], vote: str) -> str | None:
 
 _ALIASES = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _ALIASES |= {"dict": "object", "map": "object", "list": "array", "date": "string", "enum": "a|b|c"}
+_GENERIC = re.compile(r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE)
 _KEYWORDS = frozenset({
     "$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$dynamicRef", "definitions", "type",
     "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
@@ -349,6 +350,9 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
 
 
 def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
+    if _GENERIC.fullmatch(text):
+        faults.append((path, f"unknown type {text!r}; did you mean {_in_our_words(text)!r}?"))
+        return {}
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     if text.startswith("(") and text.endswith(")"):
@@ -361,6 +365,16 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     remedy = f"did you mean {meant!r}?" if meant else f"types: {', '.join(TYPES)}; a choice is written a|b|c"
     faults.append((path, f"unknown type {text!r}; {remedy}" if text else f"has no type; {remedy}"))
     return {}
+
+
+def _in_our_words(text: str) -> str:
+    """A type as other languages write it, `list[str]` or `Array<string>`, in the words of the shorthand."""
+    if (match := _GENERIC.fullmatch(text)) is None:
+        return _ALIASES.get(text.lower(), text)
+    kind, inner = _ALIASES.get(match[1].lower(), "array"), _in_our_words(match[2].strip()).removesuffix("?")
+    if match[1].lower() == "optional":
+        return f"{inner}?"
+    return "object" if kind == "object" else f"({inner})[]" if "|" in inner else f"{inner}[]"
 
 
 def _choice(text: str, path: Path_, faults: list[Fault]) -> JSONValue:

@@ -271,10 +271,11 @@ class StageBuilder:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
-        shared, own = self.project.file.defaults, self.file.defaults
+        shared, own = self.project.file.defaults, self.file.stage_defaults
+        short = {} if self.file.run_mode is None else {"run_mode": self.document.where(("run_mode",))}
         return {
             "project": (shared, places_of(shared, self.project.document, ("defaults",))),
-            "defaults": (own, places_of(own, self.document, ("defaults",))),
+            "defaults": (own, places_of(own, self.document, ("defaults",)) | short),
             "card": (DefaultsFile.model_construct(**of_card), card.where if card else {}),
             "stage": (written, places_of(written, self.document, path)),
             "override": (DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),

@@ -240,6 +240,12 @@ one_or_many = _list_of("the name of a stage")
 field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
+input_mapping = _or_short(
+    dict, str | list, lambda paths: {"path": paths}, "a path, a list of paths, or a mapping with path"
+)
+budget = _or_short(
+    dict, int | float, lambda usd: {"usd": usd}, "a number of US dollars, or a mapping with usd, tokens and calls"
+)
 batch_api = _or_short(dict, str, lambda api: {"api": api}, "openai, anthropic, none, or a mapping with api")
 seconds_or_parts = _or_short(
     dict,

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from support.tree import GOOD_WORKFLOW, Tree
 
 from agac.core.errors import UsageError, Where
+from agac.plan.checks import resolve_models
+from agac.plan.plan import Selection, make_plan
+from agac.providers.table import SHIPPED
 from agac.spec.loader import find_workflow, load_project, load_workflow, workflow_names
 from agac.spec.paths import find_project, output_folder
 from agac.spec.workflow import Overrides, Timeout
@@ -117,6 +120,25 @@ def test_the_strongest_level_wins(tree: Tree, count: int) -> None:
     assert {name: found.params[name] for name in known} == {name: {"temperature": temperatures[name]} for name in known}
     files = {1: "agac.yml", 2: "workflows/w.yml", 3: "agentcards/c.md", 4: "workflows/w.yml", 5: "--model"}
     assert found.at("model").file == files[count]
+
+
+def test_short_forms_mean_what_the_long_ones_do(tree: Tree) -> None:
+    stages = "stages: [{name: a, prompt: x, budget: %s}]\nbudget: %s\nrow_budget: %s\n"
+    short = tree.workflow("input: data/reviews.csv\nrun_mode: batch\n" + stages % (2, 5, 0.5))
+    assert str(short.stages[0].at("run_mode")) == "workflows/w.yml:2:11"
+    long = tree.workflow(
+        "input: {path: data/reviews.csv}\ndefaults: {run_mode: batch}\n"
+        + stages % ("{usd: 2}", "{usd: 5}", "{usd: 0.5}")
+    )
+    assert (short.rules, short.stages[0].budget) == (long.rules, long.stages[0].budget)
+    assert (short.input.path, short.input.patterns) == (long.input.path, long.input.patterns)
+    assert short.stages[0].run_mode == long.stages[0].run_mode == "batch"
+    models, _ = resolve_models(short, SHIPPED)
+    hashes = [make_plan(each, models, tree.root, Selection(), None).hash for each in (short, long)]
+    assert hashes[0] == hashes[1]
+    tree.write("data/more.csv", "id,review\n2,bad\n")
+    several = tree.workflow("input: [data/reviews.csv, data/more.csv]\n" + stages % (1, 1, 1))
+    assert several.input.patterns == ("data/reviews.csv", "data/more.csv")
 
 
 def test_stages_own_instructions_win_over_the_cards(tree: Tree) -> None:
