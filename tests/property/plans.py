@@ -18,6 +18,7 @@ from hypothesis import note
 from support.project import ProjectFolder
 
 import agac
+from agac.plan.diff import FAILED_IN_BATCH
 from property.graphs import Graph
 
 
@@ -66,12 +67,10 @@ class Plan:
             "SELECT id, at FROM event WHERE run_id = ? AND kind = 'invocation' ORDER BY id DESC LIMIT 1", run
         )
         for position, outcome, is_new, count in self.project.query(
-            "SELECT t.stage, t.outcome, t.settled_at >= ? AND t.fingerprint IS NOT NULL AND "
-            "(t.fingerprint IN (SELECT fingerprint FROM attempt WHERE event_id = ?) OR "
-            "t.fingerprint NOT IN (SELECT fingerprint FROM batch_task)), count(*) FROM row r "
+            "SELECT t.stage, t.outcome, t.settled_at >= ? AND t.fingerprint IS NOT NULL, count(*) FROM row r "
             "JOIN task t ON t.row_key = r.key WHERE r.run_id = ? AND t.replica = 0 AND (r.ordinal IS NOT NULL OR "
             "r.origin IS NOT NULL AND r.state <> 6 AND r.place >= 0) GROUP BY 1, 2, 3",
-            at, event, run,
+            at, run,
         ):  # fmt: skip
             name = {"done": "well", "reused": "well", "failed": "failed" if is_new else "stood"}.get(outcome, outcome)
             own = found[self.graph.order[position]]
@@ -111,8 +110,9 @@ class Plan:
 
     def is_known(self, plan: dict[str, Any], came: StageCame) -> None:
         """Nothing that decides is open, but whether a function that was not called yet lets a row leave."""
+        taken = sum(one["tasks"] for one in plan["blocked_reasons"] if one["reason"] == FAILED_IN_BATCH)
         says = {
-            "well": plan["run"] + plan["reuse"] + plan["in_flight"],
+            "well": plan["run"] + plan["reuse"] + plan["in_flight"] + taken,
             "skipped": plan["skipped"],
             "dropped": plan["dropped"],
         }
