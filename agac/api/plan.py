@@ -12,11 +12,12 @@ from typing import Any
 
 from agac.api.project import RunOptions, open_project, ready_workflow, selected_rows
 from agac.api.status import blocking, database_path
-from agac.core.errors import Problem, UsageError
+from agac.core.errors import AgacError, Problem, UsageError
 from agac.core.types import dollars
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
+from agac.engine.export import LeftRows, left_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
@@ -46,6 +47,11 @@ async def plan_run(
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
         report.budgets = await _budgets(database, plan, report)
         report.warnings = [*checked.warnings, *missing]
+        try:
+            _, text = await compare_input(database, plan, rows, opened.root)
+        except UsageError as error:
+            text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
+        report.warnings += [Problem(plan.input.where, text, "warning")] if text else []
         return report
 
 
@@ -87,6 +93,34 @@ async def _budgets(database: Database | None, plan: Plan, report: PlanReport) ->
         (facts,) = budget_facts([balance])
         found.append({**facts, "enough": not balance.would_exceed(need)})
     return found
+
+
+# Rows with results that are no longer in the input.
+
+
+async def compare_input(database: Database | None, plan: Plan, rows: Rows, root: Path) -> tuple[LeftRows | None, str]:
+    """Which rows with results left the input, and what is to be said of it: nothing while half of them are there.
+
+    Raises UsageError where the input has no rows any more, and they may not all leave.
+    """
+    folder = plan.output.dir.relative_to(root).as_posix()
+    try:
+        found = await left_rows(database, plan, rows, plan.output.dir)
+    except AgacError:  # the run itself meets what cannot be read, and says it
+        return None, ""
+    if found is not None and found.empty and not plan.input.allow_empty:
+        held = f"the results of {found.rows:,} row{'' if found.rows == 1 else 's'}" if found.rows else "results"
+        raise UsageError(
+            f"{plan.input.shown}: the input has no rows, and {folder} holds {held}: nothing is replaced",
+            remedy="Put the rows back, then run again. If the input is meant to be empty, set "
+            f"`input: {{allow_empty: true}}` in {plan.input.where.file}.",
+        )
+    if found is None or not found.most_left:
+        return found, ""
+    return found, (
+        f"{found.left:,} of the {found.rows:,} rows with results in {folder} are no longer in the input. Those files "
+        "stay beside the new ones, as results.previous.jsonl and so on, until a run again has half of the rows"
+    )
 
 
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.

@@ -205,7 +205,8 @@ class RunReport(Report):
 
     `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
     At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
-    the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed.
+    the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
+    `copies` the files that keep the changes, in the same order.
     `empty` are the stages that were to have a result (`on_empty`) and have none.
     """
 
@@ -225,6 +226,7 @@ class RunReport(Report):
     not_written: Annotated[AgacError, error_of] | None = None
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
+    copies: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
 
     @property
@@ -273,7 +275,8 @@ async def report_of(
         await _finishing(database, work, invocation, summary) if stop is StopReason.LIMIT else None,
         exported.not_written,
         await _replaced(database, exported),
-        exported.edited,
+        tuple(exported.edited),
+        tuple(exported.edited.values()),
         empty,
     )
 

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from agac.api.plan import Confirm, confirm_cost, confirm_stale, moved_names
+from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, moved_names
 from agac.api.project import (
     Project,
     RunOptions,
@@ -43,7 +43,7 @@ from agac.core.keys import canonical
 from agac.core.types import Report, Row
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
-from agac.engine.export import PREVIEW
+from agac.engine.export import PREVIEW, drop_previous, keep_previous
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
@@ -143,6 +143,10 @@ async def _invoke(
         rows, place = partial(selected_rows, checked, plan.selection), partial(place_of, checked.source)
         work = work_of(opened, plan, batching, rows, place)
         work = replace(work, fresh=options.fresh, scope=scope, retry=retry)
+        left = None
+        if retry is None:
+            left, text = await compare_input(database, plan, rows, opened.root)
+            warnings += [Problem(plan.input.where, text, "warning")] if text else []
         if not options.yes:
             await confirm_cost(database, work, confirm)
 
@@ -151,10 +155,15 @@ async def _invoke(
                 return counted_or_estimated(checked, plan.selection)
             return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
 
+        if left is not None and left.most_left:
+            keep_previous(plan.output.dir)
         with interruptible(invocation) if handle_signals else nullcontext():
             await walk_through(database, work, invocation, warnings, watch, count_of)
 
-        return await report_of(database, work, invocation, warnings, checked.workflow)
+        report = await report_of(database, work, invocation, warnings, checked.workflow)
+        if left is not None and not left.most_left and invocation.complete:
+            drop_previous(plan.output.dir)
+        return report
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:

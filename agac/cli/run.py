@@ -207,8 +207,9 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             which = f"run {before['run']} ({plain(before['input'])})"
             print_text(f"They replace the results of {which}. Restore those with: {before['again']}")
         if edited := ", ".join(file.name for file in report.edited):
-            were = "was" if len(report.edited) == 1 else "were"
-            print_text(f"{edited} {were} edited since the last run; the edits were overwritten")
+            one, copies = len(report.edited) == 1, ", ".join(file.name for file in report.copies)
+            was, kept = ("was", "that version is") if one else ("were", "those versions are")
+            print_text(f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as {copies}")
         print_lines(batch_lines(invocation))
         print_lines(next_lines(summary, invocation, command))
     for note in (*undecided_lines(invocation), *report.empty):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import gzip
 import io
 import itertools
 import os
 import re
+import shutil
 import sys
 import zlib
 from abc import ABC, abstractmethod
@@ -285,6 +287,11 @@ class AtomicFile:
             self._file.flush()
             os.fsync(self._file.fileno())
 
+    @property
+    def changes_anything(self) -> bool:
+        """Whether what was finished differs from what is in its place."""
+        return not filecmp.cmp(self.path, self.temporary, shallow=False)
+
     def commit(self) -> None:
         """Puts the file in its place, in one step and durably, then removes what killed runs left in the folder."""
         self.finish()
@@ -315,6 +322,22 @@ def write_whole(path: Path, text: str) -> None:
         file.commit()
     finally:
         file.abort()
+
+
+def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
+    """Keeps what a file holds, which is about to be replaced, beside it: `results.csv` as `results.WORD.csv`, or where
+    that is taken as `results.WORD-2.csv`; with `replace` in its place. The file itself stays."""
+    target = path.with_name(f"{path.stem}.{word}{path.suffix}")
+    numbers = itertools.count(2)
+    while target.exists() and not replace:
+        target = path.with_name(f"{path.stem}.{word}-{next(numbers)}{path.suffix}")
+    with explained(target):
+        target.unlink(missing_ok=True)
+        try:
+            os.link(path, target)
+        except OSError:  # a file system without links
+            shutil.copy2(path, target)
+    return target
 
 
 def refuse_what_is_no_file(path: Path) -> None:

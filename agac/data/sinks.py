@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.types import JSONValue, RowId
-from agac.data.files import AtomicFile, explained, refuse_what_is_no_file
+from agac.data.files import AtomicFile, explained, put_aside, refuse_what_is_no_file
 from agac.data.json_formats import decode, encode
 from agac.data.parquet import ParquetSink
 from agac.data.tables import OutputRow, TableLayout
@@ -117,12 +117,14 @@ class OutputFolder:
 
     Leaving it normally makes all of them durable first and renames them after that, in the order in which they were
     opened, so that a full disk replaces none. Leaving it by an exception replaces none either. A crash between two
-    renames leaves old files next to new ones, which the next export replaces.
+    renames leaves old files next to new ones, which the next export replaces. Of the files in `edited` that would
+    change, copies stay beside the new ones: `kept` has the copies by the files' paths.
     """
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, edited: Collection[Path] = ()) -> None:
         """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way."""
-        self._folder = folder
+        self._folder, self._edited = folder, edited
+        self.kept: dict[Path, Path] = {}
         self._open: list[Ending] = []
         check_folder(folder, root)
         with explained(folder):
@@ -150,6 +152,9 @@ class OutputFolder:
             if kind is None:
                 for sink in self._open:
                     sink.finish()
+                for sink in self._open:
+                    if isinstance(sink, AtomicFile) and sink.path in self._edited and sink.changes_anything:
+                        self.kept[sink.path] = put_aside(sink.path, "edited")
                 for sink in self._open:
                     sink.commit()
         finally:

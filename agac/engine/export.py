@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, snapshot
-from agac.core.types import JSONValue, RowId
+from agac.core.types import JSONValue, Row, RowId
+from agac.data.files import put_aside
 from agac.data.json_formats import encode
 from agac.data.sinks import (
     FILES,
@@ -35,9 +38,18 @@ from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages
 from agac.spec.graph import descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
+from agac.store.batches import project_token
 from agac.store.db import Database, write
-from agac.store.rows import ExportRow, State, why_filtered
-from agac.store.runs import UNWRITTEN, RunRecord, WrittenFiles, definition_of, files_written
+from agac.store.rows import ExportRow, State, rows_with_results, why_filtered
+from agac.store.runs import (
+    UNWRITTEN,
+    RunRecord,
+    WrittenFiles,
+    definition_of,
+    files_written,
+    input_read_at,
+    read_run,
+)
 
 if TYPE_CHECKING:
     from agac.plan.plan import Plan
@@ -205,13 +217,14 @@ class Exported:
     """What an export wrote, and what was there before.
 
     `not_written` is why a table in a database is not among the `files`. `replaced` is the run whose results stood in
-    the folder, where it was another one; `edited` are files that were changed since they were written.
+    the folder, where it was another one; `edited` are files that were changed since they were written, with the copies
+    in which the changes are kept.
     """
 
     files: list[Path]
     not_written: AgacError | None = None
     replaced: int | None = None
-    edited: tuple[Path, ...] = ()
+    edited: Mapping[Path, Path] = field(default_factory=dict)
 
 
 def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
@@ -235,9 +248,9 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         layout = await _observe_layout(database, run, outputs)
     ended = FinalRows(await definition_of(database, run.id), formed=layout is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
-    replaced, edited = _before(run, outputs, written)
+    replaced, edited = _before(run, outputs, written), _edited(outputs, written)
     await write(database, "run_exporting", run.id)
-    with OutputFolder(outputs.folder, root) as out:
+    with OutputFolder(outputs.folder, root, edited) as out:
         others, table = outputs.open(out, layout) if layout else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
@@ -269,24 +282,134 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     _remove_stale(outputs, written)
     stamps = outputs.stamps(unwritten=failure is not None)
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
-    return Exported(outputs.files(but_table=failure is not None), failure, replaced, edited)
+    return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
 
 
-def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> tuple[int | None, tuple[Path, ...]]:
-    """The run whose results are about to be replaced, where it is another, and files that are not as any run left them.
+def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> int | None:
+    """The run whose results are about to be replaced, where it is another."""
+    if outputs.preview or not (outputs.folder / "results.jsonl").exists():
+        return None
+    return next((one.run for one in written if one.shown and one.run != run.id), None)
 
-    After an export that was killed it is not known whose files are there, or who changed them.
-    """
-    shown = [one for one in written if one.shown]
-    if not shown or not (outputs.folder / "results.jsonl").exists():
-        return None, ()
-    others = [one.run for one in shown if one.run != run.id]
-    edited = []
+
+def _edited(outputs: Outputs, written: list[WrittenFiles]) -> list[Path]:
+    """Files that are about to be replaced and are not as any run left them. What is not known to have been written by a
+    run may be a user's own, but for outputs that came with their summary from another store."""
+    found, foreign = [], written or read_summary(outputs.folder) is None
     for file in (outputs.folder / name for name in outputs.names):
         stamps = [one.files[file.name] for one in written if file.name in one.files]
-        if stamps and file.is_file() and _stamp(file) not in stamps:
-            edited.append(file)
-    return (others[0] if others and not outputs.preview else None), tuple(edited)
+        if (stamps or foreign) and file.is_file() and file.stat().st_size and _stamp(file) not in stamps:
+            found.append(file)
+    return found
+
+
+class WrittenSummary(NamedTuple):
+    """What a summary in an output folder tells of the results next to it. `rows` have a result; `store` wrote them, at
+    `generation` and in the project at `place`: None where an older agac did."""
+
+    workflow: str
+    run: int
+    output: str
+    rows: int
+    store: str | None
+    generation: int
+    place: str | None
+
+
+def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | None:
+    """What the summary in this folder tells; None where there is none that agac wrote."""
+    try:
+        told = json.loads((folder / name).read_bytes())
+        rows, mark = told["rows"], told.get("store") or {}
+        held, generation = int(rows["done"]) + int(rows["skipped"]), int(mark.get("generation", 0))
+        return WrittenSummary(
+            told["workflow"], int(told["run"]), told["output"], held, mark.get("id"), generation, mark.get("place")
+        )
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+LOOK_UP = 512
+"""Ids that are looked up at a time."""
+
+CLOCK_GRAIN = 2.0
+"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in such steps."""
+
+PREVIOUS = "previous"
+"""`results.previous.jsonl` is what `results.jsonl` was before most of its rows left the input."""
+
+
+def _of_previous(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """The files in an output folder, and where what they held before is kept: the summary, which says it, last."""
+    for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__):
+        file = folder / name
+        yield file, file.with_stem(f"{file.stem}.{PREVIOUS}")
+
+
+def keep_previous(folder: Path) -> None:
+    """Keeps the results in this folder beside those that take their place, unless earlier ones are kept already."""
+    if read_summary(folder, f"summary.{PREVIOUS}.json") is None:
+        for file, _ in _of_previous(folder):
+            if file.is_file() and not file.is_symlink():
+                put_aside(file, PREVIOUS, replace=True)
+
+
+def drop_previous(folder: Path) -> None:
+    """Removes the results that were kept."""
+    for _, previous in _of_previous(folder):
+        previous.unlink(missing_ok=True)
+
+
+class LeftRows(NamedTuple):
+    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`: it has no rows."""
+
+    rows: int
+    left: int
+    empty: bool = False
+
+    @property
+    def most_left(self) -> bool:
+        """Whether more than half of them left."""
+        return 2 * self.left > self.rows
+
+
+async def left_rows(
+    database: Database | None, plan: Plan, rows: Callable[[], Iterator[Row]], folder: Path
+) -> LeftRows | None:
+    """Compares the input with the results in the run's output folder, or with those that were kept before most of their
+    rows left; exact where more than half of them left, else no more of the input is read than shows that half of them
+    is there. None where there is nothing to compare: the run is a selection, there are no results, another store or
+    workflow wrote them, or the input was not touched since they were made."""
+    results = folder / "results.jsonl"
+    if plan.selection.partial or not (results.is_file() and results.stat().st_size):
+        return None
+    kept, told = read_summary(folder, f"summary.{PREVIOUS}.json"), read_summary(folder)
+    if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
+        return None
+    reading = rows()
+    ids = await asyncio.to_thread(lambda: [row.id for row in islice(reading, LOOK_UP)])
+    if not ids:
+        held = told.rows if told is not None else 0
+        return LeftRows(held, held, empty=True)
+    shown, there = kept or told, 0
+    if database is None or shown is None or shown.workflow != plan.workflow:
+        return None
+    if shown.store not in (None, await project_token(database)) or await read_run(database, shown.run) is None:
+        return None
+    while ids and 2 * there < shown.rows:
+        suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
+        there += len(ids) if suffixed else await rows_with_results(database, shown.run, ids)
+        ids = await asyncio.to_thread(lambda: [row.id for row in islice(reading, LOOK_UP)])
+    return LeftRows(shown.rows, max(0, shown.rows - there))
+
+
+async def _is_untouched(database: Database, plan: Plan, run: int) -> bool:
+    """Whether the input is a file that nobody touched since the run read it."""
+    source, read_at = plan.input, await input_read_at(database, run)
+    if read_at is None or source.statement is not None or not source.path.is_file():
+        return False
+    stat, before = source.path.stat(), (await definition_of(database, run))["input"]["path"]
+    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < read_at - CLOCK_GRAIN)
 
 
 async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:

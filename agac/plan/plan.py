@@ -199,8 +199,9 @@ _NO_BOUND = "none"
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows")
 """Fields of the input and the output that are in the definition."""
 
-_NOT_KEPT = ("where", "warnings")
-"""Places are those of the files of another day; warnings were shown when a model's string was read."""
+_NOT_KEPT = ("where", "warnings", "allow_empty")
+"""Places are those of the files of another day; warnings were shown when a model's string was read; a run that goes on
+from the store does not read the input."""
 
 
 def run_settings(plan: Plan, root: Path) -> dict[str, Any]:

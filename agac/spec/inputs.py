@@ -196,7 +196,10 @@ class _Resolver:
         return self._several(texts) if is_pattern(text) and not path.is_file() else self._file(text, path)
 
     def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
-        return InputSpec(path, shown, found, self.keys.id_field, self.keys.on_duplicate_id, self.where)
+        keys = self.keys
+        return InputSpec(
+            path, shown, found, keys.id_field, keys.on_duplicate_id, self.where, allow_empty=keys.allow_empty
+        )
 
     def _place(self, text: str) -> Path:
         if self.typed:

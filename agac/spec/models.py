@@ -147,6 +147,7 @@ class InputFile(FileModel):
     )
     id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
     on_duplicate_id: workflow.OnDuplicateId = key("What to do with the later of two rows with one id.", default="error")
+    allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
 
 Input = Annotated[InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=InputFile)]

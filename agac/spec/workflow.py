@@ -155,7 +155,7 @@ class InputSpec:
     `path` is the file; where there are `patterns`, the folder that they are relative to; of the folders `skipped`
     nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
     from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
-    None, for what it begins with to tell.
+    None, for what it begins with to tell. `allow_empty`: it may lose all its rows.
     """
 
     path: Path
@@ -169,6 +169,7 @@ class InputSpec:
     statement: str | None = None
     ordered: bool = True
     piped: bool = False
+    allow_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,11 @@ WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
 SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
 WHERE run_id = ? AND id IN (:many) AND origin IS NULL;
 
+-- name: rows_with_results
+-- How many rows of the input with these ids have a result, or had one: those that changed and those that left count too.
+SELECT count(*) FROM row WHERE run_id = ? AND id IN (:many) AND origin IS NULL AND (state NOT IN (2, 3, 4)
+    OR EXISTS (SELECT 1 FROM task WHERE row_key = row.key AND outcome IN ('done', 'reused')));
+
 -- name: rows_of_id
 -- Some repetitions of one id, and its first row.
 SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row

@@ -112,6 +112,7 @@ class EarlierResult(NamedTuple):
 
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
+rows_with_results: Reads[[int, Sequence[RowId]], int] = reads("rows_with_results", int, lambda found: found[0])
 rows_of_keys: Reads[[Sequence[int]], dict[int, StoredRow]] = reads("rows_of_keys", StoredRow, by("key"))
 last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
 newest_result: Reads[[], int] = reads("result_id_max", int, first)

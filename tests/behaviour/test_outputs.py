@@ -246,15 +246,32 @@ def test_nothing_is_said_to_be_replaced_that_was_not_there(project: ProjectFolde
     assert "replaced" not in project.agac("run", "-a", "reviews").out
 
 
-def test_a_file_that_somebody_changed_is_replaced_and_named(project: ProjectFolder, server: Server) -> None:
+def test_a_file_that_somebody_changed_is_replaced_and_kept_as_a_copy(project: ProjectFolder, server: Server) -> None:
     project.run(project.workflow(rows=2, defaults=ECHO, stages=SAY, output={"format": "csv"}))
     table = project.root / "output/reviews/results.csv"
     before = table.read_text()
     table.write_text("sorted by hand")
     ran = project.agac("run", "-a", "reviews")
-    assert ran.out.endswith("results.csv was edited since the last run; the edits were overwritten\n")
+    assert ran.out.endswith("results.csv was not as agac left it; that version is kept as results.edited.csv\n")
     assert table.read_text() == before
-    assert "edited since" not in project.agac("run", "-a", "reviews").out
+    assert "as agac left" not in project.agac("run", "-a", "reviews").out
+    table.write_text("and again")
+    (table.parent / "results.jsonl").unlink()
+    assert project.run().copies == (table.with_name("results.edited-2.csv"),)
+    table.write_text("a third time")
+    project.agac("export", "-a", "reviews", code=0)
+    kept = [table.with_name(f"results.edited{end}.csv").read_text() for end in ("", "-2", "-3")]
+    assert kept == ["sorted by hand", "and again", "a third time"]
+    assert server.account()["requests"] == 2
+
+
+def test_a_file_of_the_users_own_is_kept_as_a_copy(project: ProjectFolder, server: Server) -> None:
+    own = project.write("output/reviews/results.csv", "mine")
+    project.run(project.workflow(rows=2, defaults=ECHO, stages=SAY, output={"format": "csv"}))
+    assert own.with_name("results.edited.csv").read_text() == "mine"
+    own = project.write("output/reviews/results.tsv", "mine")
+    project.run(project.workflow(defaults=ECHO, stages=SAY, output={"format": "tsv"}))
+    assert own.with_name("results.edited.tsv").read_text() == "mine"
     assert server.account()["requests"] == 2
 
 
