@@ -196,7 +196,7 @@ EDITS = [
 
 
 def test_after_each_edit_the_groups_that_changed_are_asked(project: ProjectFolder) -> None:
-    workflow(project, SUM, {"name": "more", "prompt": "m ${sum}"})
+    workflow(project, SUM, {"name": "more", "prompt": "m ${sum}"}, input={"allow_empty": True})
     for edit, rows, calls in EDITS:
         texts(project, rows)
         assert asked(project) == calls, edit

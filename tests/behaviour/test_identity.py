@@ -56,7 +56,7 @@ def test_an_edited_prompt_makes_a_new_run_and_one_edited_back_goes_on_with_its_f
 
 
 def test_the_same_workflow_goes_on_with_its_run_whatever_its_rows_are(project: ProjectFolder, server: Server) -> None:
-    echo(project, rows=rows(1, 2, 3, 4))
+    echo(project, rows=rows(1, 2, 3, 4), input={"allow_empty": True})
     assert not project.run().invocation["continued"]
     again = project.run()
     assert (again.invocation["continued"], again.summary["run"], server.account()["requests"]) == (True, 1, 4)
