@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft7Validator
+from jsonschema.exceptions import best_match
 from support.project import ProjectFolder
 
 from agac import api
@@ -34,7 +35,9 @@ KEYWORDS = {
 
 
 def faults(kind: str, data: Any) -> list[str]:
-    return [error.message for error in Draft7Validator(SCHEMAS[kind]).iter_errors(data)]
+    """What is wrong; of a value with several forms what is wrong in the one that it has, as editors say it."""
+    found = Draft7Validator(SCHEMAS[kind]).iter_errors(data)
+    return [str(getattr(best_match([error]), "message", "")) for error in found]
 
 
 def mappings(schema: Any) -> Iterator[dict[str, Any]]:
