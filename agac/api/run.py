@@ -48,9 +48,12 @@ from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
+from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
-from agac.spec.loader import in_order
+from agac.spec.json_schema import compiles
+from agac.spec.loader import in_order, load_workflow
 from agac.spec.paths import project_root
+from agac.spec.workflow import Overrides
 from agac.store import runs
 from agac.store.batches import unfinished_batches
 from agac.store.db import Database
@@ -248,7 +251,17 @@ async def recorded_plan(
             remedy=f"run it again: agac run -a {record.workflow}",
         )
     definition = await runs.definition_of(database, run)
-    return restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
+    plan = restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
+    broken = {stage.name for stage in plan.asking if stage.schema is not None and not compiles(stage.schema.body)}
+    if not broken:
+        return plan
+    # an older agac, or an older validator, accepted these schemas, and answers may have been paid for since
+    workflow, _ = load_workflow(opened.spec, plan.workflow, Overrides())
+    mended = {one.name: one.schema for one in workflow.asking if one.name in broken} if workflow else {}
+    stages = (
+        replace(one, judge=mended.get(one.name)) if isinstance(one, PlannedStage) else one for one in plan.stages
+    )  # fmt: skip
+    return replace(plan, stages=tuple(stages))
 
 
 def work_of(

@@ -77,10 +77,14 @@ class Checker:
         self._extra: ExtraCheck | None = stage.extra_check
         self._mends, self._field = stage.json_repair, stage.output_field
         try:
-            self._validator = None if stage.schema is None else compiled(stage.schema.body)
+            schema = stage.judge or stage.schema
+            self._validator = None if schema is None else compiled(schema.body)
         except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
             reason = getattr(error, "message", error)
-            remedy = "Correct output_schema, then start a new run with agac run."
+            remedy = (
+                "Correct it in the workflow's file: `agac batch retrieve` then takes in what batches answered, held to "
+                "the corrected one, and `agac run` makes a new run."
+            )
             message = f"the output_schema of stage {stage.name!r} cannot be compiled: {reason}"
             raise UsageError(message, remedy=remedy) from error
 

@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint, reuse_salt
-from agac.core.types import JSONValue, Message, Params, RowId, Visible
+from agac.core.types import JSONValue, Message, Params, RowId, Schema, Visible
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.graph import seen_after
@@ -90,9 +90,11 @@ class LocalStage(Stage):
 class PlannedStage(Stage):
     """A stage that is ready to be run: its `models`, in the order in which they are called, and all texts are known.
 
-    `python_schema` is what `schema` and `extra_check` were made of.
+    `python_schema` is what `schema` and `extra_check` were made of. `judge`: answers are held to this in place of
+    `schema`, with which they were asked for.
     """
 
+    judge: Schema | None = None
     extra_check: ExtraCheck | None = None
     python_schema: PythonSchema | None = None
     models: tuple[PlannedModel, ...]

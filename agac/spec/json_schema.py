@@ -134,6 +134,15 @@ def compiled(body: dict[str, Any], *, formats: bool = True) -> Draft202012Valida
     return Draft202012Validator(body, validate_formats=formats, offline=True, pattern_options=bounded)
 
 
+def compiles(body: dict[str, Any]) -> bool:
+    """Whether a schema can be compiled."""
+    try:
+        compiled(body)
+    except ValueError:
+        return False
+    return True
+
+
 def schema_faults(body: dict[str, Any]) -> list[Fault]:
     """Everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is ever fetched."""
     refused: list[Fault] = []
@@ -217,9 +226,7 @@ def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
     found = {(*path, "pattern"): sub.get("pattern")}
     found |= {(*path, "patternProperties", one): one for one in _mapping(sub.get("patternProperties"))}
     for at, pattern in found.items():
-        try:
-            compiled({"pattern": pattern} if isinstance(pattern, str) else {})
-        except ValueError:
+        if not compiles({"pattern": pattern} if isinstance(pattern, str) else {}):
             reason = "write it as in JavaScript, whose regular expressions JSON Schema uses"
             try:
                 re.compile(str(pattern))

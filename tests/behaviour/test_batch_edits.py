@@ -9,6 +9,7 @@ from support.processes import kill_at
 from support.server import Server
 
 import agac
+from agac.spec.json_schema import compiled
 
 SECONDS = 100
 A: dict[str, Any] = {"name": "a", "prompt": "A ${text}", "model": "local/echo"}
@@ -33,6 +34,27 @@ def rows(project: BatchProject, *numbers: int, **texts: str) -> None:
     texts = {name.replace("r", "r-"): text for name, text in texts.items()}
     ids = [f"r-{number}" for number in numbers]
     project.rows({"id": id_, "text": texts.get(id_, f"I love number {id_[2:]}")} for id_ in ids)
+
+
+def test_answers_that_a_broken_schema_held_up_are_taken_in_once_it_is_mended(
+    project: BatchProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stages(schema: dict[str, Any]) -> list[dict[str, Any]]:
+        return [A | {"output_schema": {"type": "object", "properties": {"label": schema}}}, B]
+
+    broken = stages({"type": "string", "pattern": "(?>.)"})
+    with monkeypatch.context() as older:  # an agac whose validator took what today's refuses
+        older.setattr("agac.spec.output_schema.schema_faults", lambda _: [])
+        older.setattr("agac.engine.validate.compiled", lambda _: compiled({}))
+        project.submit(*broken)
+    advance(project.server, SECONDS)
+    held = project.agac("batch", "retrieve", code=2)
+    assert "the output_schema of stage 'a' cannot be compiled" in held.err
+    assert "`agac batch retrieve` then takes in what batches answered" in held.err
+    project.batched(*stages({"type": "string"}))
+    project.agac("batch", "retrieve", code=0)
+    assert project.to_the_end(seconds=SECONDS).run.summary["rows"]["done"] == 10
+    assert project.charged()[0] == 2
 
 
 def runs_of(project: BatchProject) -> list[tuple[int, str, int]]:
