@@ -19,6 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from io import BufferedReader, FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
@@ -312,6 +313,23 @@ class AtomicFile:
         with suppress(OSError):  # a full disk fails again while its buffer is flushed: that is what is thrown away
             self._file.close()
         self.temporary.unlink(missing_ok=True)
+
+
+PROOF_BYTES = 1 << 16
+"""What a folder has to take before anything is paid for what will go into it."""
+
+
+def prove_writable(folder: Path, remedy: str) -> None:
+    """Raises AgacError when the folder, or the nearest one above it that is there, does not take a file of some pages.
+    Killed at any point it leaves nothing: the file has no name."""
+    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    try:
+        with TemporaryFile(dir=there) as file:
+            file.write(bytes(PROOF_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise AgacError(f"{there}: cannot be written: {error.strerror or error}", remedy=remedy) from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -301,7 +301,7 @@ class Caller:
         self._run, self._connections = context.places.run, connections
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
-        self._totals = context.totals
+        self._totals, self._proof = context.totals, context.proof
 
     async def ask(
         self,
@@ -408,6 +408,8 @@ class Caller:
     async def _send(self, attempts: TaskAttempts, body: bytes) -> CallResult:
         """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
         active, connection, budgets = attempts.active, attempts.connection, self._budgets
+        if not self._proof.made:
+            await self._proof.make()
         if budgets is None:
             return await connection.send(body, active.deadline, self._settler.given_up)
         if active.budget is None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.redact import Redactor
 from agac.core.types import Row, RowId
+from agac.data.files import prove_writable
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.limits import BudgetLimiter, StopRules, StopSignal
@@ -154,6 +156,34 @@ class Work:
     batching: Batching
 
 
+@dataclass(slots=True)
+class WriteProof:
+    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real writes into the
+    store and into each of the `folders`. `body` is its record from then on: one that was killed before has lost no
+    call."""
+
+    ledger: Ledger
+    folders: tuple[Path, ...]
+    body: str
+    made: bool = False
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def make(self) -> None:
+        """Does so, once. Raises AgacError."""
+        async with self._lock:
+            if self.made:
+                return
+            for folder in self.folders:
+                await asyncio.to_thread(prove_writable, folder, _NOT_WRITABLE)
+            await self.ledger.prove_room(self.body)
+            self.made = True
+
+
+_NOT_WRITABLE = (
+    "Free some space, or make the folder writable (another one for results: output.dir), then run the same command "
+    "again. Nothing was sent."
+)
+
 TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
 """What became of rows' tasks earlier in this run, and what batches brought for them since, by the rows' keys."""
 
@@ -174,6 +204,7 @@ class InvocationContext:
     totals: Totals
     stops: StopRules
     settler: Settler
+    proof: WriteProof
     budgets: BudgetLimiter | None
     views: RowViews
     cutoffs: Mapping[int, float]

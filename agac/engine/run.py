@@ -20,7 +20,14 @@ from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
-from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work
+from agac.engine.invocation import (
+    InvocationContext,
+    InvocationRef,
+    ReopenedRows,
+    Retry,
+    Work,
+    WriteProof,
+)
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
@@ -271,7 +278,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         _log.info("%s run %d", words, run, extra=fields(run=run, workflow=plan.workflow))
         if work.retry is None:
             invocation.retry = await broken_off_retry(database, run)
-        event = await runs.begin_invocation(database, run, _about(invocation), now())
+        begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
+        event = await runs.begin_invocation(database, run, begun, now())
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
         ledger = Ledger(
@@ -339,6 +347,9 @@ async def _context(
     for count in counts:
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
     stops = StopRules(stop_signal, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors)
+    batched, folders = await has_batches(database, plan), [work.root / work.output_dir]
+    folders += [plan.output.to.path.parent] if plan.output.to is not None and not plan.selection.partial else []
+    folders += [work.batching.folder] if batched else []
     opened, retry, now = None, invocation.retry, work.clocks.wall()
     if retry is not None:  # rows that it, and what went on with it, opened
         first = await first_event_since(database, run, retry.since)
@@ -351,11 +362,12 @@ async def _context(
         totals=totals,
         stops=stops,
         settler=Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies),
+        proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))),
         budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None},
         opened=opened,
-        batched=await has_batches(database, plan),
+        batched=batched,
     )
 
 

@@ -30,12 +30,17 @@ APPLICATION_ID = 0x61676163  # "agac", so that `file` and we ourselves know the 
 BUSY_SECONDS = 30.0
 """How long a commit waits for another workflow's commit. Theirs take milliseconds."""
 
+LOG_BYTES = 1 << 20
+"""The write-ahead log begins anew once it is so long, so that a disk which took that much takes every commit for which
+the database has room."""
+
 _PRAGMAS = (
     "PRAGMA synchronous = FULL",  # a commit survives a power cut: a lost one would be paid again
     # Larger caches did not make runs faster (the fingerprint index of 10^6 results is 25 MB, and the operating system
     # caches it too), and they count as our memory.
     "PRAGMA cache_size = -8192",
     "PRAGMA journal_size_limit = 67108864",
+    f"PRAGMA wal_autocheckpoint = {LOG_BYTES >> 12}",  # in pages
 )
 
 

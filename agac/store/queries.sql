@@ -110,6 +110,14 @@ UPDATE run SET revision = revision + (finished_at IS NULL), finished_at = coales
 -- Something worth telling begins.
 INSERT INTO event (run_id, kind, at, body) VALUES (?, ?, ?, ?);
 
+-- name: event_fill
+-- Makes the record of an invocation longer, for a moment: white space after it changes nothing.
+UPDATE event SET body = body || ? WHERE id = ?;
+
+-- name: event_note
+-- What is known of an invocation, while it goes on.
+UPDATE event SET body = ? WHERE id = ?;
+
 -- name: event_end
 -- And ends.
 UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;

@@ -16,6 +16,7 @@ from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.types import RowId
 from agac.store.db import (
     APPLICATION_ID,
+    LOG_BYTES,
     Database,
     change,
     connected,
@@ -323,6 +324,26 @@ class Ledger:
     async def end(self, *statements: tuple[str, Any]) -> None:
         """Writes how it all ended, after `run`: statements by name with their values, if the lease is still ours."""
         await self.change(lambda writer: [writer.execute(sql(name), values) for name, values in statements])
+
+    async def prove_room(self, body: str) -> None:
+        """Fills the log once, and the database with it, and writes `body` as the record of the invocation in the place
+        of what filled them. The log keeps its room for what is written next, the database gives it back. Raises
+        StoreError where the disk has less."""
+
+        def fill(writer: sqlite3.Connection) -> int:
+            (pages,) = writer.execute("PRAGMA page_count").fetchone()
+            writer.execute(sql("event_fill"), (" " * LOG_BYTES, self._event))
+            return int(writer.execute("PRAGMA page_count").fetchone()[0]) - int(pages)
+
+        def begin_anew(writer: sqlite3.Connection) -> None:
+            writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            writer.executescript(f"PRAGMA incremental_vacuum({more});")  # `execute` would make one step of it
+
+        more = await self.change(fill)
+        await self.change(lambda writer: writer.execute(sql("event_note"), (body, self._event)).rowcount)
+        assert self._database.writer is not None
+        with translated(self._database.path):
+            await self._database.writer.at_once(begin_anew)
 
     async def put(self, batch: WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]) -> None:
         """Commits a batch of its own, for a run and one of its invocations, together with what `further` writes."""

@@ -122,7 +122,7 @@ def test_calls_that_a_kill_may_have_lost_count(project: ProjectFolder, faulty: F
     project.asks(faulty([], "--latency", "0.05"), prices=PRICES)
     project.workflow(rows=60, stages=[STAGE], budget={"calls": 100, "usd": 1})
     # as many of these commits as there are migrations are theirs
-    at = f"commit:{len(migrations()) + 4}"
+    at = f"commit:{len(migrations()) + 7}"
     ended(project.start("run", "-a", "reviews", "--concurrency", "4", env=kill_at(at)))
     [(known,)] = project.query("SELECT count(*) FROM attempt")
     report = project.run(concurrency=4)

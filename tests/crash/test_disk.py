@@ -2,11 +2,23 @@
 
 import resource
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import ended, is_explained, kill_at, listening, little_room, quiet_account, row_count, wait_until
+from support.processes import (
+    ended,
+    is_explained,
+    kill_at,
+    listening,
+    little_room,
+    mounted,
+    quiet_account,
+    row_count,
+    wait_until,
+)
 from support.project import ProjectFolder
 from support.server import Faulty, Server
 
@@ -14,6 +26,30 @@ from support.server import Faulty, Server
 def limit_files(pid: int, most: int) -> None:
     """From now on the process can make no file larger than `most` bytes: writing fails as on a full disk."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+
+Mount = Callable[[Path, int], Path]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a disk of so many KB over a folder, for those who may."""
+    with ExitStack() as stack:
+
+        def mount_at(folder: Path, kilobytes: int) -> Path:
+            if not mounted(folder, f"{kilobytes}k"):
+                pytest.skip("no file system may be mounted here")
+            stack.callback(subprocess.run, ["umount", "-l", folder], check=True)
+            return folder
+
+        yield mount_at
+
+
+def leave(disk: Path, kilobytes: int) -> Path:
+    """Fills a disk until so much is free; gives the file that does it."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - kilobytes * 1024)))
+    return ballast
 
 
 def answers(project: ProjectFolder) -> int:
@@ -32,7 +68,7 @@ def database(project: ProjectFolder) -> Path:
 def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
     pages: int, project: ProjectFolder, server: Server
 ) -> None:
-    """From a database that cannot even be made to one that fills up in the middle of the work."""
+    """From a database that cannot even be made to one that takes no answer."""
     project.numbered(600)
     project.workflow()
     ran = project.agac("run", "-a", "reviews", "--concurrency", "8", env=little_room(pages))
@@ -46,6 +82,56 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
     project.assert_sound()
 
 
+@pytest.mark.parametrize("kilobytes", [60, 900, 4000, 4500])
+def test_a_full_disk_is_paid_for_once_however_often_the_command_is_repeated(
+    kilobytes: int, project: ProjectFolder, server: Server, mount: Mount
+) -> None:
+    disk = mount(project.root / ".agac", 16_000)
+    project.numbered(4000, more="x" * 200)
+    project.workflow()
+    assert project.agac("run", "-a", "reviews", "--limit", "1").code == 0
+    server.reset()
+    ballast = leave(disk, kilobytes)
+    charged = set()
+    for _ in range(3):
+        is_explained(project.agac("run", "-a", "reviews", "--concurrency", "8"), "space left", "run the same command")
+        charged.add(quiet_account(server)["charged"])
+    ballast.unlink()
+    (paid,) = charged
+    lost = paid - (answers(project) - 1)
+    assert (paid > 0) == (kilobytes > 1000)
+    assert lost <= 16
+    again = project.agac("run", "-a", "reviews", "--json", code=0)
+    assert lost <= again.json["invocation"]["lost_calls_at_most"] <= 16
+    project.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "harm"),
+    [
+        ("output", "sync", "full"),
+        ("output/reviews", "batch", "read-only"),
+        ("tables", "sync", "full"),
+        (".agac/batches", "batch", "full"),
+        (".agac/batches", "batch", "read-only"),
+    ],
+)
+def test_a_folder_that_takes_nothing_is_found_before_anything_is_paid(
+    place: str, mode: str, harm: str, project: ProjectFolder, server: Server, mount: Mount
+) -> None:
+    project.configure(server.base_url, batch="openai")
+    disk = mount(project.root / place, 40)
+    project.numbered(3)
+    project.workflow(defaults={"run_mode": mode}, output={"to": "sqlite://tables/out.db?table=t"})
+    if harm == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    for _ in range(2):
+        ran = project.agac("run", "-a", "reviews")
+        is_explained(ran, f"{disk}: cannot be written", "Nothing was sent")
+        assert "may be billed" not in ran.err
+    assert server.account()["requests"] == 0
+
+
 def test_a_disk_that_refuses_in_the_middle_of_the_work_is_explained(project: ProjectFolder, faulty: Faulty) -> None:
     server = faulty([], "--latency", "0.05")
     project.configure(server.base_url)
@@ -53,7 +139,7 @@ def test_a_disk_that_refuses_in_the_middle_of_the_work_is_explained(project: Pro
     project.workflow()
     process = listening(project.start("run", "-a", "reviews", "--concurrency", "8"))
     wait_until(lambda: row_count(project) >= 40, "some rows", process)
-    limit_files(process.pid, database(project).with_name("agac.db-wal").stat().st_size)
+    limit_files(process.pid, 65_536)  # what it has to write lies beyond
     is_explained(ended(process), "agac.db refused to read or write", "space left", "run the same command again")
     lost = quiet_account(server)["charged"] - answers(project)
     assert lost <= 16

@@ -10,23 +10,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.processes import impatient, is_explained, quiet_account
+from support.processes import impatient, is_explained, mounted, quiet_account
 from support.project import ProjectFolder, Ran, fresh_command, to_its_end
 from support.server import Server
 
 
-def mounted(path: Path, size: str) -> bool:
-    """Whether a small file system of its own is at `path` now."""
-    path.mkdir(parents=True, exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-    return shutil.which("mount") is not None and subprocess.run(words, capture_output=True).returncode == 0
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
-    """A project on a disk of 1.75 MB."""
+    """A project on a disk of 4 MB."""
     place = tmp_path / "disk"
-    if not mounted(place, "1792k"):
+    if not mounted(place, "4m"):
         pytest.skip("no file system may be mounted here; test_disk.py fills disks by limits on files")
     try:
         project = ProjectFolder(place / "project")
@@ -37,7 +30,7 @@ def small_disk(tmp_path: Path, server: Server) -> Iterator[ProjectFolder]:
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: ProjectFolder, server: Server) -> None:
-    small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1500))
+    small_disk.rows({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(4000))
     small_disk.workflow()
     ran = small_disk.agac("run", "-a", "reviews", "--concurrency", "8")
     is_explained(ran, "no space left", "free some space and run the same command again")
@@ -48,9 +41,9 @@ def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(small_disk: Project
     assert not (small_disk.root / "output/reviews/results.jsonl").exists()
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk.root.parent)], check=True, capture_output=True)
     again = small_disk.agac("run", "-a", "reviews", "--json")
-    assert (again.code, again.json["rows"]["done"]) == (0, 1500), again.err
-    assert again.json["invocation"]["calls"] == 1500 - stored
-    assert len(small_disk.envelopes()) == 1500
+    assert (again.code, again.json["rows"]["done"]) == (0, 4000), again.err
+    assert again.json["invocation"]["calls"] == 4000 - stored
+    assert len(small_disk.envelopes()) == 4000
     small_disk.assert_sound()
 
 

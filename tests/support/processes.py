@@ -1,6 +1,7 @@
 """Watching, signalling and ending real processes, at moments that are states and not times."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -40,6 +41,13 @@ def impatient(seconds: float = 0.2) -> dict[str, str]:
 
 def _path() -> str:
     return os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
+
+
+def mounted(path: Path, size: str) -> bool:
+    """Whether a small file system of its own is at `path` now."""
+    path.mkdir(parents=True, exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    return shutil.which("mount") is not None and subprocess.run(words, capture_output=True).returncode == 0
 
 
 def wait_until(true: Callable[[], bool], what: str, process: Process | None = None) -> None:

@@ -271,6 +271,7 @@ class Enrolment:
     async def _begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
+        await context.prove_writable()
         record = await context.journal.plan(form, first, run=context.run, event=context.event)
         cap = (await context.lane_load(record)).cap
         most = form.max_requests

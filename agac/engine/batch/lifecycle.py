@@ -16,7 +16,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply
 from agac.engine.caller import Route
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
-from agac.engine.invocation import Batching, Clocks
+from agac.engine.invocation import Batching, Clocks, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopSignal
 from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
@@ -252,11 +252,17 @@ class BatchContext:
     totals: Totals
     plan: Plan | None = None
     budget: BudgetLimiter | None = None
+    proof: WriteProof | None = None
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.database, self.ledger, self.clocks.wall)
         self._accounts: dict[str, Account] = {}
         self._formats: dict[int, BatchFormats] = {}
+
+    async def prove_writable(self) -> None:
+        """Proves that what a batch brings can be kept, before it is filled or sent. Raises AgacError."""
+        if self.proof is not None:
+            await self.proof.make()
 
     async def close(self) -> None:
         """Closes every connection."""

@@ -197,6 +197,7 @@ def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None
 async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Takes a batch from BUILT as far as it goes now: SUBMITTED, or a step before it, whose note says why it waits.
     Raises RunStopped when the run stops."""
+    await context.prove_writable()
     fresh = False  # whether the intent was committed just now: then nothing can be there yet
     while True:
         context.stop_signal.check()
