@@ -18,7 +18,7 @@ import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
-from support.commands import ForkedPython
+from support.commands import ForkedPython, template
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
@@ -32,6 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Many images switch bytecode off: each of the hundreds of processes that tests start would compile all of agac again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+gc.disable()  # until all is collected
 
 # No test leaves this machine: to read all the authorities of the world again costs every process a tenth of a second.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "providers/certificates/nobody.pem")
@@ -47,10 +49,18 @@ db._PRAGMAS = ("PRAGMA synchronous = OFF", *db._PRAGMAS[1:])
 yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[misc]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """One process forks for all workers, and loads while they collect."""
+    if getattr(config.option, "numprocesses", None):
+        with pytest.MonkeyPatch.context() as patch:
+            hide_keys(patch)
+            template()
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests and all that is imported stay to the end: the collector need not look at them each time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -82,13 +92,18 @@ class NetworkInTest(AssertionError):
     """A test tried to leave this machine."""
 
 
+def hide_keys(patch: pytest.MonkeyPatch) -> None:
+    """The environment without keys and proxies of the machine."""
+    for name in list(os.environ):
+        if re.search(r"API_KEY|_TOKEN|_PROXY", name, re.IGNORECASE):
+            patch.delenv(name)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _only_loopback() -> Iterator[None]:
     """No test reaches the internet, and none finds a key of the machine."""
     patch = pytest.MonkeyPatch()
-    for name in list(os.environ):
-        if re.search(r"API_KEY|_TOKEN|_PROXY", name, re.IGNORECASE):
-            patch.delenv(name)
+    hide_keys(patch)
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: Any) -> None:

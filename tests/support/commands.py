@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
-from typing import IO
+from typing import IO, Self
 
 KILLER = str(Path(__file__).parent / "killed")
 ONE_COMMAND = 120.0
@@ -81,22 +81,27 @@ class Template:
     """The process that forks them. `typed` is a folder for the PATH of a shell: `agac` in it is forked. `python` runs
     nothing but agac and its simulator, and forks them, too."""
 
-    def __init__(self) -> None:
-        self._folder = Path(mkdtemp(prefix="agac-tests-"))
-        self.socket = str(self._folder / "socket")
-        self.typed, self.python = self._folder / "typed", self._folder / "python"
+    def __init__(self, folder: Path) -> None:
+        self.socket = str(folder / "socket")
+        self.typed, self.python = folder / "typed", folder / "python"
+
+    def start(self) -> Self:
+        """Starts it, to end when this process does. It loads for a while; whoever asks earlier waits for its answer."""
         self.typed.mkdir()
         for name, script in {"agac": self.typed / "agac", "python": self.python}.items():
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISE "{KILLER}/asks.py" {name} "$@"\n', "utf-8")
             script.chmod(0o755)
         path = os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, f"{KILLER}/template.py", self.socket, self.python],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"listens\n"
-        self._process.stdout.close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(self.socket)
+            listening.listen(100)
+            self._process = subprocess.Popen(
+                [sys.executable, f"{KILLER}/template.py", self.socket, self.python, str(listening.fileno())],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path},
+                pass_fds=[listening.fileno()],
+            )  # fmt: skip
+        atexit.register(self._close)
+        return self
 
     def fork(
         self, program: str, arguments: Sequence[str], folder: Path, env: Mapping[str, str], handles: Sequence[int]
@@ -108,19 +113,20 @@ class Template:
         socket.send_fds(report, [json.dumps(asked).encode()], handles)
         return Forked(int(report.recv(100)), report)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.typed.parent)
         self._process.wait(timeout=30)
 
 
 @cache
 def template() -> Template:
-    """The one of this test process, until the tests end."""
-    started = Template()
+    """The one of all workers where there are several (conftest.py starts it for them), else of this test process."""
+    if there := os.environ.get("AGAC_TEST_FORKS"):
+        return Template(Path(there).parent)
+    started = Template(Path(mkdtemp(prefix="agac-tests-"))).start()
     os.environ["AGAC_TEST_FORKS"] = started.socket
-    atexit.register(started.close)
     return started
 
 

@@ -1,10 +1,10 @@
 """Has imported all of agac, and forks: each child is a process of its own that runs one `agac` command or a simulator.
 
-    python template.py SOCKET PYTHON
+    python template.py SOCKET PYTHON LISTENING
 
-listens on SOCKET until its standard input ends. Whoever connects sends JSON (program, arguments,
-folder, env) with three descriptors, the child's input, output and errors; back come the child's number and, once it
-has ended, its exit code, negative for a signal. A child that is `tied` is killed when whoever asked for it is gone.
+listens on SOCKET, by the descriptor LISTENING, until its standard input ends. Whoever connects sends JSON (program,
+arguments, folder, env) with three descriptors, the child's input, output and errors; back come the child's number and,
+once it has ended, its exit code, negative for a signal. A child that is `tied` is killed when whoever asked is gone.
 The program PYTHON asks so: the simulators that children start are forked, too. A fresh interpreter would spend up to a
 second of CPU time on every command to load it all.
 """
@@ -148,18 +148,14 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def serve(path: str) -> None:
+def serve(listening: socket.socket) -> None:
     """Until its input ends; whoever is still there then is ended, too."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind(path)
-    listening.listen(100)
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     reports: dict[int, socket.socket] = {}
     tied: dict[socket.socket, int] = {}
-    os.write(1, b"listens\n")
     while True:
         ready, _, _ = select.select([0, listening, woken, *tied], [], [])
         if 0 in ready:
@@ -173,6 +169,9 @@ def serve(path: str) -> None:
         if listening in ready:
             report, _ = listening.accept()
             message, handles, _, _ = socket.recv_fds(report, 1 << 20, 3)
+            if not message:  # whoever asked was killed before it said for what
+                report.close()
+                continue
             asked = json.loads(message)
             number = os.fork()
             if not number:
@@ -206,4 +205,4 @@ if __name__ == "__main__":
     load(sys.argv[2])
     warm()
     gc.freeze()
-    serve(sys.argv[1])
+    serve(socket.socket(fileno=int(sys.argv[3])))
