@@ -4,12 +4,11 @@ import asyncio
 import gc
 import inspect
 import os
-import re
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
-from support.commands import ForkedPython, template
+from support.commands import ForkedPython, clean_environment, template
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
@@ -52,9 +51,7 @@ yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[
 def pytest_configure(config: pytest.Config) -> None:
     """One process forks for all workers, and loads while they collect."""
     if getattr(config.option, "numprocesses", None):
-        with pytest.MonkeyPatch.context() as patch:
-            hide_keys(patch)
-            template()
+        template()
 
 
 def pytest_collection_finish() -> None:
@@ -92,18 +89,12 @@ class NetworkInTest(AssertionError):
     """A test tried to leave this machine."""
 
 
-def hide_keys(patch: pytest.MonkeyPatch) -> None:
-    """The environment without keys and proxies of the machine."""
-    for name in list(os.environ):
-        if re.search(r"API_KEY|_TOKEN|_PROXY", name, re.IGNORECASE):
-            patch.delenv(name)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _only_loopback() -> Iterator[None]:
     """No test reaches the internet, and none finds a key of the machine."""
     patch = pytest.MonkeyPatch()
-    hide_keys(patch)
+    for name in os.environ.keys() - clean_environment().keys():
+        patch.delenv(name)
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: Any) -> None:
@@ -149,8 +140,6 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[Faulty]:
     """Starts simulators with faults: `faulty([{"kind": "server_error", "at": [1]}], "--rpm", "60")`."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def start(faults: list[dict[str, Any]], *flags: str) -> Server:

@@ -17,22 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "bench" / "run.py"
 
 
-FORKED = """\
-import sys
-sys.path.insert(0, {folder!r})
-import processes
-processes.AGAC = ({agac!r},)
-import run
-run.main()
-"""
-"""The benchmark with an `agac` that is forked: what it measures then are no figures, but it is six times as quick."""
-
-
 def bench(*flags: str, forked: bool = False) -> subprocess.CompletedProcess[str]:
-    """The benchmark as users call it."""
-    program = FORKED.format(folder=str(RUN.parent), agac=str(template().typed / "agac"))
-    words = ["-c", program] if forked else [str(RUN)]
-    return subprocess.run([sys.executable, *words, *flags], capture_output=True, text=True, timeout=300)
+    """The benchmark as users call it; or with a forked `agac`: six times as quick, but its figures are none."""
+    agac = str(template().typed / "agac")
+    words = ["-c", f"import processes; processes.AGAC = ({agac!r},); import run; run.main()"] if forked else [str(RUN)]
+    environment = {**os.environ, "PYTHONPATH": str(RUN.parent)}
+    return subprocess.run(
+        [sys.executable, *words, *flags], env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     return run.stdout, json.loads(file.read_text("utf-8"))
 
 
-def test_every_scenario_gives_figures_that_keep_or_miss_their_bounds(
-    found: tuple[str, dict[str, Any]],
-) -> None:
+def test_every_scenario_gives_figures_that_keep_or_miss_their_bounds(found: tuple[str, dict[str, Any]]) -> None:
     figures = found[1]["figures"]
     kinds = {figure["scenario"].split(",")[0] for figure in figures}
     assert kinds == {

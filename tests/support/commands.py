@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -77,6 +78,12 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """No key and no proxy of the machine reaches a test."""
+    hidden = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
+    return {key: value for key, value in os.environ.items() if not hidden.search(key)} | dict(more or {})
+
+
 class Template:
     """The process that forks them. `typed` is a folder for the PATH of a shell: `agac` in it is forked. `python` runs
     nothing but agac and its simulator, and forks them, too."""
@@ -97,7 +104,7 @@ class Template:
             listening.listen(100)
             self._process = subprocess.Popen(
                 [sys.executable, f"{KILLER}/template.py", self.socket, self.python, str(listening.fileno())],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=clean_environment({"PYTHONPATH": path}),
                 pass_fds=[listening.fileno()],
             )  # fmt: skip
         atexit.register(self._close)

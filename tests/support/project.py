@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -20,7 +18,7 @@ import yaml
 import agac
 from agac.api.project import open_project, ready_workflow
 from agac.plan.plan import Plan, make_plan
-from support.commands import Forked, run_forked, start_forked, template
+from support.commands import Forked, clean_environment, run_forked, start_forked, template
 from support.recount import assert_recounted
 
 
@@ -196,13 +194,6 @@ def command(arguments: Iterable[str]) -> list[str]:
 def fresh_command(arguments: Iterable[str]) -> list[str]:
     """The words that start it in an interpreter of its own."""
     return [sys.executable, "-m", "agac", *arguments]
-
-
-def clean_environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """No key and no proxy of the machine reaches a test."""
-    hidden = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
-    kept = {key: value for key, value in os.environ.items() if not hidden.search(key)}
-    return {**kept, **(more or {})}
 
 
 def kill(process: subprocess.Popen[bytes] | Forked) -> None:
