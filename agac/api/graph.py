@@ -104,7 +104,7 @@ class GraphReport(Report):
 
 @blocking
 async def graph(
-    workflow: str | None = None, *, run: int | None = None, project: Path | str | None = None
+    workflow: str | None = None, *, run: int | str | None = None, project: Path | str | None = None
 ) -> GraphReport:
     """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
     as it was in that run. Changes nothing, and needs no provider's key. Imports nothing of the user's.
@@ -123,7 +123,7 @@ async def graph(
         outcomes = {body["name"]: outcomes.get(body["name"], {}) for body in bodies}
     else:
         if workflow is None:
-            hint = "Name it, as in `agac graph -a WORKFLOW`, or a run with --run N."
+            hint = "Name it, as in `agac graph -a WORKFLOW`, or a run with --run last."
             raise UsageError("no workflow is named", remedy=hint)
         opened = open_project(project)
         loaded, problems = load_workflow(opened.spec, workflow, Overrides())

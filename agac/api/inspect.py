@@ -36,7 +36,7 @@ from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
-from agac.store.rows import State, StoredRow, group_sizes
+from agac.store.rows import State, StoredRow, group_sizes, kept_rows
 from agac.store.runs import counters, definition_of, read_run, row_counts
 
 
@@ -210,6 +210,7 @@ async def _row_report(
         "row_number": row.ordinal,
         "in_input": row.ordinal is not None,
         "state": STATES[State(row.state)],
+        **({"kept_row": (await kept_rows(database, run, [row.id]))[row.id]} if row.state == State.DROPPED else {}),
         "error": error_of(row),
         "fields": json.loads(row.data),
         "stages": found,

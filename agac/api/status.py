@@ -323,7 +323,7 @@ async def status(
 async def export(
     workflow: str | None = None,
     *,
-    run: int | None = None,
+    run: int | str | None = None,
     partial: bool = False,
     project: Path | str | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:

@@ -186,6 +186,8 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({origin}{repeated}): {row['state']}"
     if row["error"]:
         yield f"  {_error_text(row['error'])}"
+    if "kept_row" in row:
+        yield f"  its id is that of row {row['kept_row']}, which is kept (on_duplicate_id of the input)"
     yield from _relatives(run["run"], row)
     yield from ("", "Fields:")
     if row["fields"] is None:

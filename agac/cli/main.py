@@ -498,7 +498,6 @@ COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     "from_stage": stages,
     "until": stages,
     "run": lambda context: [("last", "the newest"), *_runs(context)],
-    "number": _runs,
     "error": lambda _: [(str(kind), None) for kind in ErrorType],
     "batch_id": batches,
     "flag_id": batches,

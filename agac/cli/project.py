@@ -229,7 +229,7 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
     "pipe; see --mermaid and --output."
 )
 @click.option("-a", "--workflow", metavar="NAME", help="The workflow: its name, or its file.")
-@click.option("--run", "number", type=int, metavar="N", help="The workflow as it was in run N, with its counts.")
+@click.option("--run", metavar="RUN", help="The workflow as it was in a run (its number, or `last`), with its counts.")
 @click.option("--mermaid", is_flag=True, help="Mermaid text instead, as Markdown pages draw it.")
 @click.option(
     "-o", "--output", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the drawing to this file."
@@ -237,12 +237,12 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print the content of the drawing as JSON.")
 @click.pass_obj
 def graph(
-    settings: Globals, workflow: str | None, number: int | None, mermaid: bool, file: Path | None, as_json: bool
+    settings: Globals, workflow: str | None, run: str | None, mermaid: bool, file: Path | None, as_json: bool
 ) -> None:
     """Reads the workflow and the store; makes no calls."""
     if as_json and (mermaid or file is not None):
         raise click.UsageError("--json excludes --mermaid and --output.", click.get_current_context())
-    report = api.graph(workflow, run=number, project=settings.project_dir)
+    report = api.graph(workflow, run=run, project=settings.project_dir)
     if as_json:
         print_json(report.as_json())
     else:
@@ -280,13 +280,13 @@ MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 
 @click.command(help="Write a run's output files again, from the store.")
 @click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
-@click.option("--run", "number", type=int, metavar="N", help="The run with this number.")
+@click.option("--run", metavar="RUN", help="The run with this number, or `last`.")
 @click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
-def export(settings: Globals, workflow: str | None, number: int | None, partial: bool, as_json: bool) -> None:
+def export(settings: Globals, workflow: str | None, run: str | None, partial: bool, as_json: bool) -> None:
     """Prints the files that were written."""
-    summary, files = long_running(api.export)(workflow, run=number, partial=partial, project=settings.project_dir)
+    summary, files = long_running(api.export)(workflow, run=run, partial=partial, project=settings.project_dir)
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:

@@ -305,12 +305,14 @@ def call_time(milliseconds: float) -> str:
 
 
 def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
-    """The stages that dropped rows, with the file that lists them, and those that skipped rows."""
+    """What dropped rows, with the file that lists them, and the stages that skipped rows."""
     from agac.data.sinks import FILTERED  # loads the sinks
 
     listed = "".join(f"; why, for each: {from_here(file)}" for file in files if file.name == FILTERED)
     for name, where in (("dropped", listed), ("skipped", "")):
         counts = [f"{counted(stage[name], 'row')} at {stage['name']}" for stage in summary["stages"] if stage[name]]
+        if name == "dropped" and (again := summary.get("repeated_ids")) and again["rows"]:
+            counts.insert(0, f"{counted(again['rows'], 'row')} by on_duplicate_id: {again['on_duplicate_id']}")
         if counts:
             yield f"{name.capitalize()}: {', '.join(counts)}{where}"
 

@@ -223,19 +223,20 @@ class Observed:
         self._whole |= bits_of(value)
         _add(self._result, fields_of(value))
 
-    def layout(self, merge: Merge, stage: str, id_field: str | None) -> TableLayout:
-        """The columns under a way of merging, for the results of `stage`."""
+    def layout(self, merge: Merge, stage: str, id_field: str | None, *, grouped: bool = False) -> TableLayout:
+        """The columns under a way of merging, for the results of `stage`. Rows made of groups have no `id_field`."""
         result = self._result or {RESULT: 0}
-        if id_field is not None:
-            self._row.setdefault(id_field, 0)
+        in_row = None if grouped else id_field
+        if in_row is not None:
+            self._row.setdefault(in_row, 0)
         merger = Merger(merge, stage, self._row, result)
         columns = [self._column(name, merge, merger, result) for name in merger.fields]
         error = free_name("error", stage, set(merger.fields))
-        of_row = id_field is not None and merge != "replace"
-        id_place = merger.fields.index(id_field) if of_row else None
+        id_place = merger.fields.index(in_row) if in_row is not None and merge != "replace" else None
         # a database finds rows by their own id where the table has the row's fields, else by a column of ours
-        name = "row_number" if id_field is None else "id" if merge == "replace" else id_field
-        key = TableColumn(name, Kind.INTEGER if id_field is None else kind_of(self._ids))
+        numbered = id_field is None and not grouped
+        name = "row_number" if numbered else "id" if merge == "replace" or in_row is None else in_row
+        key = TableColumn(name, Kind.INTEGER if numbered else kind_of(self._ids))
         return TableLayout((*columns, TableColumn(error, Kind.TEXT)), merger, id_field, id_place, key)
 
     def _column(self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]) -> TableColumn:

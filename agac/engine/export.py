@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -35,12 +35,12 @@ from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_colum
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
-from agac.plan.stage import ends_of, recorded_stages
-from agac.spec.graph import descent
+from agac.plan.stage import ends_of, recorded_stages, written_of
+from agac.spec.graph import StageNode, descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.batches import project_token
 from agac.store.db import Database, write
-from agac.store.rows import ExportRow, State, rows_with_results, why_filtered
+from agac.store.rows import ExportRow, State, kept_rows, rows_with_results, why_filtered
 from agac.store.runs import (
     UNWRITTEN,
     RunRecord,
@@ -151,7 +151,7 @@ def outputs_text(plan: Plan) -> str:
         body["csv_safe"] = True
     if body and shape is not None:
         body["fields"] = list(declared_fields(shape))
-    if any(stage.may_drop for stage in plan.stages):
+    if any(stage.may_drop for stage in plan.stages) or plan.input.on_duplicate_id in ("first", "last"):
         body["filtered"] = True
     if plan.rules.telemetry_file is not None:
         body["telemetry"] = plan.rules.telemetry_file
@@ -185,12 +185,15 @@ def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *,
 def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[TableColumn]:
     """The columns of the table, as far as they are certain before a row is read: the key, which is the first, the
     row's and those of the result's schema. What is not known of them is said at the end."""
-    source, ends, merge = workflow.input, workflow.ends, workflow.output.merge or "extend"
+    source, ends, output = workflow.input, workflow.ends, workflow.output
+    merge = output.merge or "extend"
+    grouped = is_grouped(workflow.stages, next((one for one in workflow.stages if one.name == output.rows), None))
+    columns = None if grouped else columns
     observed = Observed(shape_of_ends([(stage.name, stage.shape) for stage in ends]))
-    if source.format in _TEXTS:
+    if source.format in _TEXTS or grouped:
         observed.row_id("")
     observed.row(dict.fromkeys(columns or (), "" if source.format in _TEXTS else None))
-    layout = observed.layout(merge, result_name([stage.name for stage in ends]), source.id_field)
+    layout = observed.layout(merge, result_name([stage.name for stage in ends]), source.id_field, grouped=grouped)
     if columns is None and merge != "replace":
         return [layout.key]  # which of the result's names clash with the row's is not known
     kept = table_columns(replace(layout, columns=layout.columns[:-1]))
@@ -427,7 +430,15 @@ async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) 
                     observed.row_id(own)
             if row.state == State.DONE and row.value is not None:
                 observed.result(_decoded(row.value))
-    return observed.layout(outputs.merge or "extend", result_name([end.name for end in ends]), id_field)
+    maker = written_of(definition)
+    grouped = is_grouped(stages, None if maker is None else stages[maker])
+    name = result_name([end.name for end in ends])
+    return observed.layout(outputs.merge or "extend", name, id_field, grouped=grouped)
+
+
+def is_grouped(stages: Sequence[StageNode], maker: StageNode | None) -> bool:
+    """Whether the rows of this maker are groups, or were made of them: no row of the input stands behind one."""
+    return any(one.makes == "groups" for one in descent(stages, maker))
 
 
 def _own_id(row: ExportRow, data: Fields, id_field: str | None) -> RowId | None:
@@ -490,7 +501,7 @@ class Lines:
 async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> None:
     """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
     that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
-    made, the fields with which it left.
+    made, the fields with which it left. A row that repeats an id has no stage, but the number of the `kept_row`.
 
     Rows of the input come first, in order, those that a function gave in the place of one where it stands; then level
     by level those that stages made, in the order of the rows that they come from, and groups by their ids.
@@ -500,15 +511,21 @@ async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> 
     views = RowViews(stages, definition["vars"], database)
     for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
         async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
-            left = [row for row in rows if row.state == State.FILTERED]
+            left = [row for row in rows if row.state in (State.FILTERED, State.DROPPED)]
             if not left:
                 continue
+            kept = await kept_rows(database, run.id, [row.id for row in left if row.state == State.DROPPED])
             why = await why_filtered(database, [row.key for row in left])
             seen = await views.ended([row.key for row in left if row.made]) if run.include_input else {}
             for row in left:
-                position, note = why[row.key]
-                about = {"id": row.id, "row_number": row.ordinal, "stage": stages[position].name, **json.loads(note)}
-                data = snapshot(seen[row.key].data(stages[position])) if row.key in seen else row.data
+                about = {"id": row.id, "row_number": row.ordinal}
+                position, note = why.get(row.key, (None, ""))
+                if position is None:
+                    policy = definition["input"]["on_duplicate_id"]
+                    about |= {"stage": None, "on_duplicate_id": policy, "kept_row": kept.get(row.id)}
+                else:
+                    about |= {"stage": stages[position].name, **json.loads(note)}
+                data = snapshot(seen[row.key].data(stages[position])) if position and row.key in seen else row.data
                 tail = f',"input":{data}' if run.include_input else ""
                 sink.write_texts([f"{encode(about)[:-1]}{tail}}}"])
 

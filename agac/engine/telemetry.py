@@ -16,7 +16,16 @@ from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, HOW
-from agac.store.rows import WALKED, ErrorExample, State, error_examples, made_counts, made_examples, present
+from agac.store.rows import (
+    WALKED,
+    ErrorExample,
+    State,
+    count_repeated,
+    error_examples,
+    made_counts,
+    made_examples,
+    present,
+)
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
 
 if TYPE_CHECKING:
@@ -223,6 +232,9 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         alike = sum(c.tasks for c in own if c.error_type == example.error_type)
         return example.rows if example.stage is None else alike
 
+    policy, repeated = definition["input"]["on_duplicate_id"], {}
+    if policy in ("first", "last") and rows["dropped"]:
+        repeated = {"repeated_ids": {"on_duplicate_id": policy, "rows": (await count_repeated(database, run.id))[0]}}
     return {
         "workflow": run.workflow,
         "run": run.id,
@@ -233,6 +245,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "selection": run.selection,
         "output": run.output_dir,
         "rows": _by_outcome(rows),
+        **repeated,
         "levels": levels,
         "stages": [_stage(stage, counts, times) for stage in definition["stages"]],
         "calls": calls_of(counts),

@@ -222,6 +222,10 @@ WHERE t.row_key IN (:many) AND t.replica = 0;
 -- The first stage that made each of these rows leave, and why.
 SELECT row_key, min(stage), note FROM task WHERE row_key IN (:many) AND outcome = 'dropped' GROUP BY row_key;
 
+-- name: rows_repeated
+-- How many rows of the input were left out since they repeat an id.
+SELECT count(*) FROM row WHERE run_id = ? AND state = 3 AND ordinal IS NOT NULL;
+
 -- name: row_examples
 -- The first failed row of each kind of error.
 SELECT error_type, id AS row_id, min(ordinal) AS ordinal, error_message AS message, error_stage AS stage, count(*) AS rows

@@ -126,6 +126,12 @@ async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict
     return by_id
 
 
+async def kept_rows(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, int | None]:
+    """Of ids that came several times, under `on_duplicate_id`: the number of the row that is kept."""
+    by_id = await rows_by_id(database, run, ids) if ids else {}
+    return {row_id: old.ordinal for row_id, same in by_id.items() for old in same if not old.occurrence}
+
+
 async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
     """What became of the tasks of these rows: row key → stage → task."""
     return nested((one.row_key, one.stage, one) for one in await select(database, "tasks_of_rows", PriorTask, keys))
@@ -156,6 +162,9 @@ earlier_results: Reads[[Sequence[bytes], float], dict[bytes, EarlierResult]] = r
 )
 """The newest result of each fingerprint that has one made at or after a time (seconds since 1970)."""
 
+
+count_repeated: Reads[[int], list[int]] = reads("rows_repeated", int)
+"""How many rows of a run's input were left out since they repeat an id."""
 
 leaving_rows: Reads[[int, int, int, int, int], list[tuple[int, int, str | None]]] = reads(
     "rows_leaving", tuple[int, int, str | None]

@@ -55,7 +55,7 @@ def test_names_are_offered_wherever_one_is_asked_for(stocked: ProjectFolder) -> 
         "run --stage ": "",
         "status ": "last 2 1",  # runs, the newest first
         "inspect l": "last",
-        "export --run ": "2 1",
+        "export --run ": "last 2 1",
         "batch status ": "2 1 batch_0001",  # open batches by both names
         "batch cancel b": "batch_0001",
         "batch retrieve --batch-id ": "2 1 batch_0001",

@@ -18,6 +18,7 @@ from support.soak import campaign
 
 import agac
 from agac.api.report import WatchedRun
+from agac.cli.terminal import counted
 from agac.engine import input_rows
 
 ECHO = {"model": "local/echo"}
@@ -89,6 +90,19 @@ def test_repeated_ids_are_dropped_or_get_a_suffix(
     counts = {"total": len(names), "done": len(kept), "dropped": len(names) - len(kept)}
     assert report.summary["rows"] == {**counts, "skipped": 0, "failed": 0, "open": 0}
     assert report.exit_code == 0
+    place = {name: number for number, name in kept.items()}
+    left = {number: place[name] for number, name in enumerate(names, 1) if number not in kept and mode != "suffix"}
+    if not left:
+        assert "repeated_ids" not in report.summary
+        return
+    why = [(e["row_number"], e["on_duplicate_id"], e["kept_row"]) for e in project.envelopes(file="filtered.jsonl")]
+    assert why == [(number, mode, place) for number, place in left.items()]
+    assert report.summary["repeated_ids"] == {"on_duplicate_id": mode, "rows": len(left)}
+    rows = agac.inspect("last", "a", project=project.root).rows or []
+    assert {row["row_number"]: row["kept_row"] for row in rows if row["state"] == "dropped"} == left
+    shown = project.agac("run", "-a", "reviews").out
+    assert f"Dropped: {counted(len(left), 'row')} by on_duplicate_id: {mode}; why, for each: output/" in shown
+    assert "  its id is that of row " in project.agac("inspect", "last", "a").out
 
 
 def test_a_suffix_that_is_taken_is_passed_over(project: ProjectFolder, server: Server) -> None:

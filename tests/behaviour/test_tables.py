@@ -261,3 +261,28 @@ def test_a_link_in_the_place_of_a_table_is_refused_before_anything_is_asked(
     assert problem.path == "output.dir"
     assert server.account()["requests"] == 0
     assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("id_field", ["id", None])
+@pytest.mark.parametrize(
+    ("merge", "columns"),
+    [("extend", "topic result error"), ("append", "topic sum error"), ("update", "topic result error"),
+     ("replace", "result error")],
+)  # fmt: skip
+def test_a_table_of_groups_has_the_fields_of_groups_and_no_id_of_rows(
+    project: ProjectFolder, merge: str, columns: str, id_field: str | None
+) -> None:
+    project.rows({"id": name, "topic": topic} for name, topic in zip("abc", "xyx", strict=True))
+    stage = {"name": "sum", "group_by": "topic", "prompt": "${topic}"}
+    output = {"format": "csv", "merge": merge, "to": "sqlite://data/out.db?table=results"}
+    project.workflow(stages=[stage], defaults=ECHO, input={"id_field": id_field}, output=output)
+    assert project.run().exit_code == 0
+    header, *rows = table(project)
+    assert header == columns.split()
+    assert [row[0] for row in rows] == ["x", "y"]
+    with closing(sqlite3.connect(project.root / "data/out.db")) as opened:
+        found = opened.execute("SELECT * FROM results ORDER BY id")
+        assert [column[0] for column in found.description] == ["id", *header]
+        assert [row[0] for row in found] == ["x", "y"]
+    for words in (["export", "--run", "last"], ["graph", "--run", "last", "--mermaid"]):
+        assert project.agac(*words, code=0).out == project.agac(*words[:2], "1", *words[3:], code=0).out

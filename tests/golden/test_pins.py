@@ -30,6 +30,19 @@ ADDED = {
 """Keys and forms of keys that files may have since the golden files were made: no pin has to change for them."""
 
 
+LISTED = {"classification", "limits"}
+"""Workflows with `on_duplicate_id`, whose repeated rows are in filtered.jsonl and the summary since then."""
+
+
+def without_listed(value: Any) -> Any:
+    """A value without what was added for repeated ids."""
+    if isinstance(value, dict):
+        return {key: without_listed(inner) for key, inner in value.items() if key != "repeated_ids"}
+    if isinstance(value, list):
+        return [without_listed(one) for one in value if not str(one).endswith("/filtered.jsonl")]
+    return value.replace('"filtered":true,', "") if isinstance(value, str) else value
+
+
 def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
     """Where two values differ, a line each."""
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -62,6 +75,7 @@ def test_it_is_stored_and_printed_as_before(name: str, tmp_path: Path, server: S
     )
     for seen in (expected, found):
         seen |= {key: [one for one in seen[key] if one not in ADDED[key]] for key in ADDED.keys() & seen.keys()}
+    expected, found = map(without_listed, (expected, found)) if name in LISTED else (expected, found)
     if not (lines := list(differences(expected, found))):
         return
     more = f"\n… and {len(lines) - MOST} more" if len(lines) > MOST else ""
