@@ -109,7 +109,7 @@ async def batch_retrieve(
             number = await last_run(database) if run is None else (await find_run(database, None, run)).id
         before = await runs.read_run(database, number)
         assert before is not None
-        newer = await runs.superseded_by(database, number) if run is None else None
+        newer = await runs.superseded_by(database, number) if run is None or not submit else None
         plan = await recorded_plan(opened, opened.providers, database, number)
         names = {one.provider.name for stage in plan.asking for one in stage.models}
         providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, names))
@@ -244,7 +244,14 @@ async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str
             asked = {one.id for one in found if await end(maintenance, one)}
             await clean_up(maintenance)
         lines = await batch_lines(database, opened.providers, await stored_again(database, found))
-    message = "`agac batch retrieve` takes what they finished" if asked else "no batch had to be cancelled"
+        record = await runs.read_run(database, found[0].run_id)
+        assert record is not None
+    sent = [line.batch.id for line in lines if line.batch.id in asked and line.batch.provider_id is not None]
+    message = "no batch had to be cancelled"
+    if asked:
+        one = str(sent[0]) if len(sent) == 1 else f"--run {record.id}"
+        take = f"take what they finished with: agac batch retrieve {one} --no-submit; then " if sent else ""
+        message = f"{take}run what is left with: {go_on(record)}"
     kept = [line for line in lines if line.batch.id not in asked]
     return CancelReport([line for line in lines if line.batch.id in asked], kept, message)
 

@@ -340,7 +340,10 @@ def waited_lines(report: WaitReport) -> Iterator[str]:
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
     for line in report.asked:
         name = batch_name(line.batch.id, line.batch.provider_id)
-        yield f"Cancelling {name}: {_counts(line, unit=True)}; finished requests are kept"
+        if line.batch.provider_id is None:
+            yield f"Dropped {name}: {counted(line.total, 'request')}, none sent"
+        else:
+            yield f"Cancelling {name}: {_counts(line, unit=True)}; finished requests are kept"
     for line in report.kept:
         name = batch_name(line.batch.id, line.batch.provider_id)
         yield f"Not cancelled: {name} had already ended ({line.batch.status})"

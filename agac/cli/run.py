@@ -211,7 +211,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             was, kept = ("was", "that version is") if one else ("were", "those versions are")
             print_text(f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as {copies}")
         print_lines(batch_lines(invocation))
-        print_lines(next_lines(summary, invocation, command))
+        print_lines(next_lines(summary, invocation, command, stopped=report.stopped is not None))
     for note in (*undecided_lines(invocation), *report.empty):
         say(str(note))
     if report.not_written is not None:
@@ -477,8 +477,9 @@ def undecided_lines(invocation: Summary) -> Iterator[str]:
         yield f"  {sentence(facts['remedy'])}"
 
 
-def next_lines(summary: Summary, invocation: Summary, command: str) -> Iterator[str]:
-    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run."""
+def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: bool = False) -> Iterator[str]:
+    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run. Where it was
+    `stopped` before anything was submitted, there is nothing to retrieve."""
     for facts in invocation.get("stale") or ():
         usd = price(facts["held_usd"], simulated=bool(facts.get("simulated")))
         most = usd if facts["held_usd"] is None else f"up to {usd}"
@@ -500,7 +501,8 @@ def next_lines(summary: Summary, invocation: Summary, command: str) -> Iterator[
             f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which {has} the same requests "
             f"(`agac batch list`). When {'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
         )
-    if invocation.get("open_batches"):
+    open_batches = invocation.get("open_batches")
+    if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
         total, ended = summary["rows"]["total"], summary["rows"]["total"] - summary["rows"]["open"]
         are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}" if ended else "No row is"
         yield (

@@ -182,12 +182,13 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
     """Batch stages whose providers cannot do what they are to do, and keys that have no effect on batches. Fallbacks
     without batches are called for each row."""
     problems: list[Problem] = []
-    without: dict[tuple[Where, str], list[str]] = {}
+    without: dict[tuple[Where, str, str], list[str]] = {}
     stages = [stage for stage in workflow.asking if stage.run_mode == "batch" and stage.name in models]
     for stage in stages:
         model = models[stage.name][0]
         if model.provider.batch is None:
-            without.setdefault((stage.at("run_mode"), model.provider.name), []).append(repr(stage.name))
+            lacking = (stage.at("run_mode"), model.provider.name, model.provider.without_batches)
+            without.setdefault(lacking, []).append(repr(stage.name))
             continue
         problems += _beyond(stage, model, model.provider.batch)
         rules = stage.batch
@@ -207,13 +208,9 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
     if stages and len(stages) == len(workflow.asking) and workflow.rules.ttft:
         message = "ttft has no effect in batch mode, in which no answer is streamed; remove it"
         problems.append(Problem(workflow.rules.where, message, "warning"))
-    for (where, provider), names in without.items():
+    for (where, provider, remedy), names in without.items():
         asked = f"stage {names[0]}" if len(names) == 1 else f"stages {', '.join(names[:-1])} and {names[-1]}"
-        message = (
-            f"provider {provider!r} of {asked} has no batches that agac knows; write `run_mode: sync` there, or, if "
-            f"the endpoint speaks OpenAI's Batch API, `providers: {{{provider}: {{batch: openai}}}}` in agac.yml"
-        )
-        problems.append(Problem(where, message))
+        problems.append(Problem(where, f"provider {provider!r} of {asked} has no batches that agac knows; {remedy}"))
     return list(dict.fromkeys(problems))
 
 

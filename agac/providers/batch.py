@@ -168,7 +168,10 @@ UNKNOWN = (BatchState.IN_PROGRESS, False)
 
 # The calls of a batch API, and what errors mean there.
 
-_NO_BATCHES = "Does {base_url} offer files and batches? If not, write run_mode: sync, or batch: none for {provider}."
+_NO_BATCHES = (
+    "Does {base_url} offer files and batches? If not, run it with --run-mode sync, or write run_mode: sync in the "
+    "workflow (and batch: none for {provider} in agac.yml)."
+)
 
 _FULL = Rule(ANY, codes("token_limit_exceeded enqueued_token_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED)
 """The account's limit on enqueued tokens, where it is reported at once (Azure reports it with a failed batch)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from agac.core.errors import AgacError, UsageError
+from agac.core.errors import AgacError, UsageError, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import error_tables
@@ -191,11 +191,20 @@ class OpenAIBatches(BatchApi):
                     yield replace(file, key=batch.key)
 
     async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
-        async for one in self._listed("/files", _FILES_PAGE, {"purpose": purpose}):
-            if isinstance(one, Fault):
-                yield one
-            elif one.get("purpose") in (None, purpose):
-                yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"))
+        """The files for a purpose, by which not every server filters. One that lists none is taken to have none."""
+        for query in ({"purpose": purpose}, {}):
+            async for one in self._listed("/files", _FILES_PAGE, query):
+                if not isinstance(one, Fault):
+                    if one.get("purpose") in (None, purpose):
+                        yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"))
+                    continue
+                if query and one.status in (400, 422):
+                    break
+                if one.status not in (404, 405):
+                    yield one
+                return
+            else:
+                return
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
@@ -470,8 +479,5 @@ def open_batch_api(provider: Provider, redactor: Redactor) -> BatchApi:
         AgacError: the SDK is not installed.
     """
     if provider.batch is None:
-        raise UsageError(
-            f"{provider.name} has no batches",
-            remedy=f"Write `run_mode: sync`, or `batch: openai` for {provider.name} in agac.yml if it speaks them.",
-        )
+        raise UsageError(f"{provider.name} has no batches", remedy=sentence(provider.without_batches))
     return BATCH_APIS[provider.batch.api](provider, provider.batch, redactor)

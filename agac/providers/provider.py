@@ -163,6 +163,17 @@ class Provider:
         """Tells its accounts apart and holds nothing secret. The port of an embedded one is another each time."""
         return account_mark("" if self.embedded else self.base_url, self.api_key)
 
+    @property
+    def without_batches(self) -> str:
+        """What can be done where batches are to be asked for and it has none that agac knows."""
+        api, words = ("openai", "OpenAI's Batch API")
+        if self.dialect == "anthropic":
+            api, words = "anthropic", "Anthropic's Message Batches API"
+        return (
+            f"write `run_mode: sync` there, or, if the endpoint speaks {words}, "
+            f"`providers: {{{self.name}: {{batch: {api}}}}}` in agac.yml"
+        )
+
     def switch_of(self, model: str) -> Switch | None:
         """How a model's thinking is turned on and off, None when it has no switch. `model` may hold a route."""
         name = model.partition(":")[0] if self.routed else model

@@ -137,7 +137,7 @@ def test_what_waits_to_be_submitted_is_ended_without_a_word_to_the_provider(batc
     project.submit(SAY, defaults={"batch": {"max_requests": 5}})
     [(waiting,)] = project.query("SELECT id FROM batch WHERE submitted_at IS NULL")
     ended = project.agac("batch", "cancel", str(waiting), code=0)
-    assert f"Cancelling batch {waiting}: 5 requests, none sent yet; " in ended.out
+    assert f"Dropped batch {waiting}: 5 requests, none sent\n" in ended.out
     assert project.account["cancelled"] == 0
     advance(project.server, SECONDS)
     project.retrieve()

@@ -3,11 +3,17 @@
 The numbers of cases are those of the list of crash points that agac's design refers to.
 """
 
+import re
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.batchcase import APIS, ROWS, Start, assert_ended
+from support.batchrun import Make, advance
+from support.canned import Answer, Canned, canned, completion
 from support.processes import ended, interrupt, wait_until
+from support.project import ProjectFolder, Ran
 from support.soak import few
 
 import agac
@@ -175,3 +181,112 @@ def test_a_second_interrupt_gives_up_what_is_asked_of_a_provider(op: str, case_a
     assert ended(process, 30).code == 130
     case.finish("run")
     case.assert_whole()
+
+
+@pytest.fixture
+def no_batches() -> Iterator[Canned]:
+    """A server that answers calls and has neither files nor batches."""
+    with canned() as server:
+        server.answers("POST /chat/completions", Answer(completion("yes")))
+        yield server
+
+
+def refused_by(server: Canned, folder: ProjectFolder) -> Ran:
+    """A run of three rows in batches at a server that has none."""
+    folder.configure(server.base_url, batch="openai")
+    folder.workflow(rows=3, stages=[SAY], defaults={"run_mode": "batch"})
+    return folder.agac("run", "-a", "reviews", code=1)
+
+
+SAY = {"name": "say", "prompt": "Say ${text}"}
+
+
+def commands(ran: Ran) -> list[list[str]]:
+    """Every command that is printed, with the words that follow `agac`."""
+    found = re.findall(r"`agac ([^`]+)`|with: agac ([^;\n]+?)\.?(?=[;\n]|$)", ran.out + ran.err)
+    return [shlex.split(quoted or plain) for quoted, plain in found]
+
+
+@pytest.mark.parametrize("way_out", ["flag", "run_mode", "batch: none", "cancelled"])
+def test_a_server_without_batches_is_no_dead_end(no_batches: Canned, project: ProjectFolder, way_out: str) -> None:
+    """Each way out that is printed leads out, though a batch was not sent; nothing is sent there before."""
+    ran = refused_by(no_batches, project)
+    assert "run it with --run-mode sync, or write run_mode: sync" in ran.err
+    assert commands(ran) == [["run", "-a", "reviews"]], "nothing is to be retrieved"
+    for look in (["batch", "status"], ["batch", "list"]):
+        assert "Does http" in project.agac(*look, code=0).out, "the reason is kept"
+    status = project.agac("status")
+    assert "Run 1 stopped: local answered 404" in status.out
+    assert commands(status) == [["run", "-a", "reviews"]]
+    assert project.agac("doctor").code == 0
+    if way_out == "cancelled":
+        cancelled = project.agac("batch", "cancel", code=0)
+        assert "Dropped batch 1: 3 requests, none sent" in cancelled.out
+        assert commands(cancelled) == [["run", "-a", "reviews"]]
+    if way_out == "batch: none":
+        project.configure(no_batches.base_url, batch="none")
+        retrieved = project.agac("batch", "retrieve")
+        assert (retrieved.code, "`agac run` resumes them" in retrieved.err) == (75, True)
+        refused = project.agac("run", "-a", "reviews", code=2)
+        assert "write `run_mode: sync` there" in refused.err
+    if way_out != "flag":
+        project.workflow(stages=[SAY])
+    project.agac("run", "-a", "reviews", *(["--run-mode", "sync"] if way_out == "flag" else []), code=0)
+    assert [one["ok"] for one in project.envelopes()] == [True] * 3
+    assert project.query("SELECT state FROM batch") == [("NOT_CREATED",)]
+    assert no_batches.posts().count("/v1/chat/completions") == 3
+    assert project.agac("doctor", code=0).out.startswith("All is well")
+
+
+@pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
+def test_the_way_out_is_one_of_the_dialect(project: ProjectFolder, dialect: str) -> None:
+    """What is proposed is taken by the next command."""
+    row = {"dialect": dialect, "base_url": "http://127.0.0.1:1/v1"}
+    project.configure(**row)
+    project.workflow(rows=1, stages=[SAY], defaults={"run_mode": "batch"})
+    (problem,) = agac.validate("reviews", project=project.root).problems
+    found = re.search(r"`providers: \{local: \{batch: (\w+)\}\}`", str(problem))
+    assert found is not None
+    assert found[1] == ("anthropic" if dialect == "anthropic" else "openai")
+    project.configure(**row, batch=found[1])
+    assert agac.validate("reviews", project=project.root).problems == []
+
+
+@pytest.mark.parametrize("status", [400, 422, 404, 405])
+def test_the_doctor_ends_well_where_files_are_not_listed_by_purpose(
+    no_batches: Canned, project: ProjectFolder, status: int
+) -> None:
+    """A server may refuse the filter, or have no list at all; with a list, its leftovers are found."""
+    refused_by(no_batches, project)
+    (intent,) = project.query("SELECT intent FROM batch")[0]
+    project.agac("batch", "cancel", code=0)
+
+    names = {"f-1": (f"agac-{intent}.jsonl", "batch"), "f-2": ("agac-notes.jsonl", "assistants")}
+    files = [{"id": id_, "filename": name, "purpose": why} for id_, (name, why) in names.items()]
+    refused, listed = Answer({"error": {"message": "unknown purpose"}}, status), Answer({"data": files})
+    no_batches.answers("GET /files", *([refused, listed] * 2 if status in (400, 422) else [refused]))
+    ran = project.agac("doctor", code=0)
+    assert ("leftover file agac-" in ran.out) is (status in (400, 422))
+    assert "f-2" not in ran.out
+    assert commands(ran) == []
+
+
+def test_what_is_finished_of_a_cancelled_batch_is_taken_alone(batches_at: Make) -> None:
+    """Its own run is meant by what is printed, whichever submitted last; nothing is sent with --no-submit."""
+    project = batches_at(seconds=100)
+    project.submit(SAY, {"name": "then", "prompt": "Then ${say}"})
+    project.submit({**SAY, "prompt": "Other ${text}"}, name="others")
+    advance(project.server, 40)
+    cancelled = project.agac("batch", "cancel", "1", code=0)
+    take, again = commands(cancelled)
+    assert take == ["batch", "retrieve", "1", "--no-submit"]
+    taken = project.agac(*take, code=0)
+    assert "Retrieved batch 1 (" in taken.out
+    before = project.charged()
+    assert before == (2, 8)
+    assert project.query("SELECT count(*) FROM result") == [(4,)]
+    assert project.steps() == ["CLEANED", "SUBMITTED"]
+    repeated = project.agac(*take)
+    assert (repeated.code, project.charged()) == (75, before)
+    assert project.agac(*again, code=0).out.count("Submitted batch") == 2
+    assert project.doubles() == 0

@@ -81,10 +81,10 @@ class Batches:
         for record in await unfinished_batches(context.database, context.workflow):
             own = record.run_id == context.run
             self._had_open = self._had_open or own
-            if not own and context.batching.resume_run is None and record.state in UNSENT:
-                note = "another run of the workflow went on before it was submitted"
+            if record.state in UNSENT and (note := self._not_to_be_sent(record)) is not None:
                 await self._journal.release(record, "run", note)
-            elif record.state == BatchStep.PLANNED:
+                continue
+            if record.state == BatchStep.PLANNED:
                 await give_up_torn(context, record)
             elif context.budget is not None and context.plan is not None and own and record.ingested_at is None:
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
@@ -94,6 +94,19 @@ class Batches:
         with suppress(RunStopped):
             await self._collect()
         await clean_up(context)
+
+    def _not_to_be_sent(self, record: BatchRecord) -> str | None:
+        """Why a batch that an earlier invocation left unsent is dropped: its tasks are run as the stage is now."""
+        context = self._context
+        if not context.has_account(record.provider):
+            return f"{record.provider} has no batches any more"
+        if context.batching.resume_run is not None:
+            return None
+        if record.run_id != context.run:
+            return "another run of the workflow went on before it was submitted"
+        assert context.plan is not None
+        called = self._reads_input and context.plan.stages[record.stage].run_mode == "sync"
+        return "its stage runs by calls now" if called else None
 
     async def work(self) -> None:
         """Builds and submits what is full, until cancelled; a step that was begun is ended by the next command."""

@@ -90,6 +90,7 @@ async def compare(context: BatchContext, own: Sequence[BatchRecord], findings: l
     """Compares the batches of a workflow with the providers, and adds what there is to say: what was found before an
     error stays. `clean` deletes files of ours at the providers that nothing needs."""
     await clean_up(context)
+    own = [record for record in own if record.open or context.has_account(record.provider)]
     for record in own:
         findings += await _find_late(context, record)
         now = await read_batch(context.database, record.id)

@@ -217,7 +217,9 @@ class Enrolment:
         """Writes the task into the batch that is being filled."""
         request, position, repairs, number, _ = question
         context, budget, lane = self._context, self._context.budget, (stage.index, position)
-        form = (await context.formats(context.run))[lane]
+        form = (await context.formats(context.run)).get(lane)
+        if form is None:  # its provider has no batches any more: who retrieves does not pay the price of calls for it
+            return Parked.PARKED
         context.stop_signal.check()
         body = form.body(request_for_model(form.model, request, position, replica))
         tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit

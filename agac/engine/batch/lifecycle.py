@@ -276,11 +276,11 @@ class BatchContext:
             return found
         provider = self.batching.providers.get(name)
         if provider is None or provider.batch is None:
-            raise AgacError(
-                f"a batch is open at provider {name!r}, "
-                + ("which agac.yml does not have any more" if provider is None else "which has no batch API here"),
-                remedy=f"put {name} back under `providers` in agac.yml, then run the same command again",
-            )
+            lost, key = ("which agac.yml does not have any more", f"{name} back under `providers`")
+            if provider is not None:
+                lost, key = "which has no batch API any more", f"its `batch` back at `providers: {name}`"
+            remedy = f"put {key} in agac.yml, then run the same command again"
+            raise AgacError(f"a batch is open at provider {name!r}, {lost}", remedy=remedy)
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
             raise UsageError(
@@ -290,6 +290,11 @@ class BatchContext:
         api = open_batch_api(provider, self.redactor)
         made = self._accounts[name] = Account(provider, provider.batch, api)
         return made
+
+    def has_account(self, name: str) -> bool:
+        """Whether the project still has a provider of this name, with batches."""
+        provider = self.batching.providers.get(name)
+        return provider is not None and provider.batch is not None
 
     async def formats(self, run: int) -> BatchFormats:
         """The formats of all stages of a run, batch stages or not: a stage's mode may have been another when its

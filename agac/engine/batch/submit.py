@@ -232,8 +232,9 @@ async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) ->
             given = await api.upload(context.path(record), name)
         if isinstance(given, str):
             return await context.journal.write(record, "uploaded", file_id=given)
+        record = await context.journal.remark(record, given.message)
         if not await context.wait_and_retry(given, attempt, f"uploading {name}"):
-            return await context.journal.remark(record, given.message)
+            return record
     return record
 
 
