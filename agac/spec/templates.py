@@ -175,8 +175,8 @@ def literal_text(text: str) -> str:
     return text.replace("${", "$${")
 
 
-_FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})")
-"""`{{review}}` and `{review}`, as other tools write it: agac sends them as they stand."""
+_FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})|(?<![$\w\\])\$([^\W\d]\w*(?:\.\w+)*)")
+"""`{{review}}`, `{review}` and `$review`, as other tools write it: agac sends them as they stand."""
 
 
 def foreign_placeholders(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
@@ -186,7 +186,7 @@ def foreign_placeholders(template: Template, where: Where, names: Collection[str
         for match in _FOREIGN.finditer(piece):
             if before == "$" and match.start() == 0:
                 continue  # $${name}: it is meant as it is written
-            name = match[1] or match[2]
+            name = match[match.lastindex or 0]
             if name.partition(".")[0] in names or name in names:
                 found[match[0]] = name
     return [
