@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
@@ -20,24 +20,56 @@ _BY_NAME = frozenset(
 )  # fmt: skip
 """Keywords whose value holds a schema for each name: whatever the name is, it is no keyword."""
 
+_WITHIN = _BY_NAME | {
+    "items", "prefixItems", "contains", "additionalProperties", "propertyNames", "unevaluatedItems",
+    "unevaluatedProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "contentSchema",
+}  # fmt: skip
+"""Keywords that hold schemas."""
+
+KEYWORDS = _WITHIN - {"dependencies"} | _DATA | {
+    "$schema", "$id", "$ref", "$comment", "$anchor", "$dynamicRef", "$dynamicAnchor", "$vocabulary", "type", "required",
+    "minProperties", "maxProperties", "minItems", "maxItems", "uniqueItems", "title", "description", "format",
+    "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "deprecated", "readOnly", "writeOnly", "dependentRequired", "minContains", "maxContains", "contentEncoding",
+    "contentMediaType",
+}  # fmt: skip
+"""Those of draft 2020-12, with `definitions`, which others know as `$defs`."""
+
+_OTHER_WORDS = {
+    "additionalItems": "of an older draft and has no effect; write `items` beside `prefixItems`",
+    "dependencies": "of an older draft; write `dependentRequired` or `dependentSchemas`",
+    "$recursiveRef": "of an older draft and has no effect; write `$dynamicRef`",
+    "$recursiveAnchor": "of an older draft and has no effect; write `$dynamicAnchor`",
+    "id": "of an older draft and has no effect; write `$id`",
+    "nullable": 'of OpenAPI and has no effect; write `type: [string, "null"]`',
+    "example": "of OpenAPI and has no effect; write `examples`",
+}
+FORMATS = frozenset({
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+})  # fmt: skip
+"""Those that are checked."""
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
 LOCAL_HOPS = 20
 """More references in a row than this only go round in a circle."""
 
 
 def subschemas(
-    schema: Any, path: Path_ = (), *, names: bool = False, data: bool = False
+    schema: Any, path: Path_ = (), *, names: bool = False, into: Callable[[str], bool] = lambda key: key not in _DATA
 ) -> Iterator[tuple[Path_, dict[str, Any]]]:
-    """Every mapping of a schema that can hold keywords, itself first; what is in `enum`, `default` and the like only
-    with `data`. `names`: the keys of this one are names."""
+    """Every mapping of a schema that can hold keywords, itself first, as far as they are in values of the keywords
+    `into`: in all but `enum`, `default` and the like. `names`: the keys of this one are names."""
     if isinstance(schema, dict):
         if not names:
             yield path, schema
         for key, value in schema.items():
-            if names or data or key not in _DATA:
-                yield from subschemas(value, (*path, key), names=not names and key in _BY_NAME, data=data)
+            if names or into(key):
+                yield from subschemas(value, (*path, key), names=not names and key in _BY_NAME, into=into)
     elif isinstance(schema, list):
         for index, value in enumerate(schema):
-            yield from subschemas(value, (*path, index), data=data)
+            yield from subschemas(value, (*path, index), into=into)
 
 
 def target(root: Mapping[str, Any], ref: str) -> Any:
@@ -156,13 +188,34 @@ def schema_faults(body: dict[str, Any]) -> list[Fault]:
         faults += _reference_faults(body, sub, path)
         faults += _pattern_faults(sub, path) if refused else ()
     if refused and not faults:  # a reference may lead to what else is data
-        for path, sub in subschemas(body, data=True):
+        for path, sub in subschemas(body, into=lambda _: True):
             faults += [*_reference_faults(body, sub, path), *_pattern_faults(sub, path)]
     own = [(*path, "$id") for path, sub in subschemas(body) if path and isinstance(sub.get("$id"), str)]
     if own and (faults or refused) and all(path[-1] in ("$ref", "$dynamicRef") for path, _ in faults):
         message = "a schema with an $id of its own is looked at apart from the rest by $ref and $anchor; remove it"
         faults.append((own[0], message))
     return faults or refused
+
+
+def schema_warnings(body: dict[str, Any]) -> list[Fault]:
+    """What a schema that is none the worse for it has without effect, or with another one than its author may mean."""
+    found: list[Fault] = []
+    for path, sub in subschemas(body, into=_WITHIN.__contains__):
+        for key in sub.keys() - KEYWORDS:
+            if key in _OTHER_WORDS:
+                found.append(((*path, key), f"{key!r} is {_OTHER_WORDS[key]}"))
+            elif not key.startswith("x-"):
+                match = nearest(key, KEYWORDS)
+                remedy = f"did you mean {match!r}?" if match else "remove it, or let its name begin with x-"
+                found.append(((*path, key), f"{key!r} is no keyword of JSON Schema and has no effect; {remedy}"))
+        name, draft = sub.get("format"), sub.get("$schema")
+        if isinstance(name, str) and name not in FORMATS:
+            remedy = did_you_mean(name, sorted(FORMATS), "formats that are")
+            found.append(((*path, "format"), f"the format {name!r} is not checked; {remedy}"))
+        if isinstance(draft, str) and draft.rstrip("#") != _DRAFT:
+            message = f"the schema is read as draft 2020-12 whatever is said here; write {_DRAFT}, or leave it out"
+            found.append(((*path, "$schema"), message))
+    return found
 
 
 def _meta_faults(body: dict[str, Any]) -> list[Fault]:
@@ -176,6 +229,8 @@ def _meta_faults(body: dict[str, Any]) -> list[Fault]:
         message = f"not a valid JSON Schema: {short}"
         if path[-1:] == ("type",) and isinstance(value, str):
             message = f"unknown type {value!r}; {did_you_mean(value, (*TYPES, 'null'), 'types')}"
+        elif path[-1:] == ("items",) and isinstance(value, list):
+            message = "a list of schemas is `prefixItems` since draft 2020-12, and `items` is the schema of all others"
         faults.setdefault(path, message)
     return list(faults.items())
 

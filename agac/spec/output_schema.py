@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, nearest
 from agac.core.types import JSONValue, Schema
-from agac.spec.json_schema import TYPES, Fault, FieldShape, compiled, schema_faults
+from agac.spec.json_schema import KEYWORDS, TYPES, Fault, FieldShape, compiled, schema_faults, schema_warnings
 from agac.spec.paths import Refused, Unusable, inside, read_text
 from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
@@ -51,9 +51,14 @@ def load_schema(
 def _inline(
     value: dict[str, Any], document: Document, path: Path_, name: str
 ) -> tuple[SchemaSpec | None, list[Problem]]:
-    body, faults = (value, schema_faults(value)) if is_json_schema(value) else expand_shorthand(value)
+    written_out = is_json_schema(value)
+    body, faults = (value, schema_faults(value)) if written_out else expand_shorthand(value)
     problems = [document.problem((*path, *inner), message) for inner, message in faults]
-    return (None, problems) if problems else (JsonSchema(Schema(schema_name(name), body)), [])
+    if problems:
+        return None, problems
+    doubts = schema_warnings(body) if written_out else ()
+    warned = (document.problem((*path, *inner), message, key=True) for inner, message in doubts)
+    return JsonSchema(Schema(schema_name(name), body)), [replace(one, severity="warning") for one in warned]
 
 
 def _find(text: str, project: ProjectSpec) -> Path:
@@ -271,15 +276,6 @@ def lacks_field(body: dict[str, Any], vote: str) -> str | None:
 _ALIASES = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _ALIASES |= {"dict": "object", "map": "object", "list": "array", "date": "string", "enum": "a|b|c"}
 _GENERIC = re.compile(r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE)
-_KEYWORDS = frozenset({
-    "$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$dynamicRef", "definitions", "type",
-    "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-    "maxProperties", "items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems", "enum", "const",
-    "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "title", "description", "default", "examples",
-    "format", "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "deprecated", "readOnly", "writeOnly", "dependentRequired", "dependentSchemas",
-    "unevaluatedProperties", "unevaluatedItems", "minContains", "maxContains",
-})  # fmt: skip
 
 
 def is_json_schema(body: dict[str, Any]) -> bool:
@@ -290,7 +286,7 @@ def is_json_schema(body: dict[str, Any]) -> bool:
         return True
     kind = body.get("type")
     names = kind if isinstance(kind, list) else [kind]
-    return all(name in (*TYPES, "null") for name in names) and body.keys() <= _KEYWORDS
+    return all(name in (*TYPES, "null") for name in names) and body.keys() <= KEYWORDS
 
 
 def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, JSONValue], list[Fault]]:
@@ -321,7 +317,7 @@ def _optional_key(name: str, value: Any) -> str:
 def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
     """A sentence when the mapping of a field reads as JSON Schema: the shorthand has no such words."""
     kind = value.get("type")
-    if kind not in TYPES or not value.keys() <= _KEYWORDS:
+    if kind not in TYPES or not value.keys() <= KEYWORDS:
         return None
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
     field = f"[{kind}]" if path[-1:] == (0,) else kind

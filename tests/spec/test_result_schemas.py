@@ -10,7 +10,7 @@ import pytest
 
 from agac.core.errors import UsageError, key_path
 from agac.plan.plan import Selection, make_plan
-from agac.spec.json_schema import FieldShape, schema_faults
+from agac.spec.json_schema import FORMATS, FieldShape, compiled, schema_faults, schema_warnings
 from agac.spec.output_schema import TYPES, expand_shorthand, is_json_schema, resolve_schema, schema_name
 from agac.spec.workflow import JsonSchema, PythonSchema
 
@@ -135,6 +135,41 @@ def test_data_in_a_schema_is_not_read_as_schema() -> None:
 )  # fmt: skip
 def test_references_that_lead_nowhere_are_refused(schema: dict[str, Any], fault: str) -> None:
     assert any(fault in f"{key_path(path)}: {message}" for path, message in schema_faults(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "warned"),
+    [
+        ({"requried": ["a"]}, "requried: 'requried' is no keyword of JSON Schema and has no effect; did you mean 're"),
+        ({"items": {"not": {"maxLenght": 3}}}, "items.not.maxLenght: 'maxLenght' is no keyword of JSON Schema and ha"),
+        ({"anyOf": [{"zzz": 1}]}, "anyOf[0].zzz: 'zzz' is no keyword of JSON Schema and has no effect; remove it, or"),
+        ({"format": "datetime"}, "format: the format 'datetime' is not checked; did you mean 'date-time'?"),
+        ({"$defs": {"a": {"format": "zip"}}}, "$defs.a.format: the format 'zip' is not checked; formats that are: da"),
+        ({"$schema": "http://json-schema.org/draft-07/schema#"}, "$schema: the schema is read as draft 2020-12 whate"),
+        ({"prefixItems": [{}], "additionalItems": False}, "additionalItems: 'additionalItems' is of an older draft a"),
+        ({"dependencies": {"a": ["b"]}}, "dependencies: 'dependencies' is of an older draft; write `dependentRequire"),
+        ({"nullable": True}, "nullable: 'nullable' is of OpenAPI and has no effect; write `type: [string, \"null\"]`"),
+        ({"$schema": "https://json-schema.org/draft/2020-12/schema#", "definitions": {}, "x-mine": {"a": 1}}, None),
+        ({"properties": {"requried": {"default": {"zzz": 1}}}, "$defs": {"zzz": {"const": {"q": 1}}}}, None),
+    ],
+)  # fmt: skip
+def test_words_without_effect_are_warned_of_where_they_stand(schema: dict[str, Any], warned: str | None) -> None:
+    assert schema_faults(schema) == []
+    found = [f"{key_path(path)}: {message}" for path, message in schema_warnings(schema)]
+    assert [one[: len(warned or "")] for one in found] == ([warned] if warned else [])
+
+
+def test_a_warning_of_a_schema_is_shown_at_its_line_and_stops_nothing(tree: Any) -> None:
+    tree.write("schemas/s.json", '{"type": "object", "properties": {},\n "requried": ["a"]}')
+    [problem] = tree.stage_problems("{name: a, output_schema: s.json}")
+    assert problem.startswith("schemas/s.json:2:2: warning: requried: 'requried' is no keyword of JSON Schema")
+    [(_, message)] = schema_faults({"items": [{"type": "string"}]})
+    assert message.startswith("a list of schemas is `prefixItems` since draft 2020-12")
+
+
+def test_every_format_that_is_said_to_be_checked_is() -> None:
+    assert {name for name in FORMATS if compiled({"format": name}).is_valid("\\\\ {-")} == set()
+    assert compiled({"format": "datetime"}).is_valid("-")
 
 
 def test_references_follow_pointers_with_escapes_and_indexes_and_go_in_circles_through_values() -> None:
