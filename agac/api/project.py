@@ -138,7 +138,10 @@ class Project:
 
     def redactor(self) -> Redactor:
         """Knows every secret of the providers."""
-        return Redactor(secret for row in self.providers.values() for secret in row.secrets)
+        rows = self.providers.values()
+        return Redactor(
+            [one for row in rows for one in row.secrets], [one for row in rows for one in row.header_values]
+        )
 
 
 def open_project(project: Path | str | None) -> Project:

@@ -33,7 +33,8 @@ _UNSAFE = re.compile(
     "\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"  # hidden line ends, and characters that turn the direction
     "\ud800-\udfff]"  # lone surrogates
 )
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+_OWN = f"<{os.urandom(8).hex()}>"
+"""Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
 
 
 def plain(text: str) -> str:
@@ -42,12 +43,8 @@ def plain(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """The same for text that agac may have coloured itself: colours stay."""
-    if not _UNSAFE.search(text):
-        return text
-    pieces = _COLOUR.split(text)
-    pieces[::2] = map(plain, pieces[::2])
-    return "".join(pieces)
+    """The same for text that agac may have coloured itself: its own colours stay."""
+    return plain(text).replace(_OWN, "\x1b")
 
 
 def on_one_line(text: str, encoding: str | None) -> str:
@@ -224,7 +221,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     console = Console(width=width, color_system="standard" if _has_colours(sys.stdout) else None, force_terminal=True)
     with console.capture() as capture:
         console.print(shown)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+    return "\n".join(line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n"))
 
 
 def _cell(value: object) -> str:
@@ -314,7 +311,8 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(value: Any) -> None:
     """Print a result for machines on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
-    print(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False)
+    print(_UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) if sys.stdout.isatty() else text)
 
 
 def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:
@@ -328,7 +326,7 @@ def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json:
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
     _flush_results()
     for problem in problems:
-        print(problem, file=stream)
+        print(_for(stream, str(problem)), file=stream)
 
 
 def say(text: str) -> None:
@@ -344,7 +342,7 @@ def say_error(message: str, *more: str, word: str = "error", colour: str = "red"
 
 def styled(text: str, colour: str) -> str:
     """`text` in a colour where standard error is a terminal and the user did not ask for plain text."""
-    return click.style(text, fg=colour) if _has_colours(sys.stderr) else text
+    return click.style(text, fg=colour).replace("\x1b", _OWN) if _has_colours(sys.stderr) else text
 
 
 def _has_colours(stream: TextIO) -> bool:
@@ -369,7 +367,7 @@ def confirmed(question: str) -> bool | None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
         while True:
-            print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+            print(f"{plain(question)} [y/N]: ", end="", file=sys.stderr, flush=True)
             # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when a key is pressed
             while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
                 pass

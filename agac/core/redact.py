@@ -21,15 +21,17 @@ that results may hold. No provider's key is so short."""
 
 
 class Redactor:
-    """Replaces known secret values by `[redacted]`. Give it each key, token and header value of the providers."""
+    """Replaces known secret values by `[redacted]`. Give it each key, token and header value of the providers; those
+    that are `in_text` alone, header values as they are written in a file, may be words of an answer."""
 
     __slots__ = ("_bytes", "_secrets")
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {s for s in secrets if len(s) >= MIN_SECRET}
+    def __init__(self, secrets: Iterable[str] = (), in_text: Iterable[str] = ()) -> None:
         # longest first, so that a secret that contains another is masked whole
-        self._secrets = sorted({form for s in known for form in _forms(s)}, key=len, reverse=True)
-        in_data = (form for form in self._secrets if len(form) >= MIN_IN_DATA)
+        known = {form for s in secrets if len(s) >= MIN_SECRET for form in _forms(s)}
+        written = {form for s in in_text if len(s) >= MIN_SECRET for form in _forms(s)}
+        self._secrets = sorted(known | written, key=len, reverse=True)
+        in_data = (form for form in self._secrets if form in known and len(form) >= MIN_IN_DATA)
         self._bytes = [form.encode("utf-8", "surrogateescape") for form in in_data]
 
     def clean(self, text: str) -> str:
@@ -49,9 +51,9 @@ class Redactor:
 
 def _forms(secret: str) -> set[str]:
     """How a secret stands in text, in JSON, which may escape quotes, slashes and letters beyond ASCII, in JSON within
-    JSON (an answer with a schema travels so), in an address, and in base64."""
-    written = {secret}
-    for _ in range(2):
+    JSON (an answer with a schema travels so, and a gateway wraps that), in an address, and in base64."""
+    written = {secret, re.sub("""["'&<>]""", lambda sign: f"\\u{ord(sign[0]):04x}", secret)}
+    for _ in range(4):
         written |= {json.dumps(form, ensure_ascii=escaped)[1:-1] for form in written for escaped in (False, True)}
     encoded = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
     slashed = {form.replace("/", "\\/") for form in written}

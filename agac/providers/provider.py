@@ -156,7 +156,10 @@ class Provider:
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Values that must never be shown: the key, and whatever came from the environment into a header or the URL."""
+    """Values that must never be shown: the key, whatever came from the environment into a header or the URL, and the
+    values of headers that log in."""
+    header_values: tuple[str, ...] = field(default=(), repr=False)
+    """Values of headers as agac.yml writes them: in no message, log or stored error, but perhaps words of an answer."""
 
     @property
     def account(self) -> str:

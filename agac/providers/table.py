@@ -381,6 +381,10 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
     return _filled(row, env, address=spec.base_url, key=spec.api_key, headers=spec.headers)
 
 
+_LOGIN = re.compile(r"auth|api-?key|token|secret|cookie|password", re.IGNORECASE)
+"""What the names of headers hold that log in."""
+
+
 def _filled(
     row: Provider,
     env: Mapping[str, str],
@@ -412,13 +416,15 @@ def _filled(
     elif row.key_variable and (not row.key_optional or env.get(row.key_variable, "").strip()):
         api_key = value(row.key_variable)
     sent = {name: fill(header) for name, header in headers.items()}
+    logins = [word for name, text in sent.items() if _LOGIN.search(name) for word in (text, text.rpartition(" ")[2])]
     return replace(
         row,
         base_url=(fill(address) if address else base_url).rstrip("/"),
         api_key=api_key or None,
         headers={**row.headers, **sent},
         missing_variables=tuple(dict.fromkeys(missing)),
-        secrets=tuple(dict.fromkeys([*values, *([api_key] if api_key else [])])),
+        secrets=tuple(dict.fromkeys([*values, *([api_key] if api_key else []), *logins])),
+        header_values=tuple(dict.fromkeys(sent.values())),
     )
 
 

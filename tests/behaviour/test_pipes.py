@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -201,11 +202,15 @@ def test_columns_are_as_wide_as_their_cells_and_a_line_is_a_row() -> None:
 
 
 def test_what_a_row_says_cannot_command_a_terminal_but_reaches_a_pipe_as_it_is(project: ProjectFolder) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J"
+    evil = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m"
     project.write("agentcards/support.md", f"---\nmodel: local/large\n---\nBe kind. {evil}\n")
     words = ["card", "show", "support"]
-    with on_pty(project.root, *words) as terminal:
-        assert terminal.ended() == 0
-    assert "\x1b" not in terminal.seen
-    assert "\\x1b]0;owned\\x07" in terminal.seen
+    project.write("data/rows.jsonl", json.dumps({"id": "a", "text": evil}) + "\n")
+    project.workflow(path="data/rows.jsonl", stages=[{"name": evil, "prompt": "x"}])
+    looks = (["validate"], ["data", "data/rows.jsonl"], ["validate", "--json"])
+    for one in (words, *looks):
+        with on_pty(project.root, *one, env={"NO_COLOR": "1"}) as terminal:
+            assert terminal.ended() == (2 if "validate" in one else 0)
+        assert not {"\x1b", "\x9b"}.intersection(re.sub(r"\x1b\[[01]m", "", terminal.seen)), one  # a bold header
+        assert "]0;owned" in terminal.seen
     assert evil in project.agac(*words).out

@@ -18,6 +18,8 @@ FORMS = {
     "plain": CANARY.encode(),
     "JSON": json.dumps(CANARY)[1:-1].encode(),
     "JSON with escaped slashes": json.dumps(CANARY)[1:-1].replace("/", "\\/").encode(),
+    "JSON in JSON in JSON": json.dumps(json.dumps(json.dumps(CANARY)[1:-1])[1:-1])[1:-1].encode(),
+    "page": CANARY.replace('"', "\\u0022").encode(),
     "URL": quote(CANARY, safe="").encode(),
     "base64": base64.b64encode(CANARY.encode()),
 }
@@ -52,6 +54,12 @@ ECHOES = {
     "unauthorized": lambda text: Step(status=401, body=json.dumps({"error": {"message": f"bad key {text}"}})),
     "bad request": lambda text: Step(
         status=400, body=json.dumps({"error": {"message": f"header {text}", "code": text, "param": f"Bearer {text}"}})
+    ),
+    "JSON in JSON in JSON": lambda text: Step(
+        status=400, body=json.dumps({"error": {"message": json.dumps({"body": json.dumps({"key": text})})}})
+    ),
+    "escaped for a page": lambda text: Step(
+        status=400, body=json.dumps({"error": {"message": "key " + text.replace('"', "\\u0022")}})
     ),
     "escaped slashes": lambda text: Step(
         status=400, body=json.dumps({"error": {"message": f"header {text}"}}).replace("/", "\\/")
@@ -154,3 +162,18 @@ def test_the_dummy_key_of_a_local_server_is_a_word_that_answers_may_hold(project
         project.write(".env", "LOCAL_KEY=ollama\nDAY_TOKEN=tok-abcdef987654\n")
         project.run(project.workflow(rows=1, stages=[{"name": "say", "prompt": "${text}"}]))
     assert project.output() == ["I run on ollama, and the token of the day is [redacted]"]
+
+
+def test_a_header_as_it_is_written_is_in_no_message_but_may_be_in_an_answer(project: ProjectFolder) -> None:
+    headers = {"x-team": "green-kangaroos", "x-auth-user": "blue-kangaroos"}
+    echo = json.dumps({"error": {"message": "no green-kangaroos or blue-kangaroos here"}})
+    with scripted("green-kangaroos and blue-kangaroos", Step(status=400, body=echo)) as server:
+        prepared(project, server.base_url, headers=headers)
+        project.workflow(rows=2, stages=[{"name": "say", "prompt": "${text}"}])
+        ran = debugged(project, "run", "-a", "reviews", "--concurrency", "1", env={})
+    assert project.output() == ["green-kangaroos and [redacted]"]
+    (failed,) = project.envelopes(file="errors.jsonl")
+    assert "no [redacted] or [redacted] here" in failed["error"]["message"]
+    logged = (project.root / "debug.log").read_text("utf-8")
+    for text in (ran.out, ran.err, logged, str(project.query("SELECT error_message FROM attempt"))):
+        assert "kangaroos" not in text

@@ -93,7 +93,9 @@ def test_a_shipped_row_keeps_what_agac_yml_does_not_say() -> None:
     gateway = spec(base_url="https://gateway.example/openai", headers={"x-team": "data"})
     rows = build({"OPENAI_API_KEY": "sk-secret-1"}, openai=gateway, simulator=spec(base_url=AT))
     assert rows["openai"].base_url == "https://gateway.example/openai"
-    said = replace(rows["openai"], base_url=SHIPPED["openai"].base_url, headers={}, secrets=(), api_key=None)
+    said = replace(
+        rows["openai"], base_url=SHIPPED["openai"].base_url, headers={}, header_values=(), secrets=(), api_key=None
+    )
     assert said == replace(SHIPPED["openai"], batch=said.batch)
     # a simulator with an address is not started but still simulated
     assert (rows["simulator"].embedded, rows["simulator"].simulated) == (False, True)
