@@ -168,18 +168,22 @@ class BatchReport(Report):
 
 
 @blocking
-async def batch_status(batch_id: str | int | None = None, *, project: Path | str | None = None) -> BatchReport:
-    """How a batch stands (our number of it, or the provider's id), or the open ones of the run that submitted last.
+async def batch_status(
+    batch_id: str | int | None = None, *, only_open: bool = False, project: Path | str | None = None
+) -> BatchReport:
+    """How a batch stands (our number of it, or the provider's id), or the open ones of the run that submitted last;
+    where none is open, its last one.
 
     Asks the providers of those that they have got, and keeps what they say. Where one cannot be asked, what is known is
-    given with the reason. Raises UsageError for an id that no batch has, and when no batch is open.
+    given with the reason. Raises UsageError for an id that no batch has, and when no batch was made; with `only_open`
+    also when none is open.
     """
     root = project_root(project)
     opened, why_not = _opened(root)
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise nothing_submitted()
-        found = await chosen_batches(database, batch_id)
+        found = await chosen_batches(database, batch_id, closed=not only_open)
         submitted = [one for one in found if one.state == BatchStep.SUBMITTED]
         seen, reasons = await _ask_providers(opened, submitted) if opened else ({}, [why_not])
         if seen:
@@ -241,9 +245,9 @@ async def stored_again(database: Database, found: Sequence[BatchView]) -> list[B
     return [one for one in stored if one.id in wanted]
 
 
-async def chosen_batches(database: Database, batch_id: str | int | None) -> list[BatchView]:
+async def chosen_batches(database: Database, batch_id: str | int | None, *, closed: bool = False) -> list[BatchView]:
     """The batch that is named by our number or the provider's id; without a name the open ones of the run that
-    submitted last. Raises UsageError when there is none."""
+    submitted last, or (`closed`) the last of those that it had. Raises UsageError when there is none."""
     if batch_id is not None:
         found = await batches.batches(database, named=str(batch_id), closed=True)
         if not found:
@@ -254,6 +258,9 @@ async def chosen_batches(database: Database, batch_id: str | int | None) -> list
         return found
     run = await last_run(database)
     found = await batches.batches(database, run=run)
+    if not found and closed:
+        every = await batches.batches(database, run=run, closed=True)
+        return [max(every, key=lambda one: (one.submitted_at or 0.0, one.id))]
     if not found:
         record = await read_run(database, run)
         raise UsageError(

@@ -195,7 +195,7 @@ def batch_wait(
     open; KeyboardInterrupt is the caller's.
     """
     ends = None if timeout is None else time.monotonic() + timeout
-    report = batch_status(batch_id, project=project)
+    report = batch_status(batch_id, only_open=True, project=project)
 
     def waited(message: str, code: ExitCode) -> WaitReport:
         return WaitReport(code is ExitCode.DONE, report.batches, message, code)
@@ -213,7 +213,7 @@ def batch_wait(
             pause = min(pause, remaining)
         time.sleep(pause)
         try:
-            report = batch_status(batch_id, project=project)
+            report = batch_status(batch_id, only_open=True, project=project)
         except UsageError:  # another command retrieved them meanwhile
             break
     if report.batches and all(line.batch.state == BatchStep.NEEDS_HUMAN for line in report.batches):

@@ -60,7 +60,7 @@ def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 @batch.command(
     "status",
     short_help="Show the state of batches at their providers.",
-    help="Show the state of a batch at its provider; without ID, of the open ones of the last run.",
+    help="Show the state of a batch at its provider; without ID, of the open ones of the last run, or else its last.",
 )
 @batch_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the provider's own words.")

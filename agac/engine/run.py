@@ -107,11 +107,12 @@ take as long as their own time-outs allow: they are paid for."""
 
 @dataclass(frozen=True)
 class RowWalk:
-    """Takes all rows of an invocation through their stages, level by level."""
+    """Takes all rows of an invocation through their stages, level by level, with so many `calls` in flight at most."""
 
     context: InvocationContext
     tasks: Tasks
     group: asyncio.TaskGroup
+    calls: int
 
     async def all_rows(self, input_rows: InputRows, batches: Batches | None) -> None:
         """The rows of the input, or those of the store that a retry chose or for which a batch brought something, and
@@ -119,7 +120,9 @@ class RowWalk:
         context = self.context
         work, places, stop_signal = context.work, context.places, context.stop_signal
         if batches is not None:
+            await self._expect_calls(0)
             await self.until_stopped(batches.recover())
+            await self._expect_calls(self.calls)
         if stop_signal.stop is not None:
             return
         if work.batching.resume_run is not None:
@@ -145,20 +148,29 @@ class RowWalk:
         stop_signal = self.context.stop_signal
 
         async def walk() -> None:
+            await self._expect_calls(self.calls)
             await self.open_rows(again=True, idle=batches.enrolment.begin_again())
             batches.enrolment.close()
+            await self._expect_calls(0)
 
         async def complete() -> None:
             with suppress(RunStopped):
                 await batches.complete(walk)
 
         batches.enrolment.close()
+        await self._expect_calls(0)
         with suppress(RunStopped):
             await self.until_stopped(complete())
         batches.done.any_open = await batches.any_open()
         held_back = batches.enrolment.held_back and not batches.done.any_open  # nothing that could make room is open
         if stop_signal.stop is None and self.context.budgets is not None and held_back:
             self.context.budgets.stop_at_limit()
+
+    async def _expect_calls(self, calls: int) -> None:
+        """Records how many calls may be in flight from now on: a kill while only batches are at work loses none."""
+        if self.calls:
+            await self.context.ledger.durable()
+            await runs.note_concurrency(self.context.places.database, self.context.places.event, calls)
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""
@@ -392,7 +404,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_up())]
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background.append(group.create_task(tasks.look_ups.run()))
-        walk = RowWalk(context, tasks, group)
+        walk = RowWalk(context, tasks, group, invocation.concurrency)
         await walk.all_rows(InputRows(context), batches)
         if batches is not None:
             await walk.go_on(batches)

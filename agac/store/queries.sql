@@ -118,6 +118,10 @@ UPDATE event SET body = body || ? WHERE id = ?;
 -- What is known of an invocation, while it goes on.
 UPDATE event SET body = ? WHERE id = ?;
 
+-- name: event_calls
+-- How many calls may be in flight from now on: a kill may lose twice as many.
+UPDATE event SET body = json_set(body, '$.concurrency', ?) WHERE id = ?;
+
 -- name: event_end
 -- And ends.
 UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;

@@ -148,6 +148,11 @@ async def begin_invocation(database: Database, run: int, body: dict[str, Any], n
     return await write(database, "event_make", run, "invocation", now, canonical(body))
 
 
+async def note_concurrency(database: Database, event: int, calls: int) -> None:
+    """Records how many calls an invocation may have in flight from now on."""
+    await write(database, "event_calls", calls, event)
+
+
 async def end_invocation(database: Database, event: int, exit_code: int, body: dict[str, Any], now: float) -> None:
     """Records how an invocation ended."""
     await write(database, "event_end", now, exit_code, canonical(body), event)

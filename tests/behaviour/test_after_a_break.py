@@ -130,6 +130,26 @@ def test_calls_that_one_run_lost_do_not_count_in_the_budget_of_another(project: 
     assert report.invocation["lost_calls_at_most"] == 16  # it is said, all the same
 
 
+@pytest.mark.parametrize("held", ["a call", "a batch"])
+def test_only_calls_in_flight_are_lost_with_a_killed_invocation(
+    project: ProjectFolder, faulty: Faulty, held: str
+) -> None:
+    """While only batches are at work nothing is said to be paid and asked again: they are found."""
+    server = faulty([{"kind": "hang", "at": [5]}] if held == "a call" else [], "--batch-seconds", "100")
+    project.configure(server.base_url, batch="openai")
+    stages = [ONE, {"name": "two", "prompt": "Two ${text}", "run_mode": "batch", "batch": {"poll_interval": "0.05s"}}]
+    project.workflow(rows=5, stages=stages)
+    process = project.start("run", "-a", "reviews", "--wait", "--concurrency", "2")
+    under_way = {
+        "a call": lambda: server.account()["in_flight"] == 1,
+        "a batch": lambda: server.account()["batches"]["calls"].get("poll", 0) > 2,
+    }
+    wait_until(under_way[held], held, process)
+    killed(process)
+    ran = project.agac("run", "-a", "reviews", "--json")
+    assert (ran.json["invocation"]["lost_calls_at_most"] > 0) is (held == "a call")
+
+
 def test_lost_calls_count_at_the_price_of_the_first_that_is_known(project: ProjectFolder) -> None:
     project.numbered(40)
     project.workflow(stages=[ONE], budget={"usd": 0.0095})

@@ -164,15 +164,18 @@ def test_what_stands_in_the_way_is_said_with_its_command(ran: ProjectFolder) -> 
             database.execute("DELETE FROM batch")
 
 
-def test_when_all_is_in_that_is_said_and_the_exit_code_is_2(ran: ProjectFolder) -> None:
+def test_when_all_is_in_the_last_batch_is_shown_and_the_exit_code_is_0(ran: ProjectFolder) -> None:
+    """Commands that need an open one say that there is none."""
     put_batch(ran, state="INGESTED", cost=0.1, ingested_at=time.time(), status="completed")
     put_batch(ran, state="REJECTED", status="failed", note="line 3: invalid_json_line", held_usd=0.25)
-    shown = ran.agac("batch", "status")
-    assert (shown.code, shown.out) == (2, "")
-    assert shown.err == (
-        "error: run 1 of reviews has no open batches\n"
-        "  All that was submitted is in. Look at the run with: agac status 1\n"
-    )
+    for command in ("wait", "cancel"):
+        shown = ran.agac("batch", command)
+        assert (shown.code, shown.out) == (2, "")
+        assert shown.err == (
+            "error: run 1 of reviews has no open batches\n"
+            "  All that was submitted is in. Look at the run with: agac status 1\n"
+        )
+    assert ran.agac("batch", "status", code=0).out == ran.agac("batch", "status", "2").out
     assert ran.agac("batch", "list").out.startswith("No open batches")
     lines = agac.batch_list(all=True, project=ran.root).batches
     assert [(line.batch.state, line.cost_usd, line.held_usd, line.batch.open) for line in lines] == [
@@ -210,8 +213,11 @@ def test_those_of_the_run_that_submitted_last_are_meant_and_others_are_mentioned
     assert ([line.batch.id for line in report.batches], report.elsewhere) == ([1], 0), "of those that have open ones"
     with store(ran) as database:
         database.execute("UPDATE batch SET state = 'CLEANED'")
+    chosen = agac.batch_status(project=ran.root).batches[0].batch.run_id
+    taken = agac.batch_retrieve(project=ran.root)
+    assert (chosen, taken.run.summary["run"]) == (1, 1), "status and retrieve mean the same one"
     with pytest.raises(agac.UsageError, match="run 1 of reviews has no open batches"):
-        agac.batch_status(project=ran.root)
+        agac.batch_wait(project=ran.root)
 
 
 def test_status_and_runs_mention_open_batches(ran: ProjectFolder) -> None:
