@@ -343,6 +343,7 @@ ADVICE: dict[str, str] = {
     ErrorType.REFUSED: "Change the prompt, or take these rows out of the input.",
     ErrorType.FILTERED: "Change the prompt, or take these rows out of the input.",
     ErrorType.EMPTY_RESPONSE: "Run again; with a reasoning model raise max_tokens.",
+    ErrorType.REPLY_TOO_LARGE: "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml.",
     ErrorType.INVALID_JSON: "Run again, or use a model with structured answers.",
     ErrorType.SCHEMA_MISMATCH: "Describe the form in the prompt, loosen output_schema, or use a larger model.",
     ErrorType.BUDGET_EXCEEDED: "Raise row_budget, or lower max_tokens.",

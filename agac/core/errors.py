@@ -47,6 +47,7 @@ class ErrorType(StrEnum):
     REFUSED = "Refused"
     FILTERED = "Filtered"
     EMPTY_RESPONSE = "EmptyResponse"
+    REPLY_TOO_LARGE = "ReplyTooLarge"
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
     BATCH_LOST = "BatchLost"
@@ -61,6 +62,7 @@ ANSWER_FAILURES = frozenset(
         ErrorType.FILTERED,
         ErrorType.TRUNCATED,
         ErrorType.EMPTY_RESPONSE,
+        ErrorType.REPLY_TOO_LARGE,
         ErrorType.SCHEMA_MISMATCH,
     }
 )

@@ -148,6 +148,7 @@ class MessageAssembly(Assembly):
     def _begin(self, index: Any, block: Any) -> None:
         if type(index) is int and isinstance(block, dict):
             self._blocks[index] = (dict(block), [])
+            self.size += len(repr(block))
             for name in ("text", "thinking"):
                 self._heard(name, text(block, name))
 
@@ -159,6 +160,7 @@ class MessageAssembly(Assembly):
             # a block that was never begun is one of text, or of thinking
             begun: dict[str, Any] = {"type": "text" if name == "text" else "thinking"}
             self._blocks.setdefault(index, (begun, []))[1].append((name, piece))
+            self.size += len(piece)
             self._heard(name, piece)
 
     def _heard(self, name: str, piece: str) -> None:

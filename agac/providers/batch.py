@@ -4,15 +4,16 @@ mean."""
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from socket import gaierror
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 from urllib.parse import quote
 
 import aiohttp
@@ -135,9 +136,9 @@ class RemoteFile:
     key: str | None = None
 
 
-EndedBatch = Literal["answered", "expired", "cancelled", "unanswered"]
+EndedBatch = Literal["answered", "expired", "cancelled", "unanswered", "too_large"]
 """What a result's line says became of a request. `answered`: an HTTP status and a body, good or bad; `unanswered`: it
-failed at the provider without either, which is not billed."""
+failed at the provider without either, which is not billed; `too_large`: its line is longer than is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,23 @@ class ResultLine:
     status: int = 0
     body: bytes = b""
     message: str = ""
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+def result_lines(path: Path, longest: int) -> Iterator[bytes]:
+    """The lines of a file of results, blank ones left out; of one that has more than `longest` bytes these and one
+    more. Only a line feed ends a line."""
+    with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        while line := file.readline(longest + 1):
+            rest = line
+            while len(rest) > longest and not rest.endswith(b"\n"):
+                rest = file.readline(longest + 1)
+            if bare := line.rstrip(b"\r\n"):
+                yield bare
 
 
 class UnreadableLine(ValueError):
@@ -262,10 +280,17 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 PIECE = 1 << 20
 """Bytes of a body that are held at once."""
 
+LONGEST = 32 << 20
+"""Bytes of a last line, at most, whose end is looked at to tell whether a file was cut."""
+
+TOO_LARGE = "too_large"
+"""The code of the Fault of a download of more bytes than are allowed."""
+
 LEEWAY = 300.0
 """Seconds by which a provider's clock and ours may differ."""
 
-_KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection")
+_KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection",
+         "range", "if-range")  # fmt: skip
 """Headers that are the transport's. All others of an SDK go: it takes keys, organizations and whole headers from
 variables that were not meant for this provider."""
 
@@ -299,6 +324,8 @@ class BatchApi:
 
         self._provider, self._traits, self._redactor = provider, traits, redactor
         self._cut: dict[str, int] = {}
+        self._begun: dict[str, tuple[int, str]] = {}
+        """Downloads that were cut and can be continued: how many bytes came, and the version of the file, if named."""
         self._response, self._timeout = httpx2.Response, httpx2.Timeout
         self._settings = ConnectionSettings(provider, "", os.environ, redactor)
         self._headers = {name: value for name, value in self._settings.headers.items() if name.lower() not in _KEPT}
@@ -365,10 +392,11 @@ class BatchApi:
         """The state of a batch. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
         return self._batch(await self._ask("get", self._at(batch), known=True))
 
-    async def download(self, result: Remote, path: Path) -> int | Fault:
+    async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes a file of results to `path`, replacing it, syncs it to the disk and gives its size. A body that ends
-        before it should is a Fault of the kind RETRY; so is one that is not there (yet); one that is said to be gone
-        for good is of the kind TASK. Raises OSError when `path` cannot be written."""
+        before it should is a Fault of the kind RETRY (the next download continues it, where the server offers ranges);
+        so is one that is not there (yet); one that is said to be gone for good, or of more than `most` bytes (its code
+        is TOO_LARGE), is of the kind TASK. Raises OSError when `path` cannot be written."""
         raise NotImplementedError
 
     async def cancel(self, batch: str) -> Fault | None:
@@ -447,40 +475,62 @@ class BatchApi:
         except self._lost as problem:
             return lost(problem, self._settings, creates=creates)
 
-    async def _save(self, path: str, target: Path, accept: str) -> tuple[int, bool] | Fault:
+    async def _save(self, path: str, target: Path, accept: str, most: float) -> tuple[int, bool] | Fault:
         """Writes the body that is at `path` to `target`, and syncs it to the disk: its size, and whether its length
-        came with it, and is this. A body that ends early is a Fault.
+        came with it, and is this. A body that ends early is a Fault (the next call continues it where the server offers
+        ranges), and so is one of more than `most` bytes.
 
         Killed or failing, it leaves a part of the file. Raises OSError when `target` cannot be written.
         """
-        response = await self._send("get", path, known=True, options={"headers": {"Accept": accept}}, stream=True)
+        begun, version = self._begun.pop(path, (0, ""))
+        if begun and not (target.exists() and target.stat().st_size == begun):
+            begun = 0
+        headers = {"Accept": accept, **({"Range": f"bytes={begun}-", "If-Range": version} if begun else {})}
+        sent = {name: value for name, value in headers.items() if value}
+        response = await self._send("get", path, known=True, options={"headers": sent}, stream=True)
         if isinstance(response, Fault):
-            return response
+            return self._torn(begun) if response.status == 416 else response
+        continues = response.status_code == 206
         try:
-            with target.open("wb") as file:
-                last, size = b"", 0
-                pieces = response.aiter_bytes(PIECE)
-                while True:
-                    try:
-                        piece = await anext(pieces, None)
-                    except self._lost as problem:
-                        return lost(problem, self._settings, creates=False)
-                    if piece is None:
-                        break
-                    size += file.write(piece)
-                    line = piece.rfind(b"\n")
-                    last = last + piece if line < 0 else piece[line + 1 :]
+            if continues and not response.headers.get("content-range", "").startswith(f"bytes {begun}-"):
+                return self._torn(0)
+            with target.open("ab" if continues else "wb", buffering=PIECE) as file:
+                last = await self._copy(response, file, most)
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
+                size = file.tell()
         finally:
             await response.aclose()
         length = response.headers.get("content-length", "")
-        if length.isdecimal() and int(length) != response.num_bytes_downloaded:
-            return self._torn(size)
-        if last.strip() and json_of(last) is None and self._cut.get(path) != size:
+        torn = length.isdecimal() and int(length) != response.num_bytes_downloaded
+        if torn or (isinstance(last, Fault) and last.kind is FaultKind.RETRY):
+            whole = response.headers.get("content-encoding", "identity") == "identity"
+            if size and whole and (continues or response.headers.get("accept-ranges") == "bytes"):
+                self._begun[path] = size, response.headers.get("etag", "")
+        if isinstance(last, Fault):
+            return last
+        if not continues and last.strip() and json_of(last) is None and self._cut.get(path) != size:
             self._cut[path] = size  # who sends the same again has no more of it
-            return self._torn(size)
-        return size, length.isdecimal()
+            torn = True
+        return self._torn(size) if torn else (size, length.isdecimal())
+
+    async def _copy(self, response: httpx2.Response, file: BinaryIO, most: float) -> bytes | Fault:
+        """Writes a body behind what `file` holds: its last line, where no break ends it."""
+        last, pieces = bytearray(), response.aiter_bytes()
+        while True:
+            try:
+                piece = await anext(pieces, None)
+            except self._lost as problem:
+                return lost(problem, self._settings, creates=False)
+            if piece is None:
+                return bytes(last)
+            file.write(piece)
+            if file.tell() > most:
+                return self._refused(FaultKind.TASK, f"sent more than {most:,} bytes of results", code=TOO_LARGE)
+            if (line := piece.rfind(b"\n")) >= 0:
+                last = bytearray(piece[line + 1 :])
+            elif len(last) < LONGEST:
+                last += piece
 
     def _refused(self, kind: FaultKind, what: str, *, code: str = "") -> Fault:
         """A Fault in words of our own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import error_tables
 from agac.providers.batch import (
+    BOM,
     PIECE,
     STATES,
     UNKNOWN,
@@ -60,13 +62,10 @@ _ENDED: dict[str, EndedBatch] = {
 """What the codes of a line's error mean that say that the request was never, or not to its end, worked on."""
 
 
-_BOM = b"\xef\xbb\xbf"
-
-
 def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
     """A line of results as an object, and its custom_id. Raises UnreadableLine."""
     try:
-        data = json.loads(line.removeprefix(_BOM).decode())
+        data = json.loads(line.removeprefix(BOM).decode())
     except UnicodeDecodeError:
         raise UnreadableLine("it is not UTF-8") from None
     except (ValueError, RecursionError):
@@ -144,10 +143,10 @@ class OpenAIBatches(BatchApi):
         """Whether it echoes the key or the input file of `order`."""
         return batch.key == order.key or bool(batch.file_id and batch.file_id == order.file_id)
 
-    async def download(self, result: Remote, path: Path) -> int | Fault:
+    async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes a file of results to `path`, replacing it, and gives its size. See `BatchApi.download`."""
         address = f"/files/{quote(result.ref, safe='')}"
-        saved = await self._save(f"{address}/content", path, "application/octet-stream")
+        saved = await self._save(f"{address}/content", path, "application/octet-stream", most)
         if isinstance(saved, Fault):
             return saved
         size, declared = saved
@@ -371,13 +370,13 @@ class AnthropicBatches(BatchApi):
         recent = batch.created_at is None or batch.created_at >= since
         return recent and batch.total in (None, order.requests)
 
-    async def download(self, result: Remote, path: Path) -> int | Fault:
+    async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.
 
         The address is made of the batch's id: the one that the batch names (`results_url`) may be elsewhere, where our
         key has no business.
         """
-        saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary")
+        saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary", most)
         if not isinstance(saved, Fault):
             return saved[0]
         if saved.status == 404:

@@ -27,6 +27,8 @@ class Assembly:
     """When the first token came, be it of thinking."""
     answering_at: float | None = None
     """When the first token of the answer itself came: of text or of a refusal."""
+    size = 0
+    """Characters of the answer that are held, about."""
 
     def token(self, *, answer: bool) -> None:
         """A token came now: of the answer, or of thinking."""
@@ -129,6 +131,15 @@ def unreadable(provider: Provider, status: int, what: str) -> Fault:
     """A good status with something that is neither a reply nor an error: `what` came is said."""
     message = f"{provider.name} answered {status} with {what}"
     return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, status=status, ambiguous=True)
+
+
+def too_large(provider: Provider) -> Fault:
+    """A reply of more bytes than are read. It was paid for, and the next would be as large."""
+    message = (
+        f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; ask for a shorter answer, or raise "
+        f"`limits: {{reply_mb}}` of {provider.name} in agac.yml"
+    )
+    return Fault(FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, message, ambiguous=True)
 
 
 def reply_of(

@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import aiohttp
-from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSMsgType
+from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSCloseCode, WSMsgType
 from multidict import CIMultiDict
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.bodies import encode
-from agac.providers.dialect import STREAMED, Assembly, asking
+from agac.providers.dialect import STREAMED, Assembly, asking, too_large
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
@@ -63,17 +64,18 @@ def parsed_event(data: str | bytes) -> Any:
 
 
 class Events:
-    """Takes bytes and gives events. One that no empty line ended is none, as the format says."""
+    """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none, as the format
+    says."""
 
-    __slots__ = ("_after_cr", "_data", "_rest")
+    __slots__ = ("_after_cr", "_data", "_most", "_rest", "_size")
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, most: float = math.inf) -> None:
+        self._most, self._size, self._rest = most, 0, b""
         self._data: list[bytes] = []
         self._after_cr = False
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
-        """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream."""
+        """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream, ReplyTooLarge."""
         # a line ends in LF, in CR, or in CR LF, of which the chunk before may have brought the first half
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
@@ -84,12 +86,15 @@ class Events:
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._size += len(line)
             elif not line and self._data:
                 yield from self._ended()
+        if self._size + len(self._rest) > self._most:
+            raise ReplyTooLarge
 
     def _ended(self) -> Iterator[Any]:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        self._data = []
+        self._data, self._size = [], 0
         if data.strip() == DONE:
             yield None
             return
@@ -97,22 +102,44 @@ class Events:
             yield event
 
 
-async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly) -> None:
+class ReplyTooLarge(aiohttp.ClientPayloadError):
+    """A reply has more bytes than `limits.reply_mb` allows; the rest of it is not read."""
+
+
+async def _read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The decoded body, `most` bytes of it. Raises ReplyTooLarge when it has more, but of an error the beginning says
+    enough."""
+    pieces, size = [], 0
+    while piece := await response.content.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            response.close()
+            if response.status < 400:
+                raise ReplyTooLarge
+            break
+    return b"".join(pieces)
+
+
+async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, most: int) -> None:
     """Reads a stream to its last event.
 
-    Raises ClientPayloadError when it ended before that, GarbledStream: both as when the connection is lost.
+    Raises ClientPayloadError when it ended before that, GarbledStream: both as when the connection is lost;
+    ReplyTooLarge when an event, or the answer so far, has more than `most` bytes.
     """
-    events = Events()
+    events = Events(most)
     while not assembly.done and (chunk := await response.content.readany()):
         for event in events.feed(chunk):
             assembly.take(event)
+            if assembly.size > most:
+                raise ReplyTooLarge
     if not assembly.finish():
         raise aiohttp.ClientPayloadError
     if response.content.at_eof():
         return
     try:  # to the end, so that the connection is kept; what goes wrong now, or takes long, only costs the connection
         async with asyncio.timeout(LAST_BYTES):
-            await response.read()
+            await _read_body(response, most)
     except (aiohttp.ClientError, OSError):
         response.close()
 
@@ -156,6 +183,7 @@ class Sender:
         self._asks = STREAMED + (dialect.asks_usage if provider.stream_usage else b"")
         if stream:
             self.settings.headers["Accept"] = "text/event-stream, application/json"
+        self.most = provider.limits.reply_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, wire: bytes, timeout: Timeout, *, within: float | None = None) -> HttpReply | Fault:
@@ -173,9 +201,9 @@ class Sender:
         try:
             async with session.post(self.settings.url, data=data, timeout=bounds, allow_redirects=False) as response:
                 if assembly is not None and response.content_type == "text/event-stream":
-                    await _read_events(response, assembly)
+                    await _read_events(response, assembly, self.most)
                     return _assembled(assembly, response, started)
-                body = await response.read()
+                body = await _read_body(response, self.most)
                 if 300 <= response.status < 400:
                     return self.settings.redirected(response.status, response.headers)
                 return HttpReply(response.status, response.headers, body, time.monotonic() - started)
@@ -212,6 +240,8 @@ class Sender:
 
     def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
         """What an exception of a request means."""
+        if isinstance(problem, ReplyTooLarge):
+            return too_large(self.settings.provider)
         rule = NO_WEBSOCKET if isinstance(problem, aiohttp.WSServerHandshakeError) else exception_rule(problem)
         return self.settings.fault(
             rule, reason_of(problem), getattr(problem, "status", ""),
@@ -313,7 +343,7 @@ class SocketSender:
         closing = ClientWSTimeout(ws_close=CLOSING)
         try:
             async with asyncio.timeout(bounds.connect):
-                ws = await session.ws_connect(self._http.settings.url, timeout=closing, max_msg_size=0)
+                ws = await session.ws_connect(self._http.settings.url, timeout=closing, max_msg_size=self._http.most)
             return _Socket(ws, time.monotonic())
         except aiohttp.WSServerHandshakeError as refused:
             self._strike(at_once=refused.status not in _PASSING)
@@ -335,11 +365,15 @@ class SocketSender:
                     message = await socket.ws.receive(timeout=bounds.sock_read)
                 except TimeoutError as late:
                     raise aiohttp.SocketTimeoutError from late
+                if getattr(message.data, "code", None) == WSCloseCode.MESSAGE_TOO_BIG:
+                    raise ReplyTooLarge
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     raise aiohttp.ServerDisconnectedError
                 event = parsed_event(message.data)
                 began = True
                 assembly.take(event)
+                if assembly.size > self._http.most:
+                    raise ReplyTooLarge
             status, _, body = assembly.result()
             sound = status == 200 and isinstance(body, dict) and not body.get("error")
         except aiohttp.ClientError:

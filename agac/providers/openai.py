@@ -164,6 +164,7 @@ class ChatAssembly(Assembly):
         for name, pieces in self._pieces.items():
             if piece := text(delta, name):
                 pieces.append(piece)
+                self.size += len(piece)
                 self.token(answer=True)
         if any(text(delta, name) for name in _THOUGHTS):
             self.token(answer=False)
@@ -274,6 +275,7 @@ class ResponseAssembly(Assembly):
                 self.token(answer=kind in _ANSWER)
         elif kind == "response.output_item.done":
             self._items.append(event.get("item"))
+            self.size += len(repr(event))
         elif kind in _LAST:
             self._ended(event.get("response"))
         elif kind == "error":

@@ -21,6 +21,13 @@ class Limits:
     tpm: int | None = None
     enqueued_tokens: int | None = None
     """Prompt tokens that may wait in batches of one model at once; None: not known, what a lane shows is learned."""
+    reply_mb: int = 16
+    """Megabytes of one decoded reply."""
+
+    @property
+    def reply_bytes(self) -> int:
+        """Bytes of one decoded reply, at most."""
+        return self.reply_mb * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -122,17 +123,28 @@ class BatchCall:
                 raise rule_error(rule.values)
 
     async def _send(self, path: Path) -> web.StreamResponse:
-        """A file as the body, piece by piece; a fault ends it early, with the connection."""
-        size = left = path.stat().st_size
+        """A file as the body, or the part of it that is asked for, piece by piece; a fault ends it early, with the
+        connection, or sends something else."""
+        if (junk := next((rule for rule in self.rules if rule.kind == "batch_junk"), None)) is not None:
+            self.store.counted(f"fault.{junk.kind}")
+            return await self._send_junk(junk.value("body"), path)
+        size = path.stat().st_size
+        wanted = re.fullmatch(r"bytes=([0-9]{1,15})-", self.http.headers.get("Range", ""))  # other ranges get it whole
+        begin = int(wanted[1]) if wanted is not None and int(wanted[1]) < size else 0
+        left = size - begin
         cut = next((rule for rule in self.rules if rule.kind == "batch_truncate"), None)
-        response = web.StreamResponse(headers=self.file_headers)
+        response = web.StreamResponse(status=206 if begin else 200, headers=self.file_headers)
+        response.headers["Accept-Ranges"] = "bytes"
+        if begin:
+            response.headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
         response.content_type = "application/octet-stream"
-        response.content_length = size
+        response.content_length = left
         if cut is not None:
             self.store.counted(f"fault.{cut.kind}")
             after = cut.value("after_bytes")
-            left = min(size // 2 if after is None else after, max(0, size - 1))
+            left = min(left // 2 if after is None else after, max(0, left - 1))
         with suppress(ConnectionError), path.open("rb") as file:
+            file.seek(begin)
             await response.prepare(self.http)
             while left > 0 and (piece := await asyncio.to_thread(file.read, min(DOWNLOAD_PIECE, left))):
                 await response.write(piece)
@@ -141,6 +153,22 @@ class BatchCall:
                 await response.write_eof()
         if cut is not None:
             drop_connection(self.http)
+        return response
+
+    async def _send_junk(self, body: str, path: Path) -> web.StreamResponse:
+        """Something else than a whole file of results."""
+        if body == "error":
+            return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
+        lines = path.read_bytes().splitlines()
+        if body == "array":
+            return web.Response(body=b"[" + b",".join(lines) + b"]", headers=self.file_headers)
+        if body == "half":
+            return web.Response(body=b"\n".join(lines[: len(lines) // 2]), headers=self.file_headers)
+        response = web.StreamResponse(headers=self.file_headers)
+        with suppress(ConnectionError):
+            await response.prepare(self.http)
+            while True:
+                await response.write(b"x" * DOWNLOAD_PIECE)
         return response
 
     def existing(self, name: str) -> Path:

@@ -62,6 +62,10 @@ OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete"
 FOREIGN_FORMS = ("unknown", "null", "list", "no_custom_id", "not_utf8")
 """Which lines `batch_foreign_line` adds that are no result of any request."""
 
+JUNK_BODIES = ("error", "array", "half", "endless")
+"""What `batch_junk` sends for results: an error object, the lines as a JSON array, the first half of them, or one line
+without an end."""
+
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
@@ -277,6 +281,13 @@ FAULTS: dict[str, KnownFault] = {
     ),
     "batch_truncate": KnownFault(
         "call", "a download ends with the connection, after half of it or `after_bytes`", "after_bytes", op="download"
+    ),
+    "batch_junk": KnownFault(
+        "call",
+        "a download comes with status 200 and is no whole file of results: see `body`",
+        "body",
+        op="download",
+        body="error",
     ),
     "batch_file_lag": KnownFault("call", "`times` creates do not find an uploaded file", "times", op="upload", times=2),
     "batch_list_lag": KnownFault(
@@ -576,6 +587,7 @@ BATCH_KEYS: dict[str, Check] = {
     "after": (lambda value: is_count(value, 0), "a count of requests"),
     "word": A_TEXT,
     "form": (lambda value: value in FOREIGN_FORMS, f"one of {', '.join(FOREIGN_FORMS)}"),
+    "body": (lambda value: value in JUNK_BODIES, f"one of {', '.join(JUNK_BODIES)}"),
     "size": A_COUNT,
 }
 """The value of keys in rules about batches, where it is something else, or where the key is for batches alone."""

@@ -515,6 +515,7 @@ class LimitsFile(FileModel):
     enqueued_tokens: int | None = key(
         "Prompt tokens that may wait in batches of one model at once; learned from refusals when left out.", ge=1
     )
+    reply_mb: int = key("The most megabytes of one decoded reply; more fails its row.", default=16, ge=1, le=1000)
 
 
 class PriceFile(FileModel):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +264,98 @@ def test_a_batch_of_anthropic_that_is_ended_keeps_what_it_did(make: Make, server
     project.run()
     advance(project.server, 101)
     project.assert_ends_as_sync(server, (2, 10))
+
+
+@pytest.mark.parametrize("provider", [{}, ANTHROPIC], ids=["openai", "anthropic"])
+@pytest.mark.parametrize("body", ["error", "array"])
+def test_results_without_a_line_of_ours_are_fetched_again_and_then_a_person_decides(
+    make: Make, server: Server, monkeypatch: pytest.MonkeyPatch, body: str, provider: Fault
+) -> None:
+    """What was paid for is neither deleted nor bought again: not while junk comes, nor by a later command."""
+    monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", (0.01,) * 4)
+    project = make({"kind": "batch_junk", "body": body, "first": 7}, provider=provider)
+    kept = project.account["kept"]
+    assert project.retrieve().exit_code == 75
+    assert (project.account["calls"]["download"], project.steps()) == (5, ["NEEDS_HUMAN"])
+    [note] = project.notes()
+    adopt = str(note).split("`")[1].split()
+    assert adopt[:3] == ["agac", "doctor", "--adopt"]
+    assert "may have been paid" in str(note)
+    assert strange(project)
+    project.run()
+    assert (project.charged(), project.account["kept"]) == ((1, 10), kept)
+    project.agac(*adopt[1:], code=0)
+    assert counts(project.retrieve()) == {"done": 10}
+    assert project.account["calls"]["download"] == 8
+    project.assert_as_sync(server, charged=(1, 10))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_lines_that_come_with_a_later_download_are_not_bought_again(make: Make, server: Server, first: int) -> None:
+    """And what had come before is counted once, also where prices are known."""
+    prices = {"small": {"input": 1.0, "output": 1.0}}
+    project = make({"kind": "batch_junk", "body": "half", "first": first}, provider={"prices": prices})
+    assert counts(project.retrieve()) == {"done": 10}
+    assert project.account["calls"]["download"] == first + 1
+    assert project.query("SELECT abs(b.cost - sum(a.cost)) < 1e-9 FROM batch b, attempt a") == [(1,)]
+    assert project.account["kept"] == 0
+    project.assert_as_sync(server, charged=(1, 10))
+
+
+def test_lines_that_never_come_are_lost_and_their_files_stay_at_the_provider(make: Make, server: Server) -> None:
+    project = make({"kind": "batch_junk", "body": "half", "first": 3})
+    assert counts(project.retrieve()) == {"done": 5, "again": 5, "missing": 5}
+    assert project.account["calls"]["download"] == 3
+    assert "5 results never came" in str(project.notes()[0])
+    assert project.account["kept"] > 0
+    project.assert_ends_as_sync(server, (2, 15), doubles=5)
+    assert project.account["kept"] > 0
+    assert project.agac("doctor", "--clean", code=0)
+    assert project.account["kept"] == 0
+
+
+def test_a_completed_batch_without_counts_or_results_is_a_persons_decision(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", ())
+    project = make({"kind": "batch_null_output"})
+    assert project.retrieve().exit_code == 75
+    assert (project.steps(), project.charged()) == (["NEEDS_HUMAN"], (1, 10))
+
+
+def test_a_download_never_fills_the_disk_nor_has_more_than_its_replies_may_have(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command begins anew where there was no room."""
+    monkeypatch.setattr("agac.engine.batch.poll.LATE_FILES", (0.01,))
+    project = make({"kind": "batch_junk", "body": "endless"}, rows=2, provider={"limits": {"reply_mb": 1}})
+    with monkeypatch.context() as little:
+        little.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=65 << 20))
+        with pytest.raises(agac.AgacError, match="No space left on device"):
+            project.retrieve()
+    assert project.steps() == ["TERMINAL"]
+    assert project.retrieve().exit_code == 75
+    assert project.steps() == ["NEEDS_HUMAN"]
+    assert max(path.stat().st_size for path in (project.root / ".agac/batches").iterdir()) < 2_400_000
+
+
+@pytest.mark.parametrize("mode", ["sync", "batch"])
+def test_a_reply_that_is_too_large_fails_its_row_alone_under_a_name_of_its_own(
+    tmp_path: Path, server: Server, mode: str
+) -> None:
+    """It was paid for and would come again: it is tried in two further runs, and then left."""
+    project = BatchProject(tmp_path / "large", server)
+    project.provider(limits={"reply_mb": 1}, prices={"echo": {"input": 1.0, "output": 1.0}})
+    project.rows({"id": f"r-{n}", "text": f"number {n} " * (200_000 if n == 3 else 1)} for n in range(1, 6))
+    stage = {"name": "say", "prompt": "${text}", "model": "local/echo"}
+    name = project.batched(stage, defaults={"run_mode": mode})
+    for tries in (1, 2, 3, 3):
+        project.run(name)
+        assert mode == "sync" or project.to_the_end().exit_code == 3
+        assert failed(project) == {"r-3": "ReplyTooLarge"}
+        [error] = project.envelopes(file="errors.jsonl")
+        assert "sent a reply of more than 1 MB" in error["error"]["message"]
+        lost = project.query("SELECT error_type, ambiguous, reply IS NULL FROM attempt WHERE error_type IS NOT NULL")
+        assert lost == [("ReplyTooLarge", 1, 1)] * tries
+    assert len(project.output()) == 4
+    assert "limits: {reply_mb}" in project.agac("run", "-a", name).out

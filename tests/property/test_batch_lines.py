@@ -13,6 +13,7 @@ from support.project import ProjectFolder
 from support.recount import assert_recounted
 from support.soak import campaign
 
+import agac
 from agac.core.keys import batch_intent, custom_id, read_custom_id
 from property.answering import FIELDS, Content, Provider, serving
 
@@ -119,7 +120,8 @@ PLANS = st.lists(
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Provider]:
-    with serving() as found:
+    with serving() as found, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("agac.engine.batch.poll.LATE_FILES", (0.0, 0.0))
         yield found
 
 
@@ -138,11 +140,16 @@ def test_whatever_results_hold_no_task_is_lost_and_none_is_answered_wrongly(
             defaults={"run_mode": "batch", "batch": {"poll_interval": "0.01s", "max_requests": size, "max_rounds": 9}},
         )  # fmt: skip
         provider.take()
-        provider.batches.spoil = Spoiler(list(plans))
-        for _ in range(4):
+        provider.batches.spoil, kept = Spoiler(list(plans)), provider.batches.kept
+        for _ in range(8):
             report = project.run(wait=True)
-            assert report.exit_code in (0, 3)
+            undecided = project.query("SELECT id FROM batch WHERE state = 'NEEDS_HUMAN'")
+            for (batch,) in undecided:  # its results hold no line of it
+                agac.doctor(resubmit=True, batch_id=batch, project=project.root)
+            assert report.exit_code in ((75,) if undecided else (0, 3))
             assert_recounted(project.query)
+            if undecided:
+                continue
             assert project.query("SELECT * FROM batch_task WHERE state < 3") == []
             found = {one["id"]: one["result"] for one in project.envelopes() if one["ok"]}
             for number, text in enumerate(texts):
@@ -150,8 +157,9 @@ def test_whatever_results_hold_no_task_is_lost_and_none_is_answered_wrongly(
             if report.exit_code == 0:
                 break
         assert len(found) == len(texts)
-        assert project.query("SELECT DISTINCT state FROM batch") == [("CLEANED",)]
-        assert provider.batches.kept == 0
+        assert {state for (state,) in project.query("SELECT state FROM batch")} <= {"CLEANED", "NOT_CREATED"}
+        lost = "SELECT 1 FROM batch WHERE state = 'NOT_CREATED' OR json_extract(counts, '$.missing') > 0"
+        assert provider.batches.kept == kept or project.query(lost)
         took = provider.take()
         project.run(wait=True)
         assert not provider.take()

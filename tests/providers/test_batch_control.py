@@ -317,6 +317,45 @@ def test_a_download_is_whole_or_a_fault(
         assert found == size == (tmp_path / "loaded").stat().st_size
 
 
+WHOLE = b'{"a": 1}\n' * 40
+HALF = len(WHOLE) // 2
+RANGES = {"Accept-Ranges": "bytes", "ETag": '"v1"'}
+CUT = Answer(WHOLE, headers=RANGES, drop="body")
+REST = Answer(WHOLE[HALF:], 206, {"Content-Range": f"bytes {HALF}-{len(WHOLE) - 1}/{len(WHOLE)}"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([CUT, REST], [None, f"bytes={HALF}-"]),
+        ([CUT, Answer(WHOLE)], [None, f"bytes={HALF}-"]),
+        ([CUT, Answer(b"", 416), Answer(WHOLE)], [None, f"bytes={HALF}-", None]),
+        ([CUT, Answer(WHOLE[:HALF], 206, {"Content-Range": "bytes 0-9/10"}), Answer(WHOLE)],
+         [None, f"bytes={HALF}-", None]),
+        ([Answer(WHOLE, drop="body"), Answer(WHOLE)], [None, None]),
+        ([Answer(WHOLE, headers={**RANGES, "Content-Encoding": "identity"}, drop="body"), REST],
+         [None, f"bytes={HALF}-"]),
+    ],
+    ids=["continued", "another version", "refused", "another range", "not offered", "not encoded"],
+)  # fmt: skip
+@both
+def test_a_download_that_was_cut_is_continued_where_ranges_are_offered(
+    name: str, answers: list[Answer], asked: list[str | None], server: Canned, tmp_path: Path
+) -> None:
+    server.answers(f"GET {RESULTS[name]}", *answers)
+
+    async def do(api: BatchApi) -> list[Any]:
+        return [await api.download(Remote("r", "output"), tmp_path / "loaded") for _ in answers]
+
+    *cut, whole = talk(name, server.base_url, do)
+    assert [one.kind for one in cut] == [FaultKind.RETRY] * len(cut)
+    assert (whole, (tmp_path / "loaded").read_bytes()) == (len(WHOLE), WHOLE)
+    sent = [{head.lower(): value for head, value in one.headers.items()} for one in server.asked]
+    sent = [heads for heads, one in zip(sent, server.asked, strict=True) if "r" in one.path.split("/")]
+    assert [heads.get("range") for heads in sent] == asked
+    assert [heads.get("if-range") for heads in sent] == [range_ and '"v1"' for range_ in asked]
+
+
 def test_a_file_of_which_more_is_kept_than_came(server: Canned, tmp_path: Path) -> None:
     server.answers("GET /files/r/content", Answer(b"{}\n", length="chunked"))
     server.answers("GET /files/r", Answer({"id": "r", "bytes": 6}))

@@ -4,6 +4,7 @@ failure."""
 import asyncio
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from wire_servers import (
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import FaultKind
 from agac.providers import http as sender_module
+from agac.providers.provider import Limits
 from agac.providers.transport import EXCEPTION_RULES, exception_rule
 from agac.spec.workflow import Timeout
 
@@ -385,3 +387,43 @@ async def test_what_ends_a_stream_is_the_answer(
         reply = a_reply(await post(server.base_url, dialect=dialect, stream=True))
     assert holds(json.loads(reply.body))
     assert (reply.status, reply.headers.get("retry-after")) == (status, "7" if status == 429 else None)
+
+
+TEXT = "x" * 999_000
+"""A reply with this text is just allowed, and two of it are not, where `reply_mb` is 1."""
+PLAIN = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = piece(b"x" * 65_536) * 20
+LARGE: dict[str, tuple[bytes, bool]] = {
+    "a gzip bomb": (GZIP + b"Connection: close\r\n\r\n" + gzip.compress(bytes(200_000_000), 1), False),
+    "an endless body": (PLAIN + b"Transfer-Encoding: chunked\r\n\r\n" + ENDLESS, False),
+    "a long body": (http(chat_body(TEXT * 2)), False),
+    "an endless event": (HEAD + piece(b"data: ") + ENDLESS, True),
+    "an endless line that is no event": (HEAD + ENDLESS, True),
+    "an event of many lines": (HEAD + piece(b"data: " + b"x" * 99_000 + b"\n") * 12, True),
+    "an endless answer": (HEAD + piece(chunk({"content": "x" * 90_000})) * 12, True),
+}
+
+
+@pytest.mark.parametrize(("answer", "streams"), LARGE.values(), ids=LARGE)
+async def test_a_reply_is_read_as_far_as_it_may_be_large(answer: bytes, streams: bool) -> None:
+    """What is read of it stays small, and nothing of it is tried again."""
+    tracemalloc.start()
+    try:
+        async with serving(always(answer)) as server:
+            fault = a_fault(await post(server.base_url, stream=streams, limits=Limits(reply_mb=1)))
+            _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (fault.kind, fault.type, fault.ambiguous) == (FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, True)
+    assert "`limits: {reply_mb}` of local" in fault.message
+    assert most < 16_000_000
+
+
+async def test_a_reply_of_nearly_as_much_as_allowed_comes_whole_and_of_an_error_its_beginning() -> None:
+    limits = Limits(reply_mb=1)
+    async with serving(always(http(chat_body(TEXT)))) as server:
+        assert a_reply(await post(server.base_url, limits=limits)).body == chat_body(TEXT)
+    async with serving(stream(*[chunk({"content": "x"})] * 9_000, STOP, DONE)) as server:  # framed in more than that
+        assert len(a_reply(await post(server.base_url, stream=True, limits=limits)).body) < 10_000
+    async with serving(always(http(b"x" * 3_000_000, "500 No"))) as server:
+        assert a_reply(await post(server.base_url, limits=limits)).status == 500

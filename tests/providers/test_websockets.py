@@ -16,7 +16,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import http as sender_module
 from agac.providers.http import HttpReply, Sending
-from agac.providers.provider import Provider
+from agac.providers.provider import Limits, Provider
 from agac.providers.table import DIALECTS
 from agac.spec.workflow import Timeout
 
@@ -81,8 +81,8 @@ async def server(told: Told = well, refuse: int = 0, location: str = "") -> Asyn
         await runner.cleanup()
 
 
-def sockets(seen: Seen, socket: str = "ws") -> AbstractAsyncContextManager[Sending]:
-    return sending(f"http://127.0.0.1:{seen.port}/v1", dialect="openai-responses", socket=socket)
+def sockets(seen: Seen, socket: str = "ws", **row: Any) -> AbstractAsyncContextManager[Sending]:
+    return sending(f"http://127.0.0.1:{seen.port}/v1", dialect="openai-responses", socket=socket, **row)
 
 
 async def test_a_call_is_one_message_and_its_events_one_body() -> None:
@@ -287,3 +287,14 @@ async def test_a_call_that_is_given_up_leaves_its_socket() -> None:
             await call
         a_reply(await sender.send(WIRE, BOUNDS))
     assert len(seen.upgrades) == 2
+
+
+@pytest.mark.parametrize("size", [1_100_000, 400_000], ids=["one message", "many"])
+async def test_an_answer_that_is_too_large_is_no_lost_connection(size: int) -> None:
+    async def at_length(ws: web.WebSocketResponse, _number: int) -> bool:
+        for _ in range(4):
+            await ws.send_json({"type": "response.output_item.done", "item": {"text": "x" * size}})
+        return True
+
+    async with server(at_length) as seen, sockets(seen, limits=Limits(reply_mb=1)) as sender:
+        assert a_fault(await sender.send(WIRE, BOUNDS)).type is ErrorType.REPLY_TOO_LARGE

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from support.batchclient import CHAT, BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator.faults import FAULTS, OPERATIONS, SINGLE_PHASES
+from agac.simulator.faults import FAULTS, JUNK_BODIES, OPERATIONS, SINGLE_PHASES
 
 ASKED = {"endpoint": CHAT, "completion_window": "24h"}
 
@@ -101,6 +101,35 @@ async def test_a_download_ends_before_it_should(batches: Any, after_bytes: int |
         assert whole.startswith(bytes(got))
         assert len(got) == (len(whole) // 2 if after_bytes is None else after_bytes)
         assert await counted(api) == {"batch_truncate": 1}
+
+
+@pytest.mark.parametrize("body", JUNK_BODIES)
+async def test_a_download_that_is_no_whole_file_of_results_and_one_that_begins_later(batches: Any, body: str) -> None:
+    async with batches(faults=[{"kind": "batch_junk", "body": body, "first": 1}]) as api:
+        batch = await api.run(4)
+        url = f"{api.root}/v1/files/{batch['output_file_id']}/content"
+        async with api.session.get(url) as response:
+            junk = await response.content.read(1 << 20 if body == "endless" else -1)
+            assert response.status == 200
+        async with api.session.get(url) as response:
+            whole = await response.read()
+            assert (response.headers["accept-ranges"], len(whole.splitlines())) == ("bytes", 4)
+        assert (
+            junk
+            == {
+                "error": b'{"error": {"message": "The results cannot be read now.", "type": "server_error"}}',
+                "array": b"[" + whole.strip().replace(b"\n", b",") + b"]",
+                "half": b"\n".join(whole.splitlines()[:2]),
+                "endless": junk and b"x" * len(junk),
+            }[body]
+        )
+        async with api.session.get(url, headers={"Range": "bytes=100-"}) as response:
+            assert (response.status, await response.read()) == (206, whole[100:])
+            assert response.headers["content-range"] == f"bytes 100-{len(whole) - 1}/{len(whole)}"
+        for ignored in (f"bytes={len(whole)}-", "bytes=0-9", "lines=1-"):
+            async with api.session.get(url, headers={"Range": ignored}) as response:
+                assert (response.status, await response.read()) == (200, whole)
+        assert await counted(api) == {"batch_junk": 1}
 
 
 async def test_a_batch_shows_up_late_in_the_list_and_is_not_found_for_a_while(batches: Any) -> None:

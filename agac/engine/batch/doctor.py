@@ -215,7 +215,7 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
     seen = await context.account(record.provider).api.look(provider_id)
     if isinstance(seen, Fault):
         raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
-    if await known_ids(context.database, [seen.id]):
+    if seen.id != record.provider_id and await known_ids(context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
         raise UsageError(

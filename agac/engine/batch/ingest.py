@@ -7,22 +7,22 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
-from agac.engine.batch.lifecycle import BatchContext, BatchFormat
+from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount
 from agac.engine.settle import how_answered, record_call
 from agac.engine.validate import ValidReply
-from agac.providers.batch import BatchState, ResultLine, UnreadableLine
+from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_lines
 from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
-from agac.store.batches import BatchRecord, PlacedTask, TaskState, tasks_at, tasks_left
+from agac.store.batches import BatchRecord, BatchStep, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.db import sql
 from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
@@ -90,40 +90,79 @@ CHUNK_LINES = 512
 STRANGE = ".strange"
 """The ending of files with lines that are no results of ours: they are kept for debugging."""
 
-BOM = b"\xef\xbb\xbf"
+CHUNK_BYTES = 32 << 20
+"""Bytes of lines after which a chunk has no more of them."""
 
 OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
 """Counts of tasks, which each chunk commits; the others are of lines."""
 
+ENDS = ("done", "failed", "again", "cancelled")
+"""Of these counts every task that has an end is in one."""
+
+FURTHER_DOWNLOADS = 2
+"""How often results are downloaded once more of which some lines are missing."""
+
 _NO_ROW = Row(0, 0, None)
 
 
-async def ingest(context: BatchContext, record: BatchRecord, form: BatchFormat, files: Sequence[Path]) -> BatchRecord:
-    """All of the results, then all tasks of which they do not tell. Killed anywhere: the same again."""
+async def ingest(
+    context: BatchContext, record: BatchRecord, form: BatchFormat, files: Sequence[Path], further: int
+) -> BatchRecord:
+    """All of the results; then, once no further download may bring them, all tasks of which they do not tell. Killed
+    anywhere: the same again. `further`: how often they are downloaded once more where no line is in them."""
     counts = Counter({kind: count for kind, count in (record.counts or {}).items() if kind in OF_TASKS})
-    reader = ResultReader(context, record, form, counts)
+    taken = context.intakes.get(record.id, Intake(downloads=1))
+    reader = ResultReader(context, record, form, counts, real=taken.real, unpriced=taken.unpriced)
+    context.path(record, STRANGE).unlink(missing_ok=True)  # of an earlier download, or of this one
     writing: asyncio.Future[None] | None = None
-    for lines in _chunks(files):
+    for lines in _chunks(files, form.longest_line):
         await reader.lines(lines)
         if writing is not None:
             await writing  # one commit is under way while the next lines are read, not more
         writing = reader.put()
     if writing is not None:
         await writing
+    context.intakes[record.id] = Intake(taken.downloads, reader.real, reader.unpriced)
+    ended = sum(reader.counts[kind] for kind in ENDS)
+    if any(size for _, size, _ in record.outputs or ()) and ended < max(expected_lines(record), 1):
+        some = ended + reader.ours > 0
+        if taken.downloads <= (min(further, FURTHER_DOWNLOADS) if some else further):
+            note = f"{record.tasks - ended:,} of {record.tasks:,} results have not come: they are downloaded again"
+            _log.warning("batch %d: %s", record.id, note)
+            return await context.journal.step(record, BatchStep.TERMINAL, note)
+        if not some:
+            return await context.journal.step(record, BatchStep.NEEDS_HUMAN, _no_results(context, record))
     await reader.without_line()
     if context.budget is not None and record.run_id == context.run:
         context.budget.ingested(record.id, reader.real)
-    cost_usd = None if reader.unpriced and not reader.real.usd else (record.cost or 0.0) + reader.real.usd
+    fresh = reader.real.usd - taken.real.usd
+    cost_usd = None if reader.unpriced and not reader.real.usd else (record.cost or 0.0) + fresh
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
+
+
+def expected_lines(record: BatchRecord) -> int:
+    """How many results a batch that has ended has, as far as its provider tells."""
+    counted = min((record.done or 0) + (record.failed or 0), record.tasks)
+    return record.tasks if record.status == BatchState.COMPLETED else counted
+
+
+def _no_results(context: BatchContext, record: BatchRecord) -> str:
+    """Why a person decides on a batch whose results hold nothing of ours."""
+    kept = context.path(record, STRANGE)
+    return (
+        f"what {record.provider} sends as its results is none of them, and they may have been paid"
+        + (f" ({kept.name} holds it)" if kept.exists() else "")
+        + f"; `agac doctor --adopt {record.provider_id} --batch-id {record.id}` downloads them again"
+    )
 
 
 async def keep_late(context: BatchContext, record: BatchRecord, form: BatchFormat, file: Path) -> tuple[int, int]:
     """Keeps the good answers in a file for which no result is stored: how many, and how many others were there, which
     were paid for twice. Whoever asks their tasks next finds these. All calls are counted: they were paid."""
     reader, kept = ResultReader(context, record, form, late=True), 0
-    for lines in _chunks([file]):
+    for lines in _chunks([file], form.longest_line):
         await reader.lines(lines)
         results = reader.write.results
         known = await earlier_results(context.database, [result.fingerprint for result in results], 0.0)
@@ -136,8 +175,8 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
 
 @dataclass(slots=True)
 class ResultReader:
-    """One reading of a batch's results. `counts` by what lines came to; `real` what they cost. `late`: its tasks went
-    into other batches, and have their ends."""
+    """One reading of a batch's results. `counts` by what lines came to; `real` what they cost; `ours`: lines that name
+    a task of it and cannot be read. `late`: its tasks went into other batches, and have their ends."""
 
     context: BatchContext
     record: BatchRecord
@@ -146,6 +185,7 @@ class ResultReader:
     late: bool = False
     real: Amount = NOTHING
     unpriced: int = 0
+    ours: int = 0
     write: WriteBatch = field(default_factory=WriteBatch)
     under_way: set[int] = field(default_factory=set)
     """Places whose ends are being committed: the store does not show them yet."""
@@ -163,15 +203,17 @@ class ResultReader:
         return asyncio.ensure_future(self.context.ledger.put(write, record.run_id, record.event_id, further))
 
     async def lines(self, lines: Iterable[bytes]) -> None:
-        """A chunk of lines. What is none of our results is kept in a file of its own, and logged."""
+        """A chunk of lines. What is none of our results is kept in a file of its own, and the first of it logged."""
         named: dict[int, tuple[str, ResultLine]] = {}
         odd: list[bytes] = []
         for line in lines:
             try:
                 result = self.form.result(line)
             except UnreadableLine as why:
-                _log.warning("batch %d: a line cannot be read: %s", self.record.id, why)
+                if not odd:
+                    _log.warning("batch %d: a line cannot be read: %s", self.record.id, why)
                 self.counts["malformed"] += 1
+                self.ours += line.startswith(b"{") and self.record.intent.encode() in line[:AROUND_A_REPLY]
                 odd.append(line)
                 continue
             name = read_custom_id(result.custom_id)
@@ -198,13 +240,15 @@ class ResultReader:
 
     def take_line(self, task: PlacedTask, line: ResultLine) -> None:
         """A line that tells of a task."""
-        if line.ended != "answered":
+        if line.ended != "answered" and line.ended != "too_large":
             self._not_answered(task, line.ended, line.message)
             return
         form, answer = self.form, self.form.read(line)
         reply = answer if isinstance(answer, Reply) else None
         checked = RowError(answer.type, answer.message) if isinstance(answer, Fault) else form.checker.check(answer)
         call = self._call(task, line, reply, checked)
+        if line.ended == "too_large":
+            call = replace(call, body=None, **self._held())
         self._keep(task, call)
         if isinstance(checked, RowError):
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
@@ -222,7 +266,6 @@ class ResultReader:
         """The tasks without a line. One that may have been answered, and paid, is kept as a call."""
         record, form = self.record, self.form
         missing = _NO_LINE.get(record.status or "", "missing")
-        share = max(record.tasks, 1)
         after = -1
         while left := await tasks_left(self.context.database, record.id, after, CHUNK_LINES):
             after = left[-1].place
@@ -236,16 +279,21 @@ class ResultReader:
                         duration=0.0,
                         status=None,
                         error=missing_error("missing"),
-                        ambiguous=True,
                         usage=Usage(),
                         cost=None,
                         body=None,
-                        held_usd=record.held_usd / share,
-                        held_tokens=record.held_tokens // share,
+                        **self._held(),
                     )
                     self._keep(task, lost)
                 self._not_answered(task, missing, "")
             await self.put()
+
+    def _held(self) -> dict[str, Any]:
+        """What is set aside for a request that may have been paid for, and of which no costs are known."""
+        record, share = self.record, max(self.record.tasks, 1)
+        return {
+            "ambiguous": True, "held_usd": record.held_usd / share, "held_tokens": record.held_tokens // share,
+        }  # fmt: skip
 
     def _not_answered(self, task: PlacedTask, missing: MissingAnswer, said: str) -> None:
         """A task without an answer. What its user ended waits for its user, or goes on as was decided then."""
@@ -313,15 +361,17 @@ def _is_good(line: ResultLine) -> bool:
     return line.ended == "answered" and 200 <= line.status < 300
 
 
-def _chunks(files: Sequence[Path]) -> Iterator[list[bytes]]:
-    """The lines of result files, some hundred at a time, blank ones left out. Only a line feed ends a line."""
-    for file in files:
-        with file.open("rb") as stream:
-            if stream.read(len(BOM)) != BOM:
-                stream.seek(0)
-            lines = filter(None, (line.rstrip(b"\r\n") for line in stream))
-            while chunk := list(islice(lines, CHUNK_LINES)):
-                yield chunk
+def _chunks(files: Sequence[Path], longest: int) -> Iterator[list[bytes]]:
+    """The lines of result files (see `result_lines`), some hundred at a time, fewer of long ones."""
+    chunk, size = list[bytes](), 0
+    for line in chain.from_iterable(result_lines(file, longest) for file in files):
+        chunk.append(line)
+        size += len(line)
+        if len(chunk) == CHUNK_LINES or size > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _append(path: Path, lines: Sequence[bytes]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
@@ -17,14 +18,15 @@ from agac.core.types import Fault, Params, Reply
 from agac.engine.caller import Route
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
-from agac.engine.limits import BudgetLimiter, RunStopped, StopSignal
+from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal
 from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
-from agac.providers.batch import BatchApi, ProviderBatch, ResultLine
+from agac.providers.batch import BatchApi, ProviderBatch, ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
+from agac.providers.dialect import too_large
 from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
@@ -40,6 +42,11 @@ from agac.store.batches import (
 )
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
+
+AROUND_A_REPLY = 1 << 16
+"""Bytes of a line of results besides the reply, at most."""
+
+_NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,23 @@ class BatchFormat(Route):
         """Bytes of a batch."""
         return most_bytes(self.stage.batch, self.traits)
 
+    @property
+    def longest_line(self) -> int:
+        """Bytes of a line of results, at most."""
+        return self.model.provider.limits.reply_bytes + AROUND_A_REPLY
+
     def read(self, line: ResultLine) -> Reply | Fault:
         """What an answered line means: the same as an answer to a call."""
+        if line.ended == "too_large":
+            return too_large(self.model.provider)
         return self.parse(line.status, {}, line.body)
 
     def result(self, line: bytes) -> ResultLine:
         """A line of results without secrets: a server may quote what we sent. Raises UnreadableLine."""
+        if len(line) > self.longest_line:
+            if (named := _NAMED.search(line[:AROUND_A_REPLY])) is None:
+                raise UnreadableLine(f"it has more than {self.longest_line:,} bytes")
+            return ResultLine(named[1].decode(), "too_large", 200)
         read = self.lines.result(line)
         return replace(read, body=self.redactor.clean_bytes(read.body), message=self.redactor.clean(read.message))
 
@@ -211,6 +229,15 @@ def foreign(record: BatchRecord, provider_id: str | None) -> str:
     return json.dumps(sorted({*record.not_ours, provider_id}))
 
 
+class Intake(NamedTuple):
+    """What was taken of a batch in this invocation: how often its results were downloaded, what the answers in them
+    cost, and how many have no known price."""
+
+    downloads: int = 0
+    real: Amount = NOTHING
+    unpriced: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """One account at a provider."""
@@ -256,6 +283,7 @@ class BatchContext:
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.database, self.ledger, self.clocks.wall)
+        self.intakes: dict[int, Intake] = {}
         self._accounts: dict[str, Account] = {}
         self._formats: dict[int, BatchFormats] = {}
 

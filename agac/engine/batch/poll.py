@@ -7,7 +7,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from dataclasses import replace
+from errno import ENOSPC
 from http import HTTPStatus
 from pathlib import Path
 
@@ -16,9 +18,9 @@ from agac.core.types import Fault, FaultKind
 from agac.data.files import sync_folder
 from agac.engine.batch.enrol import writing
 from agac.engine.batch.ingest import ingest, keep_late
-from agac.engine.batch.lifecycle import BatchContext, foreign
+from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, Intake, foreign
 from agac.engine.batch.submit import UNSURE, is_cap, is_whole, names_other, over_cap
-from agac.providers.batch import BatchState, ProviderBatch, Remote
+from agac.providers.batch import TOO_LARGE, BatchState, ProviderBatch, Remote
 from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
@@ -29,11 +31,14 @@ RESULTS_KEPT = 30 * 86_400.0
 NOT_CANCELLED = "its end could not be asked for: "
 """How the note of a batch begins that runs on although it was to end."""
 
+LATE_FILES = (0.1, 0.5, 2.0, 5.0)
+"""Seconds between looks at a batch that has ended and names no file with results, or whose files hold none."""
+
+DISK_RESERVE = 64 << 20
+"""Bytes of the disk that a download leaves to the store."""
+
 LATE = ".late"
 """The further ending of results of a creation that was given up."""
-
-LATE_FILES = (0.1, 0.5, 2.0, 5.0)
-"""Seconds between looks at a batch that has finished requests and names no file with results."""
 
 
 async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -141,7 +146,9 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
 
 async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
-    journal = context.journal
+    journal, taken = context.journal, context.intakes.get(record.id, Intake())
+    if taken.downloads:  # lines are missing: they may be late
+        await context.stop_signal.sleep(LATE_FILES[taken.downloads - 1])
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         gone = _is_gone(context, record, seen)
@@ -156,7 +163,7 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
         again = await _seen(context, record)
         if isinstance(again, ProviderBatch) and again.state.is_terminal:
             seen = again
-    if not seen.results and seen.done:
+    if not seen.results and (seen.done or (seen.done is None and seen.state is BatchState.COMPLETED)):
         note = f"what it finished may have been paid, and {record.provider} has no results of it (any more)"
         return await journal.step(record, BatchStep.NEEDS_HUMAN, note)
     lost = f"its results are gone from {record.provider}, and may have been paid"
@@ -170,6 +177,7 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
         files.append(got)
     if not seen.results and seen.results_until is not None and seen.results_until < context.clocks.wall():
         return await journal.step(record, BatchStep.NEEDS_HUMAN, lost)
+    context.intakes[record.id] = taken._replace(downloads=taken.downloads + 1)
     return await journal.write(record, "downloaded", outputs=json.dumps(files))
 
 
@@ -180,13 +188,21 @@ async def _download(
     path = context.path(record, f".{remote.kind}{suffix}")
     part = path.with_name(path.name + ".part")
     gone = record.results_until is not None and context.clocks.wall() > record.results_until
+    account = context.account(record.provider)
+    most = record.tasks * (account.provider.limits.reply_bytes + AROUND_A_REPLY)
     attempt = 0
     while True:
         attempt += 1
         try:
             with writing(part):
                 part.parent.mkdir(parents=True, exist_ok=True)
-                got = await context.account(record.provider).api.download(remote, part)
+                free = shutil.disk_usage(part.parent).free - DISK_RESERVE
+                got = await account.api.download(remote, part, min(most, free))
+                if isinstance(got, Fault) and got.code == TOO_LARGE:
+                    if free < most:
+                        raise OSError(ENOSPC, os.strerror(ENOSPC))
+                    _log.warning("batch %d: %s; only these are read", record.id, got.message)
+                    got = part.stat().st_size
                 if not isinstance(got, Fault):
                     return path.name, got, await asyncio.to_thread(_kept, part, path)
         except StoreError:
@@ -224,7 +240,7 @@ async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
             record, "not_ours", foreign=foreign(record, record.provider_id),
             note="what was taken for it is another one: it is looked for again",
         )  # fmt: skip
-    return await ingest(context, record, form, files)
+    return await ingest(context, record, form, files, len(LATE_FILES))
 
 
 async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
@@ -246,8 +262,11 @@ async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBa
 
 async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no fault."""
-    api = context.account(record.provider).api
-    if api.uploads:
+    api, lost = context.account(record.provider).api, (record.counts or {}).get("missing", 0)
+    if lost:
+        note = f"{lost:,} results never came: its files stay at {record.provider} until `agac doctor --clean`"
+        record = await context.journal.remark(record, note)
+    elif api.uploads:
         seen = await _seen(context, record) if record.provider_id is not None else None
         results = [one.ref for one in seen.results] if isinstance(seen, ProviderBatch) else []
         for file in [*([record.file_id] if record.file_id else []), *results]:

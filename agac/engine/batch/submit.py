@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agac.core.keys import read_custom_id
 from agac.core.types import Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
-from agac.providers.batch import Order, ProviderBatch, UnreadableLine
+from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
 from agac.spec.workflow import DayTime
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
@@ -156,7 +156,7 @@ async def _is_ours(
     """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
     path = context.path(record, ".candidate")
     for remote in seen.results:
-        size = await context.account(record.provider).api.download(remote, path)
+        size = await context.account(record.provider).api.download(remote, path, form.longest_line * record.tasks)
         if isinstance(size, Fault):
             return size
         try:
@@ -177,15 +177,14 @@ def names_other(form: BatchFormat, record: BatchRecord, files: Iterable[Path]) -
 def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None:
     """Whether any of the first lines tells of a task of this batch, though others may not; None: none can be read."""
     mine = None
-    with path.open("rb") as file:
-        for line in islice(file, 100):
-            try:
-                name = read_custom_id(form.lines.result(line.rstrip(b"\n")).custom_id)
-            except UnreadableLine:
-                continue
-            mine = name is not None and name[0] == record.intent
-            if mine:
-                break
+    for line in islice(result_lines(path, form.longest_line), 100):
+        try:
+            name = read_custom_id(form.result(line).custom_id)
+        except UnreadableLine:
+            continue
+        mine = name is not None and name[0] == record.intent
+        if mine:
+            break
     return mine
 
 
