@@ -4,6 +4,7 @@ the invocation ended: its outputs written, its report made, and what finishing t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.api.status import rows_by_remedy
 from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
-from agac.core.types import Report, RowId, iso, json_form
+from agac.core.types import Report, RowId, iso, json_form, waits_left
 from agac.data.sources import estimated_rows
 from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.estimate import Finishing, finishing
@@ -58,7 +59,8 @@ class StageSnapshot:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun; `waiting_for`: why
-    the last call brought no answer; `batches`: those that are open."""
+    the last call brought no answer; `waits`: until when no call goes to a model, by lane; `batches`: those that are
+    open."""
 
     workflow: str
     stages: tuple[StageSnapshot, ...]
@@ -68,6 +70,7 @@ class Snapshot:
     last_error: tuple[RowError, RowId] | None
     stopping: bool
     waiting_for: RowError | None = None
+    waits: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[BatchCount, ...] = ()
 
     @property
@@ -104,6 +107,7 @@ class WatchedRun:
             totals.last_error,
             stopping=self.invocation.stop_signal.stop is not None,
             waiting_for=totals.waiting_for,
+            waits=waits_left(totals.waits, time.time()),
             batches=batches,
         )
 

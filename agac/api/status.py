@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
-from agac.core.types import Outcome, Report, RowId, iso, json_form
+from agac.core.types import Outcome, Report, RowId, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, project_root
 from agac.store import batches, history, runs
@@ -270,13 +271,17 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
     state = "killed" if invocation.exit_code == runs.KILLED else "ended"
     if invocation.ended_at is None:
         state = "running" if at_work else "killed"
+    body = dict(invocation.body)
+    waits = waits_left(body.pop("waits", {}), time.time())
+    if waits and state == "running":
+        body["waits"] = waits
     return {
         "number": invocation.id,
         "state": state,
         "started_at": iso(invocation.at),
         "ended_at": iso(invocation.ended_at),
         "exit_code": invocation.exit_code,
-        **invocation.body,
+        **body,
     }
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, TextIO
 
-from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say
+from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say, waits_text
 from agac.core.types import dollars
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ async def plainly(
         share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
         grown = PLAIN_SHARE if share is None else round(share - printed_share, 6)
         is_due = now - printed_at >= (PLAIN_SECONDS if grown >= PLAIN_SHARE else PLAIN_SILENCE)
-        is_waiting = snapshot.waiting_for is not None and now - waiting_at >= PLAIN_SILENCE
+        is_waiting = (snapshot.waiting_for is not None or bool(snapshot.waits)) and now - waiting_at >= PLAIN_SILENCE
         if is_due:
             printed_at, printed_share = now, share or 0.0
         if is_waiting:
@@ -279,6 +279,8 @@ def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
         notes.append(f"unusable rows {snapshot.unusable:,}{last}")
     if snapshot.waiting_for is not None and not snapshot.stopping:
         notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
+    if snapshot.waits and not snapshot.stopping:
+        notes.append(waits_text(snapshot.waits))
     if snapshot.stopping:
         calls = counted(snapshot.in_flight, "call")
         notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")

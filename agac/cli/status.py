@@ -25,6 +25,7 @@ from agac.cli.terminal import (
     row_words,
     selection_words,
     table,
+    waits_text,
 )
 from agac.core.errors import ExitCode
 from agac.core.types import dollars
@@ -174,6 +175,8 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
     waiting_for = plain(first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
     if run["state"] == "running":
+        if waits := last.get("waits"):
+            yield f"Run {number} is {waits_text(waits)}"
         if waiting_for:
             yield f"Run {number} is retrying: {waiting_for}"
     elif newer := run.get("replaced_by"):

@@ -149,6 +149,15 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
+def waits_text(waits: Mapping[str, str]) -> str:
+    """For which providers a run waits, and until when here; `waits` are moments by lane."""
+    ends: dict[str, datetime] = {}
+    for lane, until in waits.items():
+        provider, end = lane.partition("/")[0], datetime.fromisoformat(until).astimezone()
+        ends[provider] = max(end, ends.get(provider, end))
+    return ", ".join(f"waiting for {plain(provider)} until {end:%H:%M:%S}" for provider, end in ends.items())
+
+
 def duration(seconds: float) -> str:
     """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
     minutes, second = divmod(int(seconds), 60)

@@ -181,6 +181,11 @@ Visible = Mapping[str, JSONValue]
 """What a template may see: a row's fields, results by stage name, `vars`."""
 
 
+def waits_left(waits: Mapping[str, float], now: float) -> dict[str, str]:
+    """Until when no call goes to a model, as moments, by lane: those that have not passed."""
+    return {lane: iso(until) or "" for lane, until in waits.items() if until > now}
+
+
 def iso(seconds: float | None) -> str | None:
     """Seconds since 1970 as text, UTC: `2026-11-22T10:00:00Z`."""
     if seconds is None:

@@ -176,12 +176,13 @@ class ModelConnection(Route):
             else:
                 lane.heard(permit, http)
             return CallResult(http, http.status, None, at, self.wall() - at)
-        if (rates := self.dialect.rates(http.headers)) is not None:
-            lane.observe(permit, rates)
         clean = self.redactor.clean_bytes(http.body)
         answer = self.parse(http.status, http.headers, clean)
         if http.ttft is not None and isinstance(answer, Reply):
             answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
+        asked = isinstance(answer, Fault) and bool(answer.delay)  # headers say when all of a quota is back, not when
+        if not asked and (rates := self.dialect.rates(http.headers)) is not None:  # one may come again: that is asked
+            lane.observe(permit, rates)
         lane.heard(permit, answer)
         status = http.status if isinstance(answer, Reply) else answer.status
         return CallResult(answer, status, clean, at, http.duration)
@@ -204,11 +205,12 @@ class ModelConnection(Route):
 
 @asynccontextmanager
 async def open_connections(
-    work: Work, uncommitted: CallLimit, stop_signal: StopSignal
+    work: Work, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
     """Each stage's connections, its model's first, by the stage's index.
 
-    Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender.
+    Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits`
+    is called with the name of a lane and the seconds of each long wait in it.
     """
     plan = work.plan
     budgets = [*(balance.budget for balance in balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
@@ -229,8 +231,9 @@ async def open_connections(
                 if model.lane not in lanes:
                     limits, clock = model.provider.limits, work.clocks.monotonic
                     most = limits.concurrency or plan.concurrency
+                    shown = partial(waits, model.lane)
                     lanes[model.lane] = Lane(
-                        most, rpm=limits.rpm, tpm=limits.tpm, clock=clock, stop_signal=stop_signal
+                        most, rpm=limits.rpm, tpm=limits.tpm, clock=clock, stop_signal=stop_signal, waits=shown
                     )  # fmt: skip
                 connection = ModelConnection(
                     stage=stage,
@@ -391,7 +394,8 @@ class Caller:
             faults[reply.kind] += 1
             has_next = attempts.position + 1 < len(connection.stage.models)
             counts = faults[reply.kind], attempts.ambiguous
-            match decide(reply, *counts, self._jitter(), has_alternative=has_next):
+            waited = attempts.active.waited
+            match decide(reply, *counts, self._jitter(), has_alternative=has_next, waited=waited):
                 case FailTask():
                     if attempts.active.deadline.over:
                         raise RowDeadlineExceeded
@@ -438,6 +442,7 @@ class Caller:
             _log.warning("%s: %s; retrying in %.0f s", connection.model.lane, *said, extra=about)
         if not attempts.active.deadline.outlasts(delay):
             raise RowDeadlineExceeded
+        attempts.active.waited += delay
         await self._stop_signal.sleep(delay)
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:

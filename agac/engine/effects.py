@@ -64,7 +64,7 @@ class RowProgress:
 @dataclass(slots=True, kw_only=True)
 class ActiveRow(RowProgress):
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
-    spend in this invocation, from its first call on.
+    spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls.
 
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
@@ -76,6 +76,7 @@ class ActiveRow(RowProgress):
     prior: dict[int, PriorTask] = field(default_factory=dict)
     deadline: RowDeadline = NO_DEADLINE
     budget: BudgetBalance | None = None
+    waited: float = 0.0
     known: bool = False
     forced: bool = False
     again_from: int | None = None

@@ -387,11 +387,18 @@ class Lane:
     """Holds calls back: `most` at once and fewer while the server cannot take them (`Adaptive`), `rpm` and `tpm` spaced
     out evenly, everyone during a pause that the server asked for. Who came first goes first.
 
-    `clock` is the event loop's: monotonic seconds.
+    `clock` is the event loop's: monotonic seconds. `waits` is called with the seconds of each long wait.
     """
 
     def __init__(
-        self, most: int, *, rpm: int | None, tpm: int | None, clock: Callable[[], float], stop_signal: StopSignal
+        self,
+        most: int,
+        *,
+        rpm: int | None,
+        tpm: int | None,
+        clock: Callable[[], float],
+        stop_signal: StopSignal,
+        waits: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._adaptive = Adaptive(most, clock())
         self._allowance = HeaderQuota()
@@ -400,6 +407,7 @@ class Lane:
         self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
         self._paused_until, self._warned_at = 0.0, -math.inf
+        self._waits, self._shown_until = waits, 0.0
         self._sent = self.in_flight = 0
         self._clock, self._stop_signal = clock, stop_signal
         self._waiting: deque[tuple[asyncio.Future[LanePermit | None], int]] = deque()
@@ -462,7 +470,8 @@ class Lane:
         if isinstance(answer, Reply):  # the tokens that were really used take the place of those that were expected
             given, made = answer.usage.input_tokens, answer.usage.output_tokens
             if self._per_token and given is not None and made is not None:
-                self._next_token += (given + made - turn.tokens) * self._per_token
+                used = self._next_token + (given + made - turn.tokens) * self._per_token
+                self._next_token = min(used, self._clock() + MAX_RETRY_DELAY_S)
                 if self._waiting:
                     self._serve()
             return
@@ -476,8 +485,16 @@ class Lane:
     def _pause_until(self, moment: float) -> None:
         if moment > self._paused_until:
             self._paused_until = moment
+            self._show(moment)
             if self._waiting:
                 self._serve()
+
+    def _show(self, until: float) -> None:
+        """Tells of a wait that is long, and ends later than the last one that was told."""
+        left = until - self._clock()
+        if left >= LONG_PAUSE and until > self._shown_until + 1:
+            self._shown_until = until
+            self._waits(left)
 
     def _holds(self, now: float) -> tuple[WaitReason, float]:
         """What keeps the next call from being sent now, and until when."""
@@ -492,6 +509,9 @@ class Lane:
 
     def _start(self, now: float, tokens: int) -> LanePermit:
         self.in_flight += 1
+        if self._shown_until > now:  # the wait that was shown is over before its time
+            self._shown_until = 0.0
+            self._waits(0.0)
         self._sent = self._adaptive.sent(now)
         self._next_call = max(self._next_call, now - LATE) + max(self._per_request, self._adaptive.interval)
         self._next_token = max(self._next_token, now) + tokens * self._per_token
@@ -518,6 +538,7 @@ class Lane:
                     self._timer.cancel()
                     self._timer = None
                 if until < math.inf:
+                    self._show(until)
                     self._timer = asyncio.get_running_loop().call_later(until - now, self._serve)
                 return
             self._waiting.popleft()

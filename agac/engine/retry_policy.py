@@ -28,6 +28,10 @@ MAX_AMBIGUOUS = 2
 MAX_RETRY_DELAY_S = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
 
+MAX_ROW_WAIT_S = 3600.0
+"""Seconds that one row waits in total between its calls of one invocation; then its task fails, and the next run asks
+again."""
+
 FURTHER_RUNS = 2
 """Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
 
@@ -66,12 +70,14 @@ class StopRun:
 Decision = RetryAfter | FailTask | StopRun
 
 
-def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alternative: bool = False) -> Decision:
+def decide(
+    fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alternative: bool = False, waited: float = 0.0
+) -> Decision:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
     `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
     back before the time a server asked for. `has_alternative`: the next model can be asked, or a later command can go
-    on, so that too long a pause does not stop the run.
+    on, so that too long a pause does not stop the run. `waited`: seconds that the row waited before.
     """
     match fault.kind:
         case FaultKind.FATAL:
@@ -83,12 +89,14 @@ def decide(fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alt
             if attempt > (most if fault.retries is None else fault.retries) or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
             delay = fault.delay  # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
-            if delay is None:
+            if not delay:  # who says "in 0 seconds", or names a moment that has passed, says nothing
                 state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
                 state.attempt_number = attempt
                 delay = float(_backoff(state))
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE and not has_alternative else FailTask()
+            if waited + delay > MAX_ROW_WAIT_S:
+                return FailTask()
             return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
 
 

@@ -391,7 +391,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     assert record is not None
     newest, since = await newest_result(database), record.fresh_since or 0.0
     async with (
-        open_connections(work, uncommitted, stop_signal) as connections,
+        open_connections(work, uncommitted, stop_signal, context.settler.note_wait) as connections,
         open_functions(work) as call_function,
         batches_of(context, caller := Caller(context, connections)) as batches,
         asyncio.TaskGroup() as group,

@@ -78,7 +78,8 @@ class Totals:
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
     rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
-    `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer.
+    `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer; `waits`: until when,
+    in seconds since 1970, no call goes to a model, by lane.
     """
 
     stages: defaultdict[str, StageTotals] = field(default_factory=lambda: defaultdict(StageTotals))
@@ -112,6 +113,7 @@ class Totals:
     unpriced: int = 0
     simulated: int = 0
     waiting_for: RowError | None = None
+    waits: dict[str, float] = field(default_factory=dict)
     last_error: tuple[RowError, RowId] | None = None
 
     @property
@@ -202,6 +204,11 @@ class Settler:
     def given_up(self) -> None:
         """A call was cut off before its answer came: nothing is known of it but that it was sent."""
         self._totals.given_up += 1
+
+    def note_wait(self, lane: str, seconds: float) -> None:
+        """No call goes to a model for so long: shown while it lasts, and in the record of the invocation."""
+        self._totals.waits[lane] = self._clock() + seconds
+        self._ledger.batch.waits = canonical(self._totals.waits)
 
     def task_done(
         self,

@@ -20,13 +20,17 @@ _PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|d|h|m|s)")
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
+MAX_ASKED_S = 86_400.0
+"""Seconds. A server that asks for more, or for nonsense such as 1e308, is taken to ask for a day."""
+
+
 def asked_delay(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks us to wait; `retry-after-ms` wins over `retry-after`. None: it asked for nothing."""
     if (milliseconds := _delay(headers.get("retry-after-ms"))) is not None:
-        return milliseconds / 1000
+        return min(milliseconds / 1000, MAX_ASKED_S)
     after = headers.get("retry-after")
     seconds = _delay(after)
-    return _until(after, headers.get("date")) if seconds is None else seconds
+    return _until(after, headers.get("date")) if seconds is None else min(seconds, MAX_ASKED_S)
 
 
 def duration(written: str | None) -> float | None:
@@ -35,8 +39,9 @@ def duration(written: str | None) -> float | None:
         return None
     pieces = _PIECE.findall(written)
     if pieces and "".join(amount + unit for amount, unit in pieces) == written:
-        return sum(float(amount) * _UNITS[unit] for amount, unit in pieces)
-    return _delay(written)
+        return min(sum(float(amount) * _UNITS[unit] for amount, unit in pieces), MAX_ASKED_S)
+    seconds = _delay(written)
+    return None if seconds is None else min(seconds, MAX_ASKED_S)
 
 
 _OPENAI_RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("remaining", "reset"))
@@ -80,7 +85,7 @@ def _until(written: str | None, server_now: str | None) -> float | None:
     then, now = (date(moment) if moment else None for moment in (written, server_now))
     if then is None:
         return None
-    return max(then - (time.time() if now is None else now), 0.0)
+    return min(max(then - (time.time() if now is None else now), 0.0), MAX_ASKED_S)
 
 
 # Decided on status, type and code, never on the words of a message, but for rules that say so.

@@ -122,6 +122,10 @@ UPDATE event SET body = ? WHERE id = ?;
 -- How many calls may be in flight from now on: a kill may lose twice as many.
 UPDATE event SET body = json_set(body, '$.concurrency', ?) WHERE id = ?;
 
+-- name: event_waits
+-- Until when no call goes to some models, by lane, in seconds since 1970: said in the record of an invocation.
+UPDATE event SET body = json_set(body, '$.waits', json(?)) WHERE id = ?;
+
 -- name: event_end
 -- And ends.
 UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;

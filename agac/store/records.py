@@ -316,6 +316,8 @@ class WriteBatch:
     ended: list[EndedTask] = field(default_factory=list)
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
+    waits: str | None = None
+    """Until when no call goes to some models, as the record of the invocation has it: JSON."""
     calls: int = 0
     """Calls that become durable with this commit: they stop counting against concurrency."""
     on_durable: list[Callable[[], None]] = field(default_factory=list)

@@ -409,6 +409,8 @@ class Ledger:
         yield from _batch_tasks(batch, run)
         yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
+        if batch.waits is not None:
+            yield "event_waits", [(batch.waits, event)]
         moved = batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone
         if any((*moved, batch.reopened)):
             yield "run_revise", [(run,)]

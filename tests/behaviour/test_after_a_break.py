@@ -78,7 +78,7 @@ def test_what_a_killed_retry_opened_is_asked_anew_by_whatever_goes_on(
 
 def test_rows_wait_for_an_equal_task_only_as_long_as_it_fails_for_itself(project: ProjectFolder) -> None:
     """Row a has spent its budget before its second stage, which is row b's too: b asks for itself."""
-    first_calls = iter([Step(status=500, headers={"retry-after": "0"}, body="{}")])
+    first_calls = iter([Step(status=500, headers={"retry-after-ms": "1"}, body="{}")])
 
     def answer(text: str) -> Step:
         if text == "a":

@@ -90,7 +90,7 @@ def test_the_price_library_knows_cached_input_and_flex_and_prices_in_agac_yml_wi
 
 def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(project: ProjectFolder) -> None:
     """Two wrong answers, a refused call that costs nothing, a fallback at a price of its own; one without any."""
-    broken = Step(status=500, headers={"retry-after": "0"}, body="{}")
+    broken = Step(status=500, headers={"retry-after-ms": "1"}, body="{}")
     first = (served(BAD), broken, served(BAD), served(GOOD, given=10, made=10))
     with scripted(*first, served(BAD), served(BAD), served(GOOD)) as server:
         row = {"dialect": "openai-chat", "base_url": server.base_url, "structured": "json_schema"}

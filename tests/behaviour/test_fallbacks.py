@@ -14,7 +14,7 @@ import agac
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
-LATER = {"retry-after": "0"}
+LATER = {"retry-after-ms": "1"}
 REFUSED = Step(status=429, headers=LATER, body='{"error": {"message": "too fast"}}')
 BROKEN = Step(status=500, headers=LATER, body='{"error": {"message": "out of order"}}')
 

@@ -25,7 +25,7 @@ def served(tier: str) -> Step:
 
 
 def full(**headers: str) -> Step:
-    return Step(status=429, headers={"retry-after": "0", **headers}, body=FULL)
+    return Step(status=429, headers={"retry-after-ms": "1", **headers}, body=FULL)
 
 
 def run_flex(

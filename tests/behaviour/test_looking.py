@@ -257,7 +257,7 @@ class TestInspectingARow:
 
     def test_every_attempt_is_there_with_its_error(self, project: ProjectFolder) -> None:
         project.rows([{"id": "r-1", "text": "fine"}])
-        busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after": "0"})
+        busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after-ms": "1"})
         bad, good = Step('{"sentiment": "odd"}'), Step('{"sentiment": "neutral", "reason": "so"}')
         with project.asking(scripted(busy, bad, good)):
             assert project.run(project.workflow()).exit_code == 0

@@ -144,7 +144,7 @@ def test_a_stage_that_lacks_what_comes_before_it_names_that(project: ProjectFold
 
 def test_a_reask_shows_what_it_complained_of(project: ProjectFolder) -> None:
     project.rows([{"id": "r-1", "text": "fine"}])
-    busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after": "0"})
+    busy = Step(status=500, body='{"error": {"message": "busy"}}', headers={"retry-after-ms": "1"})
     steps = [Step('{"sentiment": "odd"}'), busy, Step("prose"), Step('{"sentiment": "neutral", "reason": "so"}')]
     with project.asking(scripted(*steps)) as server:
         stage = {"name": "classify", "prompt": "${text}", "output_schema": SENTIMENT, "repair": 2}

@@ -1,9 +1,11 @@
 """The lines of progress as a table: what they say of a run, at every width; and when a plain log gets them."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -153,6 +155,10 @@ def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own(
     run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
     assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
     assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
+    run.invocation.totals.waiting_for, now = None, time.time()
+    run.invocation.totals.waits = {"openai/a": now + 60, "openai/b": now + 600, "local/c": now - 1}
+    end = f"{datetime.fromtimestamp(int(now + 600), UTC).astimezone():%H:%M:%S}"
+    assert lines(run)[1:] == [f"waiting for openai until {end}"]
     run.invocation.stop_signal.interrupt()
     assert [line[:9] for line in lines(run)[1:]] == ["stopping:"]
 

@@ -14,7 +14,7 @@ from agac.core.errors import SpecError
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
-FREE = {"status": 500, "headers": {"retry-after": "0"}, "body": '{"error": {"message": "out of order"}}'}
+FREE = {"status": 500, "headers": {"retry-after-ms": "1"}, "body": '{"error": {"message": "out of order"}}'}
 
 
 def bad(number: int) -> str:

@@ -1,10 +1,15 @@
 """How often is asked again, how soon, and who waits: told by the provider's own account."""
 
+import json
+import time
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
+from support.canned import completion
+from support.processes import ended, interrupt, wait_until
 from support.project import ProjectFolder, S
 from support.server import Faulty
 
@@ -22,12 +27,12 @@ def attempts(project: ProjectFolder) -> list[tuple[Any, ...]]:
 
 
 ALWAYS = [
-    ({"kind": "server_error", "retry_after": 0}, 6, 500, "ProviderError", False),
-    ({"kind": "server_error", "status": 502, "retry_after": 0}, 3, 502, "ProviderError", True),
-    ({"kind": "server_error", "status": 504, "retry_after": 0}, 3, 504, "Timeout", True),
-    ({"kind": "server_error", "status": 503, "retry_after": 0}, 21, 503, "ProviderError", False),
-    ({"kind": "rate_limit", "retry_after": 0}, 21, 429, "RateLimited", False),
-    ({"kind": "rate_limit", "retry_after": 0, "in_ms": True}, 21, 429, "RateLimited", False),
+    ({"kind": "server_error", "retry_after": 0.001}, 6, 500, "ProviderError", False),
+    ({"kind": "server_error", "status": 502, "retry_after": 0.001}, 3, 502, "ProviderError", True),
+    ({"kind": "server_error", "status": 504, "retry_after": 0.001}, 3, 504, "Timeout", True),
+    ({"kind": "server_error", "status": 503, "retry_after": 0.001}, 21, 503, "ProviderError", False),
+    ({"kind": "rate_limit", "retry_after": 0.001}, 21, 429, "RateLimited", False),
+    ({"kind": "rate_limit", "retry_after": 0.001, "in_ms": True}, 21, 429, "RateLimited", False),
     ({"kind": "bad_request"}, 1, 400, "ProviderError", False),
     ({"kind": "cut"}, 3, None, "ProviderError", True),
     ({"kind": "cut", "after_bytes": 40}, 3, None, "ProviderError", True),
@@ -98,6 +103,38 @@ def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(projec
     assert third >= second
 
 
+def test_what_a_refusal_asks_for_wins_over_when_the_quota_is_full_again(project: ProjectFolder) -> None:
+    full = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}
+    refused = Step(status=429, headers={**full, "retry-after-ms": "300"}, body="{}")
+    with project.asking(scripted(refused, "ok")) as server:
+        project.workflow(rows=2, stages=SAY)
+        assert project.run(concurrency=1).exit_code == 0
+    assert 0.29 <= server.times[1] - server.times[0] < 60
+
+
+WAITS = {
+    "refused": Step(status=429, headers={"retry-after": "300"}, body="{}"),
+    "reset": Step("ok", headers={"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "99h"}),
+    "usage": Step(body=json.dumps({**completion("ok"), "usage": {"prompt_tokens": 10**9, "completion_tokens": 1}})),
+}
+
+
+@pytest.mark.parametrize("why", WAITS)
+def test_a_long_wait_is_bounded_and_shown_with_its_end(why: str, project: ProjectFolder) -> None:
+    with project.asking(scripted(WAITS[why], "ok"), limits={"tpm": 1000}):
+        project.workflow(rows=2, stages=[{**SAY[0], "max_tokens": 10}])
+        before = time.time()
+        process = project.start("run", "-a", "reviews", "--concurrency", "1")
+        wait_until(lambda: "Run 1 is waiting for local until " in project.agac("status").out, "a wait", process)
+        last = project.agac("status", "--json").json["runs"][0]["last_invocation"]
+        end = datetime.fromisoformat(last["waits"]["local/small"])
+        assert f"until {end.astimezone():%H:%M:%S}" in project.agac("status").out
+        assert before + 200 < end.timestamp() < time.time() + 901
+        interrupt(process)
+        assert ended(process).code == 130
+    assert "waits" not in project.agac("status", "--json").json["runs"][0]["last_invocation"]
+
+
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])
 def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: dict[str, int]) -> None:
     with project.asking(scripted("ok"), limits=limits) as server:
@@ -108,7 +145,7 @@ def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: 
 
 
 def test_a_re_ask_that_meets_a_server_error_is_retried_and_then_fails_with_both_reasons(project: ProjectFolder) -> None:
-    trouble = Step(status=500, headers={"retry-after": "0"}, body='{"error": {"message": "out of order"}}')
+    trouble = Step(status=500, headers={"retry-after-ms": "1"}, body='{"error": {"message": "out of order"}}')
     with project.asking(scripted('{"sentiment": 1}', trouble)) as server:
         project.workflow(rows=1)
         assert project.run().exit_code == 3

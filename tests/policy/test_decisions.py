@@ -14,6 +14,7 @@ from agac.engine.retry_policy import (
     MAX_RATE_LIMIT_RETRIES,
     MAX_RETRIES,
     MAX_RETRY_DELAY_S,
+    MAX_ROW_WAIT_S,
     FailTask,
     RetryAfter,
     StopRun,
@@ -44,7 +45,8 @@ TABLE = [
     (fault(RETRY), MAX_RETRIES, 0, RetryAfter(8.0)),
     (fault(RETRY), MAX_RETRIES + 1, 0, FailTask()),
     (fault(RETRY, delay=7.0), 1, 0, RetryAfter(7.0)),
-    (fault(RETRY, delay=0.0), 4, 0, RetryAfter(0.0)),
+    (fault(RETRY, delay=0.0), 4, 0, RetryAfter(4.0)),
+    (fault(PAUSE, delay=0.0), 2, 0, RetryAfter(1.0, lane=True)),
     (fault(RETRY, retries=1), 1, 0, RetryAfter(0.5)),
     (fault(RETRY, retries=1), 2, 0, FailTask()),
     (fault(RETRY, retries=0), 1, 0, FailTask()),
@@ -68,6 +70,13 @@ def test_the_table(given_fault: Fault, attempt: int, ambiguous: int, decision: o
     assert decide(given_fault, attempt, ambiguous, 0.0, has_alternative=True) == (FailTask() if too_long else decision)
 
 
+def test_a_row_does_not_wait_for_ever_in_total() -> None:
+    pause = fault(PAUSE, delay=MAX_RETRY_DELAY_S)
+    last = RetryAfter(MAX_RETRY_DELAY_S, lane=True)
+    assert decide(pause, 4, 0, 0.0, waited=MAX_ROW_WAIT_S - MAX_RETRY_DELAY_S) == last
+    assert decide(pause, 5, 0, 0.0, waited=MAX_ROW_WAIT_S) == FailTask()
+
+
 delays = st.none() | st.floats(0, MAX_RETRY_DELAY_S)
 
 
@@ -77,7 +86,7 @@ def test_nobody_comes_back_early_or_much_later(
 ) -> None:
     again = decide(fault(kind, delay=delay), attempt, 0, spread)
     assert isinstance(again, RetryAfter)
-    least = 2.0 ** (attempt - 2) if delay is None else delay
+    least = delay or 2.0 ** (attempt - 2)
     assert least <= again.delay <= least + min(least, 5.0) / 4
 
 
