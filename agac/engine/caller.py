@@ -150,18 +150,21 @@ class ModelConnection(Route):
             return bounds
         return replace(bounds, first_byte=None if silence == math.inf else silence)
 
-    async def send(self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None]) -> CallResult:
+    async def send(
+        self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool = False
+    ) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
         The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
-        `cut_off` is called when the call was sent and its answer is no longer awaited. Raises RunStopped when the run
+        `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
+        connection. Raises RunStopped when the run
         stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
         """
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
         try:
-            http = await self.sender.send(body, self.timeout, within=deadline.left())
+            http = await self.sender.send(body, self.timeout, within=deadline.left(), fresh=fresh)
         except BaseException as ended:  # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
@@ -180,9 +183,8 @@ class ModelConnection(Route):
         answer = self.parse(http.status, http.headers, clean)
         if http.ttft is not None and isinstance(answer, Reply):
             answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
-        asked = isinstance(answer, Fault) and bool(answer.delay)  # headers say when all of a quota is back, not when
-        if not asked and (rates := self.dialect.rates(http.headers)) is not None:  # one may come again: that is asked
-            lane.observe(permit, rates)
+        if (rates := self.dialect.rates(http.headers)) is not None:
+            lane.observe(permit, rates, answer.delay if isinstance(answer, Fault) else None)
         lane.heard(permit, answer)
         status = http.status if isinstance(answer, Reply) else answer.status
         return CallResult(answer, status, clean, at, http.duration)
@@ -370,13 +372,13 @@ class Caller:
         """Sends until something is answered or the policy gives up. A reply is given with what it is worth. Raises
         CapReached."""
         connection, faults = attempts.connection, Counter[FaultKind]()
-        body = connection.body(attempts.request)
+        body, fresh = connection.body(attempts.request), False  # a lost connection may have lain in the pool too long
         while True:
             if attempts.number >= attempts.most:
                 raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
             attempts.number += 1
-            sent = await self._send(attempts, body)
-            reply, again = sent.answer, bool(faults)
+            sent = await self._send(attempts, body, fresh=fresh)
+            reply, again, fresh = sent.answer, bool(faults), sent.status is None
             if isinstance(reply, Reply):
                 checked = None
                 try:
@@ -409,19 +411,19 @@ class Caller:
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
 
-    async def _send(self, attempts: TaskAttempts, body: bytes) -> CallResult:
+    async def _send(self, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
         """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
         active, connection, budgets = attempts.active, attempts.connection, self._budgets
         if not self._proof.made:
             await self._proof.make()
         if budgets is None:
-            return await connection.send(body, active.deadline, self._settler.given_up)
+            return await connection.send(body, active.deadline, self._settler.given_up, fresh=fresh)
         if active.budget is None:
             active.budget = budgets.row_balance()
         reserved = budgets.reserve(connection.stage.name, active.budget, connection.worst_case(body))
         reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
-            return await connection.send(body, active.deadline, self._settler.given_up)
+            return await connection.send(body, active.deadline, self._settler.given_up, fresh=fresh)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
             budgets.settle(reservation, NOTHING)
             raise

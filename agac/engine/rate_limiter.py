@@ -330,26 +330,29 @@ class HeaderQuota:
         unit = self.requests.unit
         return min(self._until, self._at + (number - self.ceiling) * unit) if unit else self._until
 
-    def read(self, number: int, sent_at: float, now: float, tokens: int, rates: RateState) -> float:
+    def read(
+        self, number: int, sent_at: float, now: float, tokens: int, rates: RateState, asked: float | None = None
+    ) -> float:
         """Takes in the headers of the answer to call `number`, which needed so many tokens. Gives the moment from which
         on anything is left; one that has passed when something is.
 
         A header may be as old as its call. So the calls that were sent after it come off what it says is left, and once
-        its reset is over it says nothing any more.
+        its reset is over it says nothing any more. A reset may be when all is back: who was `asked` to wait some
+        seconds waits no longer.
         """
-        opens = 0.0
+        opens, latest = 0.0, now + min(asked or math.inf, MAX_RETRY_DELAY_S)
         left, reset = rates.remaining_requests, rates.reset_requests
         if left is not None and reset:
             self.requests.read(left, reset)
             if sent_at + reset > now:
                 self.ceiling, self._at = number + left, sent_at
-                self._until = min(sent_at + reset, now + MAX_RETRY_DELAY_S)
+                self._until = min(sent_at + reset, latest)
                 opens = 0.0 if left else self.opens(number + 2)
         left, reset = rates.remaining_tokens, rates.reset_tokens
         if left is not None and reset:
             self._tokens.read(left, reset)
             if not left:
-                opens = max(opens, sent_at + min(reset, self._tokens.unit * tokens or reset))
+                opens = max(opens, min(latest, sent_at + min(reset, self._tokens.unit * tokens or reset)))
         return opens
 
 
@@ -454,14 +457,14 @@ class Lane:
         self._pause_until(now + min(seconds, MAX_RETRY_DELAY_S))
         return worth
 
-    def observe(self, turn: LanePermit, rates: RateState) -> None:
-        """What the headers of its answer say is left."""
+    def observe(self, turn: LanePermit, rates: RateState, asked: float | None = None) -> None:
+        """What the headers of its answer say is left; `asked`: seconds that it asked us to wait."""
         now = self._clock()
-        opens = self._allowance.read(turn.number, turn.at, now, turn.tokens, rates)
+        opens = self._allowance.read(turn.number, turn.at, now, turn.tokens, rates, asked)
         if opens > now:
             if self._allowance.requests.unit > 0:  # they come back one by one
                 self._adaptive.marked(turn.number, now, took=now - turn.at)
-            self._pause_until(min(opens, now + MAX_RETRY_DELAY_S))
+            self._pause_until(opens)
         elif self._held is WaitReason.HEADERS:
             self._serve()
 

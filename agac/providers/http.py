@@ -185,13 +185,19 @@ class Sender:
             self.settings.headers["Accept"] = "text/event-stream, application/json"
         self.most = provider.limits.reply_bytes
         self._session: aiohttp.ClientSession | None = None
+        self._unpooled: aiohttp.ClientSession | None = None
 
-    async def send(self, wire: bytes, timeout: Timeout, *, within: float | None = None) -> HttpReply | Fault:
+    async def send(
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False
+    ) -> HttpReply | Fault:
         """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
 
         `first_byte` bounds each silence, also within the body. `within` bounds this one call more tightly, in seconds.
+        `fresh`: over a connection of its own, where one from the pool may have been closed by the server meanwhile.
         """
         session = self._session or self.session()
+        if fresh:
+            session = self._unpooled = self._unpooled or self._opened(force_close=True)
         bounds = self.bounds(timeout, within)
         assembly = self._assembly() if self._assembly is not None else None
         if assembly is not None:
@@ -212,24 +218,27 @@ class Sender:
 
     async def close(self) -> None:
         """Closes every connection; calls that are still waiting end in a Fault."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions, self._session, self._unpooled = (self._session, self._unpooled), None, None
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
     def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
         """The connections; they are there from the first call on. `trace` sees what goes over them."""
-        if self._session is not None:
-            return self._session
+        if self._session is None:
+            self._session = self._opened(trace, keepalive_timeout=KEEP_ALIVE)
+        return self._session
+
+    def _opened(self, trace: aiohttp.TraceConfig | None = None, **pool: Any) -> aiohttp.ClientSession:
         # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=self.settings.tls or True),
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self.settings.tls or True, **pool),
             headers=self.settings.headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=self.settings.proxy,
             trust_env=False,
             trace_configs=[trace] if trace else None,
         )
-        return self._session
 
     def bounds(self, timeout: Timeout, within: float | None) -> aiohttp.ClientTimeout:
         """The bounds of one call, never more than `within`."""
@@ -304,15 +313,17 @@ class SocketSender:
         self._idle: list[_Socket] = []
         self._leaving: set[asyncio.Task[bool]] = set()
 
-    async def send(self, wire: bytes, timeout: Timeout, *, within: float | None = None) -> HttpReply | Fault:
+    async def send(
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False
+    ) -> HttpReply | Fault:
         """As `Sender.send`: an error event comes back as the answer with an error status that it stands for."""
         if self._without:
-            return await self._http.send(wire, timeout, within=within)
+            return await self._http.send(wire, timeout, within=within, fresh=fresh)
         bounds = self._http.bounds(timeout, within)
         started = time.monotonic()
         try:
             async with asyncio.timeout(bounds.total):
-                socket = await self._ready(bounds)
+                socket = await self._ready(bounds, fresh=fresh)
                 return await self._ask(socket, wire, bounds, started)
         except (aiohttp.WSServerHandshakeError, aiohttp.ConnectionTimeoutError, _Redirected) as problem:
             if not self._fallback:
@@ -320,7 +331,7 @@ class SocketSender:
         except (aiohttp.ClientError, OSError) as problem:
             return self._http.fault(problem, bounds)
         left = None if within is None else max(MOMENT, within - (time.monotonic() - started))
-        return await self._http.send(wire, timeout, within=left)
+        return await self._http.send(wire, timeout, within=left, fresh=fresh)
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -329,9 +340,9 @@ class SocketSender:
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._http.close()
 
-    async def _ready(self, bounds: aiohttp.ClientTimeout) -> _Socket:
+    async def _ready(self, bounds: aiohttp.ClientTimeout, *, fresh: bool) -> _Socket:
         """A socket to which nothing was sent that is still to be answered: the one used last, or a new one."""
-        while self._idle:
+        while self._idle and not fresh:
             socket = self._idle.pop()
             if time.monotonic() - socket.opened <= MAX_LIFETIME_S:
                 try:  # nothing may have come while it was idle, such as the server's goodbye

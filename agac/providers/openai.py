@@ -200,7 +200,8 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     separate = shape.instruction is None and len(items) > 1 and items[0]["role"] == "system"
     if separate and (instructions := items.pop(0)["content"]):
         wire["instructions"] = instructions
-    wire["input"] = items
+    asks_again = any(item["role"] == "assistant" for item in items)  # answers given back need their type
+    wire["input"] = [{"type": "message", **item} for item in items] if asks_again else items
     wire |= set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}

@@ -88,7 +88,7 @@ def test_when_flex_has_no_room_the_call_waits_and_nothing_is_billed(project: Pro
 
 def test_a_list_goes_on_with_the_ordinary_tier_when_flex_stays_full(project: ProjectFolder) -> None:
     models = ["local/m?service_tier=flex", "local/m"]
-    report, asked = run_flex(project, full(**{"retry-after": "3600"}), served("default"), model=models)
+    report, asked = run_flex(project, full(**{"retry-after-ms": "3600000"}), served("default"), model=models)
     assert report.exit_code == 0
     assert [body.get("service_tier") for body in asked] == ["flex", None]
     assert report.summary["calls"]["cost_usd"] == pytest.approx(0.002)

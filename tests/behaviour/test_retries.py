@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scripted_server import Step, scripted
-from support.canned import completion
+from support.canned import Answer, Talk, completion, serving
 from support.processes import ended, interrupt, wait_until
 from support.project import ProjectFolder, S
 from support.server import Faulty
@@ -101,6 +101,30 @@ def test_a_lane_waits_for_the_reset_when_headers_say_that_nothing_is_left(projec
         first, second, third = server.times
     assert second - first >= 0.39
     assert third >= second
+
+
+def test_a_connection_that_the_server_closes_after_each_answer_costs_no_row(project: ProjectFolder) -> None:
+    """As llama.cpp does after a stream: a call that takes one from the pool is lost, and then has one of its own."""
+    used, lost, stale = set[Any](), set[bytes](), list[bytes]()
+
+    def take(talk: Talk) -> Answer:
+        asked = talk.asked()
+        again = talk.client_address in used
+        used.add(talk.client_address)
+        if again and asked.body in lost:
+            stale.append(asked.body)
+        if again:
+            lost.add(asked.body)
+        return Answer(completion("ok"), drop="unanswered" if again else "")
+
+    with serving(take) as base_url:
+        project.configure(base_url)
+        project.workflow(rows=60, stages=SAY)
+        report = project.run(concurrency=8)
+    assert (report.exit_code, stale) == (0, [])
+    assert lost
+    [(ambiguous,)] = project.query("SELECT sum(ambiguous) FROM attempt")
+    assert ambiguous == len(lost)
 
 
 def test_what_a_refusal_asks_for_wins_over_when_the_quota_is_full_again(project: ProjectFolder) -> None:

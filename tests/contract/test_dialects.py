@@ -473,3 +473,9 @@ def test_an_event_may_take_several_lines_with_comments_between_them_and_is_json(
     assert list(Events().feed(stream)) == [{"a": 1}, None]
     with pytest.raises(GarbledStream):
         list(Events().feed(b"data: <html>\n\n"))
+
+
+def test_answers_that_are_given_back_over_the_responses_api_are_messages() -> None:
+    asked = Request((*MESSAGES, Message("assistant", "{"), Message("user", "That is no JSON.")))
+    wire: Any = DIALECTS["openai-responses"].build(asked, "m", SHIPPED["responses"])
+    assert {item["type"] for item in wire["input"]} == {"message"}
