@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 
 from agac.api.status import position_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
@@ -33,7 +35,7 @@ from agac.providers.table import build_providers
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
-from agac.spec.loader import in_order, load_project, load_workflow, workflow_names
+from agac.spec.loader import in_order, load_project, load_workflow, workflow_keys, workflow_names
 from agac.spec.paths import output_folder, project_root
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
@@ -176,7 +178,12 @@ def environment(root: Path) -> dict[str, str]:
     if not file.is_file():
         return dict(os.environ)
     try:
-        values = dotenv_values(file, encoding="utf-8-sig")
+        text = file.read_text("utf-8-sig")
+        broken = [str(one.original.line) for one in parse_stream(StringIO(text)) if one.error]
+        if broken:
+            remedy = "Write each line as NAME=value, a value of several lines in quotes, and comments with #."
+            raise UsageError(f".env:{broken[0]}: line {', '.join(broken)} cannot be read", remedy=remedy)
+        values = dotenv_values(stream=StringIO(text))
     except UnicodeDecodeError as error:
         line = file.read_bytes()[: error.start].count(b"\n") + 1
         raise UsageError(f".env:{line}: is not UTF-8", remedy="Save the file as UTF-8.") from None
@@ -218,7 +225,7 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
     try:
         opened = open_project(project)
     except SpecError as error:
-        return CheckReport([], error.problems)
+        return CheckReport([], in_order([*error.problems, *workflow_keys(project_root(project))]))
     wanted = [workflow] if isinstance(workflow, str) else list(dict.fromkeys(workflow or ()))
     names = wanted or workflow_names(opened.spec)
     problems = list(opened.problems)
@@ -226,8 +233,12 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
         folder = Where(opened.spec.shown(opened.spec.paths.workflows) + "/")
         problems.append(Problem(folder, "no workflow is here; `agac init NAME` makes a project that has one"))
     for name in names:
-        _, found = check_workflow(opened, name, Overrides())
-        problems += found
+        try:
+            problems += check_workflow(opened, name, Overrides())[1]
+        except UsageError as error:
+            if len(names) == 1:
+                raise
+            problems.append(Problem(Where(name), f"{error.message}. {error.remedy or ''}".strip()))
     return CheckReport(names, in_order(problems))
 
 
@@ -249,18 +260,22 @@ def check_workflow(
     lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
     lost -= project.providers.keys()
     models, found = resolve_models(workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost)
+    if not workflow.whole:
+        return None, [*problems, *found]
     problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
     problems += check_batches(workflow, models)
     source, columns = None, None
     try:
-        source = open_input(workflow.input)
+        source = open_input(workflow.input) if workflow.input.format or workflow.input.piped else None
     except UsageError as error:
         message = f"{error.message}. {error.remedy or ''}".strip()
         problems.append(Problem(workflow.input.where, message))
     else:
-        columns = source.columns()
+        columns = source.columns() if source else None
         problems += _fields(workflow, columns)
-    problems += refusals(workflow, columns, project.root, preview=partial)
+    said = {problem.path for problem in problems}
+    found = refusals(workflow, columns, project.root, preview=partial)
+    problems += [problem for problem in found if problem.path not in said]
     if source is None or any_error(problems):
         return None, problems
     return CheckedWorkflow(workflow, models, source, problems), problems

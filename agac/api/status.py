@@ -160,8 +160,7 @@ def _workflow_files(root: Path) -> set[str]:
 
         spec, _ = load_project(root, {})
         folder = spec.paths.workflows if spec else folder
-    found = folder.iterdir() if folder.is_dir() else ()
-    return {file.stem for file in found if file.suffix in (".yml", ".yaml")}
+    return {file.stem for file in folder.rglob("*") if file.suffix in (".yml", ".yaml")}
 
 
 # The state of a run.

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -76,6 +76,24 @@ class Globals:
 
     project_dir: Path | None
     quiet: bool
+
+
+def workflow_options(text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """The workflows of a command, as arguments or after -a."""
+
+    def decorate(function: Command) -> Command:
+        @wraps(function)
+        def command(*arguments: Any, workflows: tuple[str, ...], named: tuple[str, ...], **given: Any) -> Any:
+            context = click.get_current_context()
+            if required and not workflows + named:
+                option = next(one for one in context.command.params if one.name == "workflows")
+                raise click.MissingParameter(ctx=context, param=option)
+            return function(*arguments, workflows=workflows + named, **given)
+
+        option = click.option("-a", "--workflow", "workflows", metavar="NAME", multiple=True, help=text)
+        return option(click.argument("named", metavar="[WORKFLOW]...", nargs=-1)(command))  # type: ignore[return-value]
+
+    return decorate
 
 
 workflow_option = click.option("-a", "--workflow", metavar="NAME", help="Only runs of this workflow.")
@@ -494,6 +512,7 @@ def _runs(context: click.Context) -> list[tuple[str, str]]:
 COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     "workflow": workflows,
     "workflows": workflows,
+    "named": workflows,
     "stage": stages,
     "from_stage": stages,
     "until": stages,

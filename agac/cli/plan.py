@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options
+from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options, workflow_options
 from agac.cli.terminal import (
     command_to_run,
     counted,
@@ -38,10 +38,7 @@ MAX_PATHS = 20
 
 
 @click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")
-@click.option(
-    "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
-    help="The workflow: its name, or its file; may be given more than once.",
-)  # fmt: skip
+@workflow_options("The workflow: its name, or its file; may be given more than once.")
 @row_options
 @click.option("--fresh", is_flag=True, help="As if no earlier result were reused.")
 @click.option("--stage", metavar="NAME", help="Run only this stage.")

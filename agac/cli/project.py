@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import __version__, api
-from agac.cli.main import CommandGroup, Globals, json_option, long_running, read_variables, workflow_option
+from agac.cli.main import (
+    CommandGroup,
+    Globals,
+    json_option,
+    long_running,
+    read_variables,
+    workflow_option,
+    workflow_options,
+)
 from agac.cli.terminal import (
     counted,
     from_here,
@@ -64,10 +72,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 @click.command(help="Check workflows without running them: every problem of every file at once.")
-@click.option(
-    "-a", "--workflow", "workflows", metavar="NAME", multiple=True,
-    help="Only this workflow, or several; otherwise all of the project.",
-)  # fmt: skip
+@workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
 @json_option
 @click.pass_obj
 def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> int:
@@ -228,7 +233,7 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
     help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
     "pipe; see --mermaid and --output."
 )
-@click.option("-a", "--workflow", metavar="NAME", help="The workflow: its name, or its file.")
+@workflow_options("The workflow: its name, or its file.", required=False)
 @click.option("--run", metavar="RUN", help="The workflow as it was in a run (its number, or `last`), with its counts.")
 @click.option("--mermaid", is_flag=True, help="Mermaid text instead, as Markdown pages draw it.")
 @click.option(
@@ -237,12 +242,14 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print the content of the drawing as JSON.")
 @click.pass_obj
 def graph(
-    settings: Globals, workflow: str | None, run: str | None, mermaid: bool, file: Path | None, as_json: bool
+    settings: Globals, workflows: tuple[str, ...], run: str | None, mermaid: bool, file: Path | None, as_json: bool
 ) -> None:
     """Reads the workflow and the store; makes no calls."""
     if as_json and (mermaid or file is not None):
         raise click.UsageError("--json excludes --mermaid and --output.", click.get_current_context())
-    report = api.graph(workflow, run=run, project=settings.project_dir)
+    if len(workflows) > 1:
+        raise click.UsageError(f"agac graph takes one workflow, not {len(workflows)}")
+    report = api.graph(next(iter(workflows), None), run=run, project=settings.project_dir)
     if as_json:
         print_json(report.as_json())
     else:

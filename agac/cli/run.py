@@ -21,6 +21,7 @@ from agac.cli.main import (
     read_variables,
     row_options,
     stage_options,
+    workflow_options,
 )
 from agac.cli.plan import print_plans
 from agac.cli.terminal import (
@@ -61,10 +62,7 @@ Summary = Mapping[str, Any]
 
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
-@click.option(
-    "-a", "--workflow", "workflows", metavar="NAME", required=True, multiple=True,
-    help="The workflow: its name, or its file. Several run one after the other.",
-)  # fmt: skip
+@workflow_options("The workflow: its name, or its file. Several run one after the other.")
 @row_options
 @concurrency_option
 @click.option(

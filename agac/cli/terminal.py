@@ -419,7 +419,14 @@ def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = 
     if len(workflows) > 1:
         flags = ("-a", "--workflow")
         others = {*flags, *(form for name in workflows for form in (f"-a{name}", f"--workflow={name}"))}
-        words = [w for before, w in zip(["", *words], words, strict=False) if w not in others and before not in flags]
+        context = click.get_current_context(silent=True)
+        options = [one for one in context.command.params if isinstance(one, click.Option)] if context else []
+        valued = {flag for one in options if not (one.is_flag or one.count) for flag in one.opts} - {*flags}
+        words = [
+            w
+            for before, w in zip(["", *words], words, strict=False)
+            if before in valued or not (w in others or w in workflows or before in flags)
+        ]
         words += ["-a", workflow]
     return shlex.join(["agac", *words])
 

@@ -73,26 +73,44 @@ def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | 
     return file, document, problems + found
 
 
+def _read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:
+    return _read(WorkflowFile, path, shown, "`defaults` or a stage")
+
+
+def workflow_keys(root: Path) -> list[Problem]:
+    """What is wrong in the workflows' files alone, without the project's: for one whose agac.yml cannot be read."""
+    files = sorted((root / str(PathsFile.model_fields["workflows"].default)).rglob("*.y*ml"))
+    return [one for file in files for one in _read_workflow(file, file.relative_to(root).as_posix())[2]]
+
+
 def workflow_names(project: ProjectSpec) -> list[str]:
     """The names of the project's workflows: its files' names without suffix, sorted."""
-    folder = project.paths.workflows
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted({file.stem for file in found if file.suffix in WORKFLOW_SUFFIXES})
+    return sorted({file.stem for file in _workflow_files(project)})
+
+
+def _workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
+    """The files of all workflows, or of those called `name`, in their folder and below it."""
+    found = (file for suffix in WORKFLOW_SUFFIXES for file in project.paths.workflows.rglob(f"*{suffix}"))
+    return sorted(file for file in found if name in ("*", file.stem) and file.is_file())
 
 
 def find_workflow(project: ProjectSpec, name: str) -> Path:
     """The file of the workflow called `name`, or at the path `name` inside the project. Raises `UsageError`."""
     folder = project.paths.workflows
+    if Path(name).is_absolute() and Path(name).resolve().is_relative_to(project.root):
+        name = Path(name).resolve().relative_to(project.root).as_posix()
     try:
         files = files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
     except Refused as error:
         raise UsageError(str(error)) from None
+    if not name.endswith(WORKFLOW_SUFFIXES):
+        files = list({path.resolve(): path for path in [*files, *_workflow_files(project, name)]}.values())
     if not files:
         known = workflow_names(project)
         remedy = f"Workflows in {project.shown(folder)}/: {listed(known)}."
         near = did_you_mean(name, known, "there is")
         raise UsageError(f"no workflow {name!r}" + (f"; {near}" if near.startswith("did") else ""), remedy=remedy)
-    if len(files) > 1 and files[0] != files[1]:
+    if len(set(files)) > 1:
         both = " and ".join(project.shown(path) for path in files)
         raise UsageError(f"workflow {name!r} is there twice: {both}", remedy="Rename one of the files.")
     return files[0]
@@ -103,14 +121,14 @@ def load_workflow(
 ) -> tuple[Workflow | None, list[Problem]]:
     """The workflow with everything it names, as far as it can be read, and every problem.
 
-    With an error among them it is only good for finding more; None when a stage, the input or the output is unusable.
+    With an error among them it is only good for finding more; None when nothing is.
     Raises `UsageError` for a name that does not exist and for overrides that the workflow cannot take.
     """
     path = find_workflow(project, name)
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
-    file, document, problems = _read(WorkflowFile, path, project.shown(path), "`defaults` or a stage")
+    file, document, problems = _read_workflow(path, project.shown(path))
     if file is None:
         return None, in_order(problems)
     workflow, more = _resolved(file, document, project, path.stem, overrides)
@@ -119,8 +137,8 @@ def load_workflow(
 
 def _resolved(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
-) -> tuple[Workflow | None, list[Problem]]:
-    """The workflow with everything that it names; None when its input, its output or a stage cannot be used."""
+) -> tuple[Workflow, list[Problem]]:
+    """The workflow with everything that it names."""
     for key in overrides.vars:
         if key not in file.vars:
             remedy = did_you_mean(key, file.vars, "declared")
@@ -142,8 +160,8 @@ def _resolved(
     (ends, rows), wrong = output_stages(file, document, nodes, sound=sound)
     problems += [*found, *refused, *wrong]
     ready = tuple(stage for stage in stages if stage is not None)
-    if source is None or output is None or len(ready) < len(stages):
-        return None, problems
+    # an input that cannot be used has no format: nothing is read of it, and what does not hang on it is checked
+    source = source or InputSpec(project.root, "", None, None, "error", document.where(("input",)))
     return Workflow(
         name,
         document.shown,
@@ -154,6 +172,7 @@ def _resolved(
         replace(output, stages=ends, rows=rows),
         run_rules(file, document, project, overrides),
         tuple(stage.name for stage in file.stages if not stage.enabled),
+        whole=len(ready) == len(stages),
     ), problems
 
 
@@ -175,7 +194,7 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
 
 def _output_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, source: InputSpec | None
-) -> tuple[OutputSpec | None, list[Problem]]:
+) -> tuple[OutputSpec, list[Problem]]:
     """Where the results of the workflow `name` go, or why they may not go there."""
     written, folder, target = file.output, project.paths.output / name, None
     problems: list[Problem] = []
@@ -184,6 +203,7 @@ def _output_spec(
         refuse_folder(folder, project.root, project.paths, source.path if source else None)
     except Refused as error:
         problems.append(document.problem(("output", "dir"), str(error)))
+        folder = project.paths.output / name
     if written.to is not None:
         at = document.where(("output", "to"))
         try:
@@ -191,8 +211,7 @@ def _output_spec(
         except Refused as error:
             problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
-    output = OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where)
-    return None if problems else output, problems
+    return OutputSpec(folder, written.include_input, formats, target, written.merge, written.csv_safe, where), problems
 
 
 def _parse_table(text: str) -> tuple[str, str]:

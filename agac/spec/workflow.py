@@ -420,7 +420,7 @@ class WrittenStage(Stage):
 @dataclass(frozen=True, slots=True)
 class Workflow:
     """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
-    `disabled` names those that are not enabled."""
+    `disabled` names those that are not enabled. `whole`: none of them is missing because of a problem."""
 
     name: str
     file: str
@@ -431,6 +431,7 @@ class Workflow:
     output: OutputSpec
     rules: RunRules = RunRules()
     disabled: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def asking(self) -> tuple[WrittenStage, ...]:

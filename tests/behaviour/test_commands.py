@@ -286,6 +286,57 @@ def test_an_env_file_that_is_not_utf8_is_named_with_its_line(project: ProjectFol
     (project.root / ".env").write_bytes(b"A=1\nB=\xff\n")
     ran = project.agac("validate")
     assert (ran.code, ran.err) == (2, "error: .env:2: is not UTF-8\n  Save the file as UTF-8.\n")
+    project.write(".env", "# keys\nA=1\nMY_KEY sk-canary\nB='x\ny'\nC=\"never closed\n")
+    for words in (["validate"], ["run", "-a", "reviews"]):
+        ran = project.agac(*words, code=2)
+        assert ran.err.startswith("error: .env:3: line 3, 6 cannot be read\n  Write each line as NAME=value"), ran.err
+        assert "canary" not in ran.err
+    project.write(".env", "A=1\nB='x\ny'\nexport C=\"z\"\n\n")
+    project.agac("validate", code=0)
+
+
+def test_the_workflow_may_be_an_argument(finished: ProjectFolder) -> None:
+    finished.workflow("other", rows=2)
+    for words in (["run", "reviews"], ["plan", "reviews"], ["validate", "reviews"], ["graph", "reviews", "--mermaid"]):
+        flagged = [*words[:1], "-a", *words[1:]]
+        assert finished.agac(*words, code=0).out.replace(" -a", "") == finished.agac(*flagged, code=0).out.replace(
+            " -a", ""
+        ), words
+    assert [one["workflow"] for one in finished.agac("run", "reviews", "other", "--json", code=0).json] == [
+        "reviews",
+        "other",
+    ]
+    path = finished.root / "workflows/reviews.yml"
+    assert finished.agac("run", "-a", str(path), "--json", code=0).json["workflow"] == "reviews"
+    assert "`agac run -a other`" in finished.agac("run", code=2).err
+    said = finished.agac("run", "nothing", "other", "--until", "nowhere", code=2).err
+    assert "no workflow 'nothing'" in said
+    assert "takes one workflow" in finished.agac("graph", "reviews", "other", code=2).err
+
+
+def test_validate_reports_in_one_pass_what_does_not_hang_on_another(project: ProjectFolder) -> None:
+    project.numbered(2)
+    broken = (
+        "input: {path: data/none.csv}\nstages:\n  - {name: a, vote: x, replicas: 2}\n  - {name: b, model: foo/bar}\n"
+    )
+    project.write("workflows/deep/down/w.yml", broken + "output: {dir: /tmp/x}\n")
+    for folder in ("one", "two"):
+        project.write(f"workflows/{folder}/twice.yml", "input: data/rows.csv\nstages: [{name: a}]\n")
+    said = project.agac("validate", code=2).out
+    for part in (
+        "workflows/deep/down/w.yml:1:15: input.path: no such file: 'data/none.csv'",
+        "stages[1].model: unknown provider 'foo'",
+        "stages[0].vote: vote names a field of the results",
+        "output.dir: '/tmp/x' is not relative",
+        "workflow 'twice' is there twice: workflows/one/twice.yml and workflows/two/twice.yml. Rename one of the files",
+    ):
+        assert part in said
+    project.write("agac.yml", "defaults: {model: [}\n")
+    project.write("workflows/deep/down/w.yml", "inptu: {path: data/none.csv}\nstages: [{nme: a}]\n")
+    said = project.agac("validate", code=2).out
+    assert "agac.yml:1:" in said
+    assert "workflows/deep/down/w.yml:1:1: inptu: unknown key; did you mean 'input'?" in said
+    assert "stages[0].nme" in said
 
 
 def test_status_speaks_of_the_run_that_was_last_at_work_and_paths_can_be_typed_here(project: ProjectFolder) -> None:

@@ -369,6 +369,10 @@ def test_workflows_are_found_by_name_and_by_path(tree: Tree) -> None:
     assert caught.value.remedy == "Workflows in workflows/: b, reviews."
     with pytest.raises(UsageError, match="leads out of the project"):
         find_workflow(project, "../../etc/x.yml")
+    tree.write("workflows/team/deep/below.yml", GOOD_WORKFLOW)
+    assert workflow_names(project) == ["b", "below", "reviews"]
+    for name in ("below", "team/deep/below", str(tree.root / "workflows/team/deep/below.yml")):
+        assert find_workflow(project, name) == tree.root / "workflows/team/deep/below.yml"
     tree.write("workflows/b.yml", GOOD_WORKFLOW)
     with pytest.raises(UsageError, match=r"workflow 'b' is there twice: workflows/b.yml and workflows/b.yaml"):
         find_workflow(project, "b")
