@@ -212,6 +212,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.edit(edits)
         self.write(self.project, batched)
         self.provider.trouble = trouble
+        fresh = fresh and not self.open_batches()  # it is refused while a Ctrl-C left any
         plan = Plan(self.project, self.graph, limit)
         report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True, fresh=fresh)
         if fresh:
@@ -287,7 +288,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.edit(edits)
         self.write(self.project, batched)
         selected = self.graph.order[: place % len(self.graph.order) + 1]
-        in_batches = self.project.query("SELECT * FROM batch WHERE state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED')")
+        in_batches = self.open_batches()
         report = self.project.run(until=selected[-1], wait=True, yes=True)
         assert report.exit_code in (0, 3)
         came = self.graph.walk(self.rows)
@@ -295,6 +296,9 @@ class GraphMachine(RuleBasedStateMachine):
         assert in_batches or self.provider.answered.keys() <= may  # what a batch holds already is taken
         self.were_asked(came, report, all_of_it=False)
         self.is_whole()
+
+    def open_batches(self) -> list[Any]:
+        return self.project.query("SELECT * FROM batch WHERE state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED')")
 
     @precondition(
         lambda self: self.ran == (self.drawn, self.rows) and all(row.must == row.may for row in self.came.rows)
