@@ -12,12 +12,12 @@ from typing import Any
 
 from agac.api.project import RunOptions, open_project, ready_workflow, selected_rows
 from agac.api.status import blocking, database_path
-from agac.core.errors import AgacError, Problem, UsageError
+from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.types import dollars
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
-from agac.engine.export import LeftRows, left_rows
+from agac.engine.export import PREVIEW, LeftRows, left_rows, lost_store
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
@@ -52,6 +52,14 @@ async def plan_run(
         except UsageError as error:
             text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
         report.warnings += [Problem(plan.input.where, text, "warning")] if text else []
+        output = opened.spec.shown(plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir)
+        if (
+            report.calls
+            and not options.fresh
+            and (lost := await lost_store(database, plan.workflow, opened.root, output))
+        ):
+            text = f"the run would end with exit code 2 and say what to do: {lost[0]}"
+            report.warnings.append(Problem(Where(f"{output}/summary.json"), text, "warning"))
         return report
 
 
@@ -129,14 +137,47 @@ Confirm = Callable[[str], bool | None]
 """Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
 
 
+async def _expected(database: Database, work: Work) -> PlanReport:
+    """What an invocation is expected to do: over the input, or over rows of the store."""
+    retry, run = work.retry, work.batching.resume_run
+    if retry is None and run is None:
+        return await planned(database, work.plan, work.scope, work.rows, fresh=work.fresh)
+    return await planned(database, work.plan, work.scope, None, run=retry.run if retry else run, retry=retry)
+
+
+async def confirm_store(database: Database, work: Work, *, accept: bool = False) -> str | None:
+    """The mark of what is accepted (`accept`, or a fresh run) where results tell of another store or of a newer one;
+    None where they do not, or no call would be made. Raises UsageError where calls would be made and nobody accepts."""
+    lost = await lost_store(database, work.plan.workflow, work.root, work.output_dir)
+    if lost is None or accept or work.fresh:
+        return lost and lost[1]
+    report, from_input = await _expected(database, work), work.retry is None and work.batching.resume_run is None
+    if not report.calls:
+        return None
+    again = "the same command and" if from_input else f"`agac run -a {work.plan.workflow}` with"
+    raise UsageError(
+        f"no calls were made: {lost[0]}. {_needs(report)}",
+        remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its place. If you just did "
+        f"(a copy is older by nature), or if it is gone for good, continue with {again} --accept-store: those calls "
+        "are made and paid again. `--fresh` runs everything again.",
+    )
+
+
+def _needs(report: PlanReport) -> str:
+    """What a run would make again."""
+    about, calls = "" if report.exact else "about ", f"{report.calls:,} call{'' if report.calls == 1 else 's'}"
+    simulated = any(one.simulated for one in report.stages if one.run)
+    cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"
+    return f"With this store {about}{calls} would be made{cost}"
+
+
 async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) -> None:
     """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
-    plan, retry = work.plan, work.retry
+    plan = work.plan
     bound = plan.rules.confirm_above
     if bound is None:
         return
-    rows, run = (work.rows, None) if retry is None else (None, retry.run)
-    report = await planned(database, plan, work.scope, rows, run=run, fresh=work.fresh, retry=retry)
+    report = await _expected(database, work)
     if not report.wants_yes:
         return
     usd = needed(report.stages).usd

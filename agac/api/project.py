@@ -50,7 +50,8 @@ class RunOptions:
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
     and the workflow's; `yes` answers every question of whether to go on; `run_mode` holds for all stages that ask;
-    `wait` stays until all batches are in and all stages are done.
+    `wait` stays until all batches are in and all stages are done; `accept_store` goes on although the results in the
+    output folder tell of another store, or of a newer one.
     """
 
     limit: int | None = None
@@ -72,6 +73,7 @@ class RunOptions:
     yes: bool = False
     run_mode: RunMode | None = None
     wait: bool = False
+    accept_store: bool = False
 
     def given(self) -> dict[str, Any]:
         """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""

@@ -18,6 +18,7 @@ from agac.api.batches import (
     nothing_submitted,
     stored_again,
 )
+from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
@@ -123,6 +124,7 @@ async def batch_retrieve(
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do
         else:
+            await confirm_store(database, work)
             with interruptible(invocation) if handle_signals else nullcontext():
                 await walk_through(database, work, invocation, [], watch, lambda: None)
 

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, moved_names
+from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names
 from agac.api.project import (
     Project,
     RunOptions,
@@ -150,6 +150,7 @@ async def _invoke(
         if retry is None:
             left, text = await compare_input(database, plan, rows, opened.root)
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
+        invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
             await confirm_cost(database, work, confirm)
 

@@ -77,6 +77,7 @@ Summary = Mapping[str, Any]
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="With --dry-run: the first N prompts.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above, stale batches).")
 @click.option("--wait", is_flag=True, help="Wait for batches and run all stages to the end.")
+@click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
 def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any) -> int:

@@ -139,6 +139,11 @@ def read_custom_id(text: str) -> tuple[str, int, str] | None:
     return intent, int(place), mark
 
 
+def place_mark(root: str, inode: int) -> str:
+    """Tells the folder of a project from its copies, on this machine or another: a checkout has a folder of its own."""
+    return digest(canonical(["place", root, inode])).hex()[:16]
+
+
 def account_mark(base_url: str, api_key: str | None) -> str:
     """Tells accounts apart without holding anything of the key."""
     return digest(canonical(["account", base_url, api_key])).hex()[:16]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
-from agac.core.keys import canonical, snapshot
+from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, Row, RowId
 from agac.data.files import put_aside
 from agac.data.json_formats import encode
@@ -48,7 +48,9 @@ from agac.store.runs import (
     definition_of,
     files_written,
     input_read_at,
+    last_run_number,
     read_run,
+    store_accepted,
 )
 
 if TYPE_CHECKING:
@@ -251,7 +253,9 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         layout = await _observe_layout(database, run, outputs)
     ended = FinalRows(await definition_of(database, run.id), formed=layout is not None, inputs=run.include_input)
     written = await files_written(database, run.output_dir)
-    replaced, edited = _before(run, outputs, written), _edited(outputs, written)
+    token, place = await project_token(database), place_of_project(root)
+    replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
+    mark = {} if outputs.preview else {"store": {"id": token, "generation": run.revision, "place": place}}
     await write(database, "run_exporting", run.id)
     with OutputFolder(outputs.folder, root, edited) as out:
         others, table = outputs.open(out, layout) if layout else ([], None)
@@ -271,7 +275,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
             for row in rows:
                 lines.add(row)
             errors.write_texts(lines.errors)
-        document.write(dict(summary))
+        document.write(dict(summary) | mark)
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
         if outputs.filtered:
@@ -295,10 +299,11 @@ def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> in
     return next((one.run for one in written if one.shown and one.run != run.id), None)
 
 
-def _edited(outputs: Outputs, written: list[WrittenFiles]) -> list[Path]:
+def _edited(outputs: Outputs, written: list[WrittenFiles], token: str, place: str) -> list[Path]:
     """Files that are about to be replaced and are not as any run left them. What is not known to have been written by a
-    run may be a user's own, but for outputs that came with their summary from another store."""
-    found, foreign = [], written or read_summary(outputs.folder) is None
+    run may be a user's own, or what a store wrote here that is lost; but not outputs that came from another place."""
+    found, told = [], read_summary(outputs.folder)
+    foreign = written or told is None or (told.place == place and told.store != token)
     for file in (outputs.folder / name for name in outputs.names):
         stamps = [one.files[file.name] for one in written if file.name in one.files]
         if (stamps or foreign) and file.is_file() and file.stat().st_size and _stamp(file) not in stamps:
@@ -317,6 +322,39 @@ class WrittenSummary(NamedTuple):
     store: str | None
     generation: int
     place: str | None
+
+    @property
+    def mark(self) -> str:
+        """What an invocation accepts that goes on although its store is not this one, or is older."""
+        return f"{self.store} {self.run} {self.generation}"
+
+
+def place_of_project(root: Path) -> str:
+    """Tells this project from its copies."""
+    real = root.resolve()
+    return place_mark(str(real), real.stat().st_ino)
+
+
+async def lost_store(database: Database | None, workflow: str, root: Path, output: str) -> tuple[str, str] | None:
+    """What happened to the store, and the mark under which that is accepted, where the summary in the run's own output
+    folder was written here for this workflow by another store, or by this one when it was newer; None where it was not,
+    or where that was accepted. Previews, and what another project wrote, have no such mark."""
+    told = read_summary(root / output)
+    if told is None or told.store is None or (told.workflow, told.output) != (workflow, output):
+        return None
+    if told.place != place_of_project(root):
+        return None
+    if database is None or told.store != await project_token(database):
+        what = f"the store that wrote {output} is not there: it was deleted, emptied or replaced"
+    else:
+        run = await read_run(database, told.run)
+        known = run is not None and run.workflow == workflow and run.revision >= told.generation
+        if known or (run is None and told.run <= await last_run_number(database)):  # a run that was dropped
+            return None
+        what = f"the store is an older copy of the one that wrote {output}"
+    if database is not None and await store_accepted(database, told.mark):
+        return None
+    return what, told.mark
 
 
 def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | None:

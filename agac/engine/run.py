@@ -238,7 +238,8 @@ class Invocation:
     `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
     what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
-    `retrieves`: the rows are those of the store for which batches brought something."""
+    `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
+    store, or of a newer one, in whose place this one is accepted."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -256,6 +257,7 @@ class Invocation:
     batches: BatchActivity = field(default_factory=BatchActivity)
     held_back: int = 0
     retrieves: bool = False
+    accepted: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -339,6 +341,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
         "given": invocation.given,
         **({"retry": invocation.retry.filters()} if invocation.retry else {}),
         **({"retrieves": True} if invocation.retrieves else {}),
+        **({"accepted": invocation.accepted} if invocation.accepted else {}),
     }
 
 

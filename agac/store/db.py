@@ -8,7 +8,7 @@ import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -63,11 +63,26 @@ class Connection(aiosqlite.Connection):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An open database. `writer` is None when it was opened for reading only."""
+    """An open database. `writer` is None when it was opened for reading only; `file` is what it was as a file then."""
 
     path: Path
     reader: Connection
     writer: Connection | None
+    file: os.stat_result | None = None
+
+    def prove_there(self, least: int = 1) -> int:
+        """The size of the file in bytes. Raises StoreError where it was removed or replaced since it was opened, or cut
+        to less than `least`: SQLite would go on writing into what nobody finds again. It takes some microseconds."""
+        now = None
+        with suppress(OSError):
+            now = self.path.stat()
+        if now is None or now.st_size < least or (self.file is not None and not os.path.samestat(self.file, now)):
+            raise StoreError(
+                f"{self.path} was removed or replaced while this process worked with it; calls in flight may be billed",
+                remedy="put it back, or a copy of it (`agac backup` makes them), and run the same command again; what "
+                "is not in it is run and paid again",
+            )
+        return now.st_size
 
 
 @contextmanager
@@ -85,8 +100,8 @@ def _store_error(error: sqlite3.Error, path: Path) -> StoreError:
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return StoreCorrupt(
             f"{path} is damaged: {text}",
-            remedy=f"restore a backup of it, or move it away (`mv {path} {path}.damaged`) and run again: "
-            "every task is run again then",
+            remedy=f"restore a backup of it, or move it away (`mv {path} {path}.damaged`) and run again "
+            "with --accept-store: every task is run again then",
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreError(
@@ -400,7 +415,7 @@ def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = Fal
         raise StoreOutdated(
             f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
             remedy=f"run `agac run -a WORKFLOW` once with an agac that knows schema {baseline}, then upgrade again; "
-            f"or start with an empty store: mv {path} {path}.old",
+            f"or start with an empty store: mv {path} {path}.old, then run with --accept-store",
         )
     return version
 

@@ -418,7 +418,7 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
             if found != ["ok"]:
                 raise StoreCorrupt(
                     f"{source} is damaged: {found[0]}",
-                    remedy="no copy was made; restore an older backup, or move the database away and run again: "
-                    "every task is run again then",
+                    remedy="no copy was made; restore an older backup, or move the database away and run again "
+                    "with --accept-store: every task is run again then",
                 )
             writer.execute(sql("leases_free"))

@@ -130,6 +130,10 @@ UPDATE event SET body = json_set(body, '$.waits', json(?)) WHERE id = ?;
 -- And ends.
 UPDATE event SET ended_at = ?, exit_code = ?, body = ? WHERE id = ?;
 
+-- name: store_accepted
+-- How many invocations went on with this store though a summary told of another one, or of a newer one, by this mark.
+SELECT count(*) FROM event WHERE kind = 'invocation' AND json_extract(body, '$.accepted') = ?;
+
 -- name: invocation_last
 -- The newest invocation of a workflow: if it has no end, it was killed.
 SELECT e.run_id AS run, e.id AS invocation_id, e.at AS invocation_at, e.ended_at AS invocation_ended_at,

@@ -45,6 +45,20 @@ def test_retrieving_too_early_or_again_changes_nothing_and_asks_nothing(slow: Ba
     slow.assert_as_sync(server, charged=(1, 10))
 
 
+def test_an_older_copy_of_the_store_does_not_ask_later_stages_again(slow: BatchProject, server: Server) -> None:
+    slow.batched(A, B)
+    slow.agac("run", "-a", "reviews", code=0)
+    slow.agac("backup", "copy.db", code=0)
+    advance(slow.server, SECONDS)
+    slow.agac("batch", "retrieve", code=0)
+    (slow.root / "copy.db").replace(slow.root / ".agac/agac.db")
+    calls = slow.charged()
+    refused = slow.agac("batch", "retrieve", code=2)
+    assert "an older copy of the one that wrote output/reviews" in refused.err
+    assert "`agac run -a reviews` with --accept-store" in refused.err
+    assert slow.charged() == calls
+
+
 def test_batch_sync_batch_needs_run_retrieve_retrieve(slow: BatchProject, server: Server) -> None:
     slow.batched(A, B, C)
     slow.agac("run", "-a", "reviews", code=0)

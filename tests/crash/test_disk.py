@@ -209,7 +209,7 @@ def test_a_damaged_database_is_reported_with_the_remedy_and_left_alone(
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == output
     assert server.account()["requests"] == 0
     database(project).rename(database(project).with_suffix(".damaged"))
-    assert project.agac("run", "-a", "reviews").code == 0
+    project.agac("run", "-a", "reviews", "--accept-store", code=0)
     assert (project.root / "output/reviews/results.jsonl").read_bytes() == output
 
 
