@@ -70,19 +70,18 @@ class Database:
     writer: Connection | None
     file: os.stat_result | None = None
 
-    def prove_there(self, least: int = 1) -> int:
-        """The size of the file in bytes. Raises StoreError where it was removed or replaced since it was opened, or cut
-        to less than `least`: SQLite would go on writing into what nobody finds again. It takes some microseconds."""
+    def prove_there(self) -> None:
+        """Raises StoreError where the file was removed, emptied or replaced since it was opened: SQLite would go on
+        writing into what nobody finds again. One look at the file, which takes some microseconds."""
         now = None
         with suppress(OSError):
             now = self.path.stat()
-        if now is None or now.st_size < least or (self.file is not None and not os.path.samestat(self.file, now)):
+        if now is None or not now.st_size or (self.file is not None and not os.path.samestat(self.file, now)):
             raise StoreError(
                 f"{self.path} was removed or replaced while this process worked with it; calls in flight may be billed",
                 remedy="put it back, or a copy of it (`agac backup` makes them), and run the same command again; what "
                 "is not in it is run and paid again",
             )
-        return now.st_size
 
 
 @contextmanager

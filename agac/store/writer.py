@@ -266,7 +266,6 @@ class Ledger:
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
         self._released, self._descent = released, descent
         self._endpoints: dict[Endpoint, int] = {}
-        self._bytes = 1
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
@@ -360,7 +359,7 @@ class Ledger:
         when cancelled: nothing may be closed under it."""
 
         def whole(writer: sqlite3.Connection) -> T:
-            self._bytes = self._database.prove_there(self._bytes)  # only `agac gc` shrinks it, which needs our lease
+            self._database.prove_there()
             self._lease.prove(
                 writer,
                 self._clock(),
