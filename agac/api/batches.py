@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import BatchApi, BatchError, ProviderBatch
+from agac.providers.batch import MOST_REASONS, BatchApi, BatchError, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
@@ -194,7 +194,7 @@ async def batch_status(
                     await batches.write_seen(writable, reports)
             except StoreError as error:
                 reasons.append(f"what the providers say could not be kept: {error.message}")
-        objections = {number: "; ".join(map(_objection, one.errors)) for number, one in seen.items()}
+        objections = {number: "; ".join(map(_objection, one.errors[:MOST_REASONS])) for number, one in seen.items()}
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({one.run_id for one in found})

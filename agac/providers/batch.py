@@ -86,6 +86,10 @@ class Remote:
     kind: Literal["output", "errors"]
 
 
+MOST_REASONS = 100
+"""Errors of a refused batch that are quoted; each that names a line fails its task."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderBatch:
     """A batch as its provider reports it. Times are seconds since 1970; counts None where it reports none.
@@ -110,6 +114,12 @@ class ProviderBatch:
     file_id: str | None = None
     results: tuple[Remote, ...] = ()
     errors: tuple[BatchError, ...] = ()
+
+    @property
+    def reasons(self) -> str:
+        """Why it was refused: the first hundred errors."""
+        more = len(self.errors) - MOST_REASONS
+        return "; ".join(one.words for one in self.errors[:MOST_REASONS]) + (f"; and {more:,} more" if more > 0 else "")
 
     def stored(self) -> dict[str, Any]:
         """What is kept of it with our batch: the values of the statement `batch_seen`, but our number and the time."""

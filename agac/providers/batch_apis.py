@@ -32,7 +32,8 @@ from agac.providers.batch import (
     Sdk,
     UnreadableLine,
 )
-from agac.providers.bodies import count, encode, http_status, mapping, moment, text
+from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
+from agac.providers.error_tables import MESSAGE_LENGTH
 from agac.providers.provider import BatchTraits, Provider
 
 # OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the types of the openai SDK
@@ -65,7 +66,7 @@ _ENDED: dict[str, EndedBatch] = {
 def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
     """A line of results as an object, and its custom_id. Raises UnreadableLine."""
     try:
-        data = json.loads(line.removeprefix(BOM).decode())
+        data = loads(line.removeprefix(BOM).decode())
     except UnicodeDecodeError:
         raise UnreadableLine("it is not UTF-8") from None
     except (ValueError, RecursionError):
@@ -268,9 +269,9 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[BatchError, ...]:
         if not isinstance(error, dict):
             read.append(BatchError("", redactor.clean(str(error))))
             continue
-        line, code = error.get("line"), text(error, "code") or text(error, "type")
-        message = redactor.clean(text(error, "message") or code)
-        read.append(BatchError(redactor.clean(code), message, line if type(line) is int and line > 0 else None))
+        line, code = count(error, "line"), text(error, "code") or text(error, "type")
+        message = redactor.clean(text(error, "message") or code)[:MESSAGE_LENGTH]
+        read.append(BatchError(redactor.clean(code), message, line or None))
     return tuple(read)
 
 

@@ -45,21 +45,27 @@ def encode(wire: JSONValue) -> bytes:
         return _escaped(wire).encode()
 
 
-_decode = json.JSONDecoder().decode
-
 MAX_COUNT = 1 << 53
 """A count beyond that is none: nothing bills so much, and no database column holds more than 2^63."""
+
+
+def loads(body: bytes | str) -> Any:
+    """JSON as a server sent it, whatever its numbers: one with thousands of digits, which Python refuses, is infinite.
+    Raises ValueError, RecursionError."""
+    try:
+        return json.loads(body)
+    except ValueError as problem:
+        if isinstance(problem, json.JSONDecodeError):
+            raise
+        return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
 
 
 def json_of(body: bytes) -> Any:
     """The body's JSON; None when it is none."""
     try:
         # json.loads would guess the encoding, and does where it may be another one
-        return (
-            _decode(body.decode("utf-8", "surrogatepass"))
-            if body[:1] == b"{" and body[1:2] != b"\0"
-            else json.loads(body)
-        )
+        plain = body[:1] == b"{" and body[1:2] != b"\0"
+        return loads(body.decode("utf-8", "surrogatepass") if plain else body)
     except (ValueError, RecursionError):
         return None
 
@@ -93,7 +99,7 @@ def count(of: Any, name: str) -> int | None:
 
 def http_status(value: Any, lowest: int) -> int | None:
     """An HTTP status from `lowest` on, as a number or as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) == 3:
         value = int(value)
     return value if type(value) is int and lowest <= value < 600 else None
 
@@ -124,9 +130,10 @@ _MILLISECONDS_FROM = 100_000_000_000
 
 
 def moment(value: Any) -> float | None:
-    """Seconds since 1970 of a number, of a text that is one, or of a date; None for anything else."""
+    """Seconds since 1970 of a number, of a text that is one, or of a date, until the year 5138 (what comes
+    later cannot be written as a date); None for anything else."""
     if isinstance(value, str):
         value = number(value) or date(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1000 * _MILLISECONDS_FROM:
         return None
     return value / 1000 if value >= _MILLISECONDS_FROM else float(value)

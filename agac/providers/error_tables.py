@@ -11,7 +11,7 @@ from typing import Any
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, RateState
-from agac.providers.bodies import date, http_status, items, mapping, number, objects, text
+from agac.providers.bodies import MAX_COUNT, date, http_status, items, mapping, number, objects, text
 from agac.providers.provider import Provider
 
 # Names are looked up in lower case: aiohttp's header mapping does not mind, a plain dict must be made so.
@@ -77,7 +77,7 @@ def _delay(written: str | None) -> float | None:
 
 def _whole(written: str | None) -> int | None:
     value = _delay(written)
-    return None if value is None else int(value)
+    return None if value is None else int(min(value, MAX_COUNT))
 
 
 def _until(written: str | None, server_now: str | None) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
 import math
 import time
@@ -20,7 +19,7 @@ from multidict import CIMultiDict
 
 from agac.core.redact import Redactor
 from agac.core.types import Fault
-from agac.providers.bodies import encode
+from agac.providers.bodies import encode, loads
 from agac.providers.dialect import STREAMED, Assembly, asking, too_large
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
@@ -58,14 +57,13 @@ LAST_BYTES = 1.0
 def parsed_event(data: str | bytes) -> Any:
     """An event's JSON. Raises GarbledStream."""
     try:
-        return json.loads(data)
+        return loads(data)
     except (ValueError, RecursionError):
         raise GarbledStream from None
 
 
 class Events:
-    """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none, as the format
-    says."""
+    """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none (the format says)."""
 
     __slots__ = ("_after_cr", "_data", "_most", "_rest", "_size")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import socket
 import sys
 import tracemalloc
@@ -16,7 +17,7 @@ from support.canned import Answer, Canned, canned
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind
+from agac.core.types import Fault, FaultKind, iso
 from agac.providers import batch
 from agac.providers.batch import BatchApi, BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote, lost
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
@@ -604,3 +605,37 @@ def test_what_went_wrong_before_says_nothing_of_this_request(server: Canned, tmp
             return await api.create(order(tmp_path))
 
     assert talk("openai", server.base_url, do).ambiguous
+
+
+ODD = [2**70, -1, "9" * 5000, 10**400, 1e300, True, None, [], {"a": 1}, 2**53]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd)[:12])
+@both
+def test_no_number_of_a_provider_is_too_odd_to_be_stored_and_shown(name: str, odd: Any, server: Canned) -> None:
+    """Numbers with thousands of digits are JSON, and one of them spoils no other."""
+    dates = ("created_at", "expires_at", "ended_at", "completed_at", "failed_at", "archived_at")
+    counts = ("total", "completed", "failed", "processing", "succeeded", "errored", "canceled", "expired")
+    state = {"status": "failed"} if name == "openai" else {"processing_status": "ended"}
+    told = BATCH[name] | state | dict.fromkeys(dates, odd) | {"request_counts": dict.fromkeys(counts, odd)}
+    told["errors"] = {"data": [{"line": odd, "code": "no", "message": "x" * 9999}, {"line": 7, "message": "y"}]}
+    body = json.dumps(told).replace(f'"{odd}"', str(odd)) if isinstance(odd, str) else json.dumps(told)
+    server.answers(f"GET {BATCHES[name]}/b", Answer(body.encode()))
+    seen = talk(name, server.base_url, lambda api: api.look("b"))
+    assert isinstance(seen, ProviderBatch)
+    stored = seen.stored()
+    for key, value in stored.items():
+        assert not isinstance(value, int) or 0 <= value < 2**63, key
+        assert not isinstance(value, float) or iso(value), key
+    if name == "openai":
+        assert [error.line for error in seen.errors] == [None, 7]
+        assert len(seen.reasons) < 600
+
+
+def test_of_a_hundred_thousand_errors_the_first_hundred_are_quoted_and_every_line_counts(server: Canned) -> None:
+    errors = [{"line": line, "code": "bad", "message": f"line {line} is bad"} for line in range(1, 100_001)]
+    told = BATCH["openai"] | {"status": "failed", "errors": {"data": errors}}
+    server.answers("GET /batches/b", Answer(told))
+    seen = talk("openai", server.base_url, lambda api: api.look("b"))
+    assert seen.reasons.endswith("; line 100 is bad (bad); and 99,900 more")
+    assert [error.line for error in seen.errors] == list(range(1, 100_001))

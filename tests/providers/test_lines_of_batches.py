@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.redact import Redactor
-from agac.core.types import Message, Reply, Request
+from agac.core.types import Message, RateState, Reply, Request
 from agac.providers.batch import ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS
-from agac.providers.bodies import encode
+from agac.providers.bodies import count, encode, json_of
+from agac.providers.error_tables import rate_state
 from agac.providers.table import DIALECTS, SHIPPED
 
 OPENAI, ANTHROPIC = BATCH_APIS["openai"], BATCH_APIS["anthropic"]
@@ -209,3 +210,14 @@ def test_a_request_of_a_batch_is_the_one_of_a_call(provider: str) -> None:
     body = dialect.build(Request((Message("user", "Say yes."),)), "the-model", row)
     line = json.loads(lines.line("x", encode(body), "/v1" + dialect.path))
     assert line.get("body", line.get("params")) == body
+
+
+@pytest.mark.parametrize("status", ["9" * 5000, f'"{"9" * 5000}"', "1e400", str(2**70)], ids=lambda status: status[:9])
+def test_an_odd_status_is_none_and_loses_neither_its_line_nor_the_batch(status: str) -> None:
+    line = said(**answer("?", COMPLETION)).replace(b'"?"', status.encode())
+    assert OPENAI.result(line) == unanswered("a response without a status")
+    assert json_of(b'{"usage": {"prompt_tokens": %s}}' % status.encode()) is not None
+    assert count(json_of(b'{"prompt_tokens": %s}' % status.encode()), "prompt_tokens") is None
+    assert rate_state({"x-ratelimit-remaining-tokens": status.strip('"')}) in (
+        RateState(remaining_tokens=None), RateState(remaining_tokens=2**53),
+    )  # fmt: skip

@@ -151,11 +151,9 @@ def expected_lines(record: BatchRecord) -> int:
 def _no_results(context: BatchContext, record: BatchRecord) -> str:
     """Why a person decides on a batch whose results hold nothing of ours."""
     kept = context.path(record, STRANGE)
-    return (
-        f"what {record.provider} sends as its results is none of them, and they may have been paid"
-        + (f" ({kept.name} holds it)" if kept.exists() else "")
-        + f"; `agac doctor --adopt {record.provider_id} --batch-id {record.id}` downloads them again"
-    )
+    note = f"what {record.provider} sends as its results is none of them, and they may have been paid"
+    again = f"`agac doctor --adopt {record.provider_id} --batch-id {record.id}` downloads them again"
+    return f"{note} ({kept.name} holds it); {again}" if kept.exists() else f"{note}; {again}"
 
 
 async def keep_late(context: BatchContext, record: BatchRecord, form: BatchFormat, file: Path) -> tuple[int, int]:

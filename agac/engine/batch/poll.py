@@ -85,7 +85,7 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
         return await _refused(context, record, seen)
     if seen.state.is_terminal:
-        note = "; ".join(one.words for one in seen.errors) or None
+        note = seen.reasons or None
         return await context.journal.step(record, BatchStep.TERMINAL, note)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
     if record.note == UNSURE:  # it may be another user's
@@ -135,7 +135,7 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
         if one.line is not None:
             message = f"line {one.line} was refused: {one.words}"
             errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
-    reasons = "; ".join(one.words for one in seen.errors) or "no reason was given"
+    reasons = seen.reasons or "no reason was given"
     note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
     record = await context.journal.reject(record, errors, note)
     if not errors:
@@ -147,8 +147,8 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
 async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
     journal, taken = context.journal, context.intakes.get(record.id, Intake())
-    if taken.downloads:  # lines are missing: they may be late
-        await context.stop_signal.sleep(LATE_FILES[taken.downloads - 1])
+    for pause in LATE_FILES[taken.downloads - 1 : taken.downloads]:  # lines are missing: they may be late
+        await context.stop_signal.sleep(pause)
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         gone = _is_gone(context, record, seen)
@@ -196,7 +196,8 @@ async def _download(
         try:
             with writing(part):
                 part.parent.mkdir(parents=True, exist_ok=True)
-                free = shutil.disk_usage(part.parent).free - DISK_RESERVE
+                begun = part.stat().st_size if part.exists() else 0
+                free = shutil.disk_usage(part.parent).free + begun - DISK_RESERVE
                 got = await account.api.download(remote, part, min(most, free))
                 if isinstance(got, Fault) and got.code == TOO_LARGE:
                     if free < most:

@@ -301,7 +301,7 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
     others = load.tokens - (record.tokens if load.batches else 0)
     found = _CAP_WORDS.search(message)
     limit = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
-    cap = int(limit) if limit else max(others + record.tokens - 1, 1)
+    cap = int(limit) if 0 < len(limit) < 16 else max(others + record.tokens - 1, 1)
     if others > 0:  # what was refused is more than it takes, in our own estimates
         cap = min(cap, others + record.tokens - 1)
     elif record.tokens <= cap < ESTIMATES_APART * record.tokens:  # the estimate is too low
