@@ -390,8 +390,8 @@ class BatchApi:
         raise NotImplementedError
 
     async def candidates(self, order: Order, since: float) -> AsyncIterator[ProviderBatch | Fault]:
-        """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) those
-        created at or after `since` with as many requests. The list is read to its end, or well past `since`; a Fault
+        """Batches that may be what `order` created: those that echo its key or its file, or (`finds_by: count`) all
+        created at or after `since`. The list is read to its end, or well past `since`; a Fault
         ends it. Their states may lag behind what `look` says."""
         query = {self._traits.filters: order.key} if self._traits.filters else {}
         async for one in self._batches(query, since):

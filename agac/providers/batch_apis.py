@@ -367,9 +367,8 @@ class AnthropicBatches(BatchApi):
 
     @staticmethod
     def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
-        """Whether it was created since then with as many requests as `order` has."""
-        recent = batch.created_at is None or batch.created_at >= since
-        return recent and batch.total in (None, order.requests)
+        """Whether it was created since then: nothing else tells, since counts may be wrong."""
+        return batch.created_at is None or batch.created_at >= since
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.

@@ -425,13 +425,14 @@ class MessageBatches:
         hidden = bool(batch.masked_status(now))
         status = batch.status(now)
         counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+        told = batch.total * 2 // 3 if batch.fault("batch_counts_short") else batch.total
         if not batch.ended or hidden:
-            counts |= {"processing": batch.total}  # all of them, until the whole batch has ended
+            counts |= {"processing": told}  # all of them, until the whole batch has ended
         elif batch.fault("batch_counts_lie"):
             counts |= {"succeeded": batch.total}
         else:
             left = "expired" if batch.ended == "expired" else "canceled"
-            counts |= {"succeeded": batch.good, "errored": batch.bad, left: batch.total - batch.executed}
+            counts |= {"succeeded": min(batch.good, told), "errored": batch.bad, left: batch.total - batch.executed}
         return {
             "id": batch.id,
             "type": "message_batch",

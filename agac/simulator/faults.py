@@ -313,6 +313,7 @@ FAULTS: dict[str, KnownFault] = {
         seconds=3600.0,
     ),
     "batch_counts_lie": KnownFault("ended", "its counts say that all went well"),
+    "batch_counts_short": KnownFault("created", "its counts leave out a third of its requests"),
     "batch_null_output": KnownFault("ended", "it is done and names no output file"),
     "batch_empty_output_id": KnownFault("ended", "the id of its output file is an empty text"),
     "batch_zero_error_file": KnownFault("ended", "it has an error file with nothing in it"),

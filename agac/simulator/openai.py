@@ -494,6 +494,8 @@ def _request_counts(batch: Batch) -> dict[str, int | None]:
         return dict.fromkeys(counts)
     if batch.fault("batch_counts_lie") and batch.ended:
         counts |= {"completed": batch.total, "failed": 0}
+    if batch.fault("batch_counts_short"):
+        counts["total"] = batch.total * 2 // 3
     return counts
 
 

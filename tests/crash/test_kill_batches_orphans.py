@@ -161,6 +161,19 @@ def test_a_foreign_batch_of_the_same_size_is_not_taken_for_an_orphan(first: str,
     case.assert_clean()
 
 
+@pytest.mark.parametrize("ends", ["before it is looked for", "after it is looked for"])
+def test_an_orphan_is_known_by_its_results_whatever_its_counts_say(ends: str, case_at: Start) -> None:
+    """8 of 12 are counted: a batch that is ours all the same, and paid."""
+    case = case_at("anthropic", {"kind": "batch_counts_short"}, seconds=DAY_LONG)
+    case.killed(CREATED, *RUN)
+    if ends == "after it is looked for":
+        assert_ended(case.run())
+        assert case.account()["posts"] == 1
+    case.advance(DAY_LONG)
+    case.finish("retrieve")
+    case.assert_whole()
+
+
 @pytest.mark.parametrize("ends", ["at once", "later"])
 def test_a_foreign_batch_is_not_taken_for_one_that_was_never_created(ends: str, case_at: Start) -> None:
     """Case 12: ours is not there at all. What is there is ours at most until its results are there."""

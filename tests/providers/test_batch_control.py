@@ -455,7 +455,7 @@ def test_a_list_without_pages_is_asked_without_them(server: Canned, tmp_path: Pa
     assert httpx2.URL(asked.path).params == httpx2.QueryParams({"metadata[agac_intent]": "key"})
 
 
-def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Canned, tmp_path: Path) -> None:
+def test_candidates_of_anthropic_are_those_of_the_time_whatever_their_count(server: Canned, tmp_path: Path) -> None:
     def batch(name: str, at: str, requests: int) -> dict[str, Any]:
         return {"id": name, "created_at": at, "request_counts": {"processing": requests, "succeeded": 0}}
 
@@ -467,7 +467,7 @@ def test_candidates_of_anthropic_are_those_of_the_time_and_the_count(server: Can
     ]
     server.answers("GET /messages/batches", Answer({"data": page, "has_more": True, "last_id": "old"}))
     got = listed(server, tmp_path, "anthropic", 1_795_175_700.0)
-    assert [one.id for one in got] == ["new", "late"]
+    assert [one.id for one in got] == ["new", "other", "late"]
     paths = ["/v1/messages/batches?limit=1000", "/v1/messages/batches?limit=1000&after_id=old"]
     assert [one.path for one in server.asked] == paths
 

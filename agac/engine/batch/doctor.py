@@ -262,7 +262,7 @@ async def end(context: BatchContext, record: BatchRecord) -> bool:
         return False
     if record.note == UNSURE:
         raise UsageError(
-            f"batch {record.id} was matched by its size alone, and may not be ours",
+            f"batch {record.id} was matched by its time alone, and may not be ours",
             remedy="wait until it has ended: its results show whether it is ours",
         )
     record = await cancel(context, await context.journal.cancel(record, ENDED))

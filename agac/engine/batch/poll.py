@@ -236,7 +236,7 @@ async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
     form = await context.format(record)
     if form is None:
         return await context.journal.remark(record, f"{record.provider} has no batch API in agac.yml any more")
-    if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its size alone
+    if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its time alone
         return await context.journal.write(
             record, "not_ours", foreign=foreign(record, record.provider_id),
             note="what was taken for it is another one: it is looked for again",

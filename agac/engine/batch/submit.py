@@ -21,7 +21,7 @@ from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, new
 
 _log = logging.getLogger("agac.batch")
 
-UNSURE = "taken for ours by its size and time: its results will confirm it"
+UNSURE = "taken for ours by its time: its results will confirm it"
 """The note of a batch that may be another user's."""
 
 CLOCKS_APART = 3600.0
@@ -51,7 +51,7 @@ _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s
 
 
 class Found(NamedTuple):
-    """It is there. `sure` False: by its size alone, to be confirmed by a result. `others` are further batches under its
+    """It is there. `sure` False: by its time alone, to be confirmed by a result. `others` are further batches under its
     name, which should not exist."""
 
     seen: ProviderBatch
@@ -134,9 +134,11 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
     if account.traits.finds_by != "count":
         sure = sorted(fresh, key=lambda one: one.created_at or 0.0)
         return Found(sure[0], others=tuple(sure[1:])) if sure else None
-    # nothing but size and time tells such batches apart, and the names in their results once they have ended
+    # nothing but the names in their results tells such batches apart, once they have ended; counts may be wrong
     unsure = []
     for one in fresh:
+        if one.created_at is not None and one.created_at > record.created_after + CLOCKS_APART:
+            continue
         mine = await _is_ours(context, record, form, one) if one.state.is_terminal else None
         if isinstance(mine, Fault):
             return mine
@@ -144,10 +146,14 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
             return Found(one)
         if mine is None:
             unsure.append(one)
-    if len(unsure) < 2:
-        return Found(unsure[0], sure=False) if unsure else None
-    names = ", ".join(one.id for one in unsure)
-    return Undecided(f"{len(unsure)} batches of its size are there ({names}); their results will tell which is ours")
+    likely = [one for one in unsure if one.total == record.tasks] or unsure
+    if len(likely) < 2:
+        return Found(likely[0], sure=False) if likely else None
+    names = ", ".join(one.id for one in likely)
+    return Undecided(
+        f"{len(likely)} batches of that time are there ({names}), and their results will tell which is ours",
+        for_good=all(one.state.is_terminal for one in likely),
+    )
 
 
 async def _is_ours(
@@ -156,7 +162,10 @@ async def _is_ours(
     """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
     path = context.path(record, ".candidate")
     for remote in seen.results:
-        size = await context.account(record.provider).api.download(remote, path, form.longest_line * record.tasks)
+        lines = max(record.tasks, seen.total or 0)  # another's may be larger
+        size = await context.account(record.provider).api.download(remote, path, form.longest_line * lines)
+        if isinstance(size, Fault) and size.kind is FaultKind.TASK:
+            continue  # they are not to be had any more
         if isinstance(size, Fault):
             return size
         try:
