@@ -60,7 +60,7 @@ class StageSnapshot:
 class Snapshot:
     """A run at a moment. `unusable` rows failed before any stage; `stopping`: nothing new is begun; `waiting_for`: why
     the last call brought no answer; `waits`: until when no call goes to a model, by lane; `batches`: those that are
-    open."""
+    open; `elapsed`: seconds since it is shown."""
 
     workflow: str
     stages: tuple[StageSnapshot, ...]
@@ -72,6 +72,7 @@ class Snapshot:
     waiting_for: RowError | None = None
     waits: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[BatchCount, ...] = ()
+    elapsed: float | None = None
 
     @property
     def in_flight(self) -> int:

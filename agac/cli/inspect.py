@@ -346,12 +346,18 @@ def _error_text(error: dict[str, Any]) -> str:
 
 
 def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
-    """`name: text`, or the name and the lines of the text below it."""
+    """`name: text`, or the name and the lines of the text below it; on a terminal the beginning of a long one."""
+    if len(text) > LONG_BLOCK and sys.stdout.isatty():
+        text = f"{text[:LONG_BLOCK]}… ({len(text):,} characters: all of them with --json, or in a pipe)"
     if "\n" in text:
         yield f"{by}{name}:"
         yield from (f"{by}  {line}".rstrip() for line in text.split("\n"))
     else:
         yield f"{by}{name}: {text}"
+
+
+LONG_BLOCK = 2_000
+"""Characters of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
 
 
 def _compact(value: Any) -> str:

@@ -105,6 +105,7 @@ class ObservedRun:
     def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
         self._waiting_since: float | None = None
+        self._began: float | None = None
         self._settled: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
@@ -118,7 +119,9 @@ class ObservedRun:
             count = self._watched.count_rows
             self._counting = threading.Thread(target=lambda: self._counted.append(count()), daemon=True)
             self._counting.start()
+        self._began = now if self._began is None else self._began
         snapshot = self._watched.snapshot(self._counted[0] if self._counted else None)
+        snapshot = replace(snapshot, elapsed=now - self._began)
         rates = {stage.name: rate(self._settled[stage.name], now, stage.counts.settled) for stage in snapshot.stages}
         if snapshot.waiting_for is None:
             self._waiting_since = None
@@ -157,6 +160,9 @@ BAR = 10
 WIDE_BAR = 20
 WIDE = 140
 """The bar is longer from this number of columns on."""
+
+SHOWN_ELAPSED = 5.0
+"""Seconds after which it is said how long a run is at work: a short one needs no clock."""
 
 LEAST_DETAIL = 8
 """Cells of an error below which its row is left out rather than cut."""
@@ -284,6 +290,8 @@ def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
     if snapshot.stopping:
         calls = counted(snapshot.in_flight, "call")
         notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")
+    if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
+        notes.append(f"elapsed {duration(snapshot.elapsed)}")
     return notes
 
 

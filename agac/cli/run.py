@@ -31,6 +31,7 @@ from agac.cli.terminal import (
     confirmed,
     cost_of,
     counted,
+    duration,
     first_line,
     from_here,
     outcome_names,
@@ -239,7 +240,8 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
     yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())
     if invocation["calls"] and (timing := timing_line(summary)):
-        yield timing
+        lasted = summary["duration_s"]
+        yield f"{timing}; elapsed: {call_time(1000 * lasted) if lasted < 60 else duration(lasted)}"
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same, had = counted(invocation["tasks_collapsed"], "task"), "the same prompt as another task"
         yield f"Deduplicated: {same} had {had} and reused its answer"

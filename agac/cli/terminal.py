@@ -210,14 +210,15 @@ def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
-    is too wide, cells wrap between words if that is enough; elsewhere it is plain text. Nothing is ever cut off."""
+    is too wide, cells wrap between words, or the cells of each row stand below one another; elsewhere it is plain text.
+    Nothing is ever cut off but there, and long values only."""
     if not sys.stdout.isatty():
         return "\n".join(table_lines(header, [rows]))
     width = shutil.get_terminal_size().columns
     columns = [*zip(header, *([plain(_cell(value)) for value in row] for row in rows), strict=True)]
     least = [max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns]
     if sum(least) + 2 * (len(least) - 1) > width:
-        return "\n".join(table_lines(header, [rows]))
+        return "\n".join(record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True))
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -226,11 +227,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     for name, smallest, to_right in zip(header, least, _are_numbers(header, rows), strict=True):
         shown.add_column(Text(name), justify="right" if to_right else "left", min_width=smallest)
     for row in zip(*(column[1:] for column in columns), strict=True):
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(cell, STATE_COLOURS.get(cell, "")) for cell in row))
     console = Console(width=width, color_system="standard" if _has_colours(sys.stdout) else None, force_terminal=True)
     with console.capture() as capture:
         console.print(shown)
     return "\n".join(line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n"))
+
+
+STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
+                 "killed": "red", "failed": "red"}  # fmt: skip
+"""The colours of words in tables on a terminal."""
 
 
 def _cell(value: object) -> str:

@@ -26,7 +26,7 @@ from agac.store.rows import (
     made_examples,
     present,
 )
-from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts
+from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration
 
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
@@ -232,6 +232,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         alike = sum(c.tasks for c in own if c.error_type == example.error_type)
         return example.rows if example.stage is None else alike
 
+    stages = [_stage(stage, counts, times) for stage in definition["stages"]]
     policy, repeated = definition["input"]["on_duplicate_id"], {}
     if policy in ("first", "last") and rows["dropped"]:
         repeated = {"repeated_ids": {"on_duplicate_id": policy, "rows": (await count_repeated(database, run.id))[0]}}
@@ -241,13 +242,18 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "complete": run.finished_at is not None,
         "started_at": iso(run.created_at),
         "finished_at": iso(run.finished_at),
+        "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
+        "tasks": {
+            "processed": sum(stage["done"] + stage["failed"] for stage in stages),
+            "reused": sum(stage["reused"] for stage in stages),
+        },
         "input": definition["input"]["path"],
         "selection": run.selection,
         "output": run.output_dir,
         "rows": _by_outcome(rows),
         **repeated,
         "levels": levels,
-        "stages": [_stage(stage, counts, times) for stage in definition["stages"]],
+        "stages": stages,
         "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None),
         "errors": [

@@ -380,6 +380,11 @@ SELECT hash, body FROM definition WHERE hash IN (:many);
 -- The last invocations of a run.
 SELECT id, at, ended_at, exit_code, body FROM event WHERE run_id = ? AND kind = 'invocation' ORDER BY id DESC LIMIT ?;
 
+-- name: run_duration
+-- Seconds that the invocations of a run which have an end took, together, until it was finished.
+SELECT coalesce(sum(e.ended_at - e.at), 0.0) FROM event e JOIN run r ON r.id = e.run_id
+WHERE r.id = ? AND e.kind = 'invocation' AND (r.finished_at IS NULL OR e.at <= r.finished_at);
+
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
 SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,

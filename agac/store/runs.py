@@ -102,6 +102,7 @@ class WrittenFiles(NamedTuple):
 read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
 definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
+run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
 counters: Reads[[int], list[Count]] = reads("counters", Count)
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)

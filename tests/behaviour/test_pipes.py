@@ -188,9 +188,25 @@ def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFo
     ran = finished.agac("status", "last")
     (row,) = [line for line in ran.out.splitlines() if line.startswith(LONG)]
     assert "local/large" in row
-    with on_pty(finished.root, "status", "last", columns=40) as terminal:
+    for words in (["status", "last"], ["runs"]):  # what is too wide for the terminal stands below one another there
+        with on_pty(finished.root, *words, columns=40) as terminal:
+            assert terminal.ended() == 0
+        lines = terminal.seen.replace("\r\n", "\n").split("\n")
+        assert {"row 1", "  calls: 3"} <= {*lines}
+        assert all(len(line) <= 40 or LONG in line or ": " in line for line in lines)
+
+
+def test_a_terminal_gets_states_in_colour_and_only_the_beginning_of_long_texts(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "text": "long " * 100_000}])
+    project.run(project.workflow(stages=[{"name": "keep", "select": ["text"]}]))
+    with on_pty(project.root, "runs") as terminal:
         assert terminal.ended() == 0
-    assert row in terminal.seen.replace("\r\n", "\n")
+    assert "\x1b[32mfinished" in terminal.seen
+    with on_pty(project.root, "inspect", "last", "a") as terminal:
+        assert terminal.ended() == 0
+    assert len(terminal.seen) < 10_000
+    assert "… (500,000 characters: all of them with --json, or in a pipe)" in terminal.seen
+    assert len(project.agac("inspect", "last", "a").out) > 500_000
 
 
 def test_columns_are_as_wide_as_their_cells_and_a_line_is_a_row() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agac.api.report import RowCount, WatchedRun
+from agac.api.report import RowCount, Snapshot, WatchedRun
 from agac.cli import progress
 from agac.cli.progress import LineStyle, ObservedRun, rate, run_lines
 from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
@@ -187,8 +187,14 @@ def test_a_line_can_be_written_in_every_encoding(encoding: str | None) -> None:
     assert "\x07" not in line
 
 
+@pytest.mark.parametrize(("seconds", "notes"), [(None, []), (4.9, []), (75.2, ["elapsed 1m 15s"])])
+def test_a_run_says_how_long_it_is_at_work(seconds: float | None, notes: list[str]) -> None:
+    snapshot = Snapshot("reviews", (), None, 0, 0, None, stopping=False, elapsed=seconds)
+    assert run_lines(snapshot, {}, LineStyle(80, "utf-8")) == notes
+
+
 def test_text_cannot_command_a_terminal_its_width_is_counted_in_cells_and_times_are_read_at_a_glance() -> None:
-    assert harmless("\x1b[31mred\x1b[0m\n\tfine") == "\x1b[31mred\x1b[0m\n\tfine"
+    assert harmless("\x1b[31mred\x1b[0m\n\tfine") == "\\x1b[31mred\\x1b[0m\n\tfine"  # not a colour of agac's own
     assert harmless("\x1b]0;title\x07\x1b[2J") == r"\x1b]0;title\x07\x1b[2J"
     assert harmless("abc\u202efed\r") == "abc\\u202efed\\x0d"
     assert (cells("行列"), cells("e\u0301"), cells("abc")) == (4, 1, 3)

@@ -224,7 +224,14 @@ def test_the_summary_says_how_long_a_call_takes(project: ProjectFolder) -> None:
     first = project.agac("run", "-a", "reviews").out
     (line,) = [line for line in first.splitlines() if line.startswith("Time per call: ")]
     assert re.fullmatch(r"Time per call: classify \S+ \w+ \(p95 .*; first token .*, p95 .*\), reply .*", line), line
+    assert re.search(r"\); elapsed: [\d.]+ m?s$", line)
     assert "Time per call" not in project.agac("run", "-a", "reviews").out  # nothing was asked
+    summary = project.output(file="summary.json")
+    done = sum(stage["done"] + stage["failed"] for stage in summary["stages"])
+    assert summary["tasks"] == {"processed": done, "reused": 0}
+    assert done > 0
+    (took,) = project.query("SELECT ended_at - at FROM event WHERE kind = 'invocation' ORDER BY id LIMIT 1")
+    assert summary["duration_s"] == pytest.approx(took[0], abs=0.001)
 
 
 def timed(*milliseconds: float) -> str | None:
