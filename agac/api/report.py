@@ -48,12 +48,13 @@ class RowCount:
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
     """A stage at a moment: rows that are `settled` need nothing more here, `total` come here as far as is known;
-    `counts` are those of this invocation."""
+    `counts` are those of this invocation. It `waits_for_batches` where its rate says nothing of its end."""
 
     name: str
     settled: int
     total: RowCount | None
     counts: StageTotals
+    waits_for_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class Snapshot:
 class WatchedRun:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
     take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
-    come to the `uncounted` ones is not known before they are made; `batches` are the open ones as last seen."""
+    come to the `uncounted` ones is not known before they are made; those `in_batches` are asked so; `batches` are the
+    open ones as last seen."""
 
     workflow: str
     invocation: Invocation
@@ -92,6 +94,7 @@ class WatchedRun:
     warnings: list[Problem]
     upstream: Mapping[str, Collection[str]]
     uncounted: Collection[str] = ()
+    in_batches: Collection[str] = ()
     batches: list[BatchCount] = field(default_factory=list)
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
@@ -124,8 +127,11 @@ class WatchedRun:
         never += sum(other.failed + other.dropped for other in ended)
         if not to_come:
             never = max(never + stage.parked + sum(other.parked for other in ended), totals.settled - settled)
+        if name in self.in_batches:  # a guard is no progress of what is asked in batches
+            settled, never = settled - stage.skipped - stage.dropped, never + stage.skipped + stage.dropped
         total = RowCount(max(settled, rows.rows - never), rows.exact) if rows and not made else None
-        return StageSnapshot(name, settled, total, stage)
+        waits = not {name, *self.upstream[name]}.isdisjoint(self.in_batches)
+        return StageSnapshot(name, settled, total, stage, waits)
 
 
 def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:

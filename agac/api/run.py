@@ -299,7 +299,10 @@ async def walk_through(
     watching: asyncio.Task[Any] | None = None
     if watch is not None:
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
-        watched = WatchedRun(plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages))
+        in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
+        watched = WatchedRun(
+            plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages), in_batches
+        )  # fmt: skip
         watching = asyncio.ensure_future(show(watch, watched, database))
     try:
         await run_once(database, work, invocation)

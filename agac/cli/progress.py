@@ -213,7 +213,7 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max
 def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
     """What a stage's line says besides its rows, in its order."""
     parts = {"rate": f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.1f}/s"}
-    if stage.total is not None and rate > 0 and not _finished(stage):
+    if stage.total is not None and rate > 0 and not _finished(stage) and not stage.waits_for_batches:
         parts["eta"] = f"ETA {duration((stage.total.rows - stage.settled) / rate)}"
     counts = stage.counts
     by_guard = {"skipped": counts.skipped, "dropped": counts.dropped}

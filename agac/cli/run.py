@@ -505,7 +505,9 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
         )
     open_batches = invocation.get("open_batches")
     if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
-        total, ended = summary["rows"]["total"], summary["rows"]["total"] - summary["rows"]["open"]
+        rows = [one["rows"] for one in (summary, *summary.get("levels", ()))]  # of the input, and what stages made
+        total = sum(one["total"] for one in rows)
+        ended = total - sum(one["open"] for one in rows)
         are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}" if ended else "No row is"
         yield (
             f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac batch retrieve` "

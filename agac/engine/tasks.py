@@ -218,8 +218,12 @@ class Tasks:
         if answer is None:
             raise RunStopped
         if isinstance(answer, Answer):
-            self._collapsed(asked, answer.result.id)
-            self._done(asked, answer.result, Outcome.REUSED)
+            own = bool(answer.result.id) and asked.row.asked_in_batch(
+                asked.stage.index, asked.replica, asked.fingerprint
+            )
+            if not own:
+                self._collapsed(asked, answer.result.id)
+            self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
         elif answer is Parked.ENROLLED:
             waiting = WaitingTask(asked.row.new, asked.stage.index, asked.replica, asked.fingerprint)
             self._ledger.batch.waiting.append(waiting)

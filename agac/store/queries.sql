@@ -1005,6 +1005,20 @@ UPDATE batch_task SET state = 2, then_do = :then_do WHERE batch_id = :id AND sta
 UPDATE batch_task SET state = 2, then_do = :then_do, round = 1, position = 0, repairs = 0
 WHERE state = 0 AND state < 2 AND fingerprint IN (SELECT fingerprint FROM batch_task WHERE batch_id = :id);
 
+-- name: batch_refused
+-- Its tasks were refused with it: another round, the next model, or, after `most` rounds of the last one, failure.
+UPDATE batch_task SET state = 2, error_type = 'ProviderError', error_message = :note,
+    then_do = CASE WHEN round < :most THEN 'batch' WHEN position < :last THEN 'fallback' END
+WHERE batch_id = :id AND state = 1;
+
+-- name: followers_refused
+-- Who waited for a task of a batch that was refused goes on as that does.
+UPDATE batch_task SET (state, then_do, error_type, error_message, round, position, repairs) = (
+    SELECT 2, CASE WHEN e.round < :most THEN 'batch' WHEN e.position < :last THEN 'fallback' END, 'ProviderError', :note,
+        e.round, e.position, e.repairs
+    FROM batch_task AS e WHERE e.batch_id = :id AND e.fingerprint = batch_task.fingerprint LIMIT 1
+) WHERE state = 0 AND state < 2 AND fingerprint IN (SELECT fingerprint FROM batch_task WHERE batch_id = :id);
+
 -- name: task_enrol
 -- A task joins a batch.
 INSERT INTO batch_task (run_id, batch_id, place, row_key, stage, replica, fingerprint, state, round, position, repairs)

@@ -94,6 +94,21 @@ def test_the_same_command_again_submits_nothing(project: BatchProject, server: S
     project.assert_as_sync(server, charged=(2, 20))
 
 
+def test_who_was_asked_is_done_whichever_equal_row_comes_first(project: BatchProject) -> None:
+    """A row that was put before it with the same text reused the answer; after a sync stage, too."""
+    project.rows({"id": id_, "text": text} for id_, text in (("r-3", "x"), ("r-4", "y")))
+    project.submit(A | {"run_mode": "sync"}, B)
+    ids = ("r-1", "x"), ("r-2", "y"), ("r-3", "x"), ("r-4", "y")
+    project.rows({"id": id_, "text": text} for id_, text in ids)
+    project.run()
+    advance(project.server, SECONDS)
+    report = project.run()
+    assert [(one["done"], one["reused"]) for one in report.summary["stages"]] == [(2, 2), (2, 2)]
+    found = project.query("SELECT row_id FROM v_results WHERE stage = 'b' AND outcome = 'done' ORDER BY 1")
+    assert found == [("r-3",), ("r-4",)]
+    assert (report.invocation["tasks_collapsed"], project.charged()) == (2, (1, 4))
+
+
 def test_new_rows_join_without_a_question(project: BatchProject, server: Server) -> None:
     project.submit(A)
     rows(project, *range(1, 13))

@@ -198,6 +198,20 @@ def test_a_batch_that_is_refused_for_a_line_fails_that_row_alone(make: Make) -> 
     assert (project.charged(), project.account["rejected"], project.doubles()) == ((2, 9), 1, 0)
 
 
+TWO_ROUNDS = {"batch": {"max_rounds": 2, "poll_interval": "0.05s"}}
+
+
+def test_refused_again_and_again_for_a_line_it_ends_after_its_rounds(make: Make) -> None:
+    """Those beside the line are sent in `max_rounds` batches, not in as many as it has lines."""
+    project = make({"kind": "batch_reject", "line": 3, "code": "odd", "message": "not a line"}, defaults=TWO_ROUNDS)
+    assert project.run(wait=True).exit_code == 3
+    assert project.steps() == ["REJECTED"] * 2
+    assert failed(project) == {f"r-{n}": "ProviderError" for n in range(1, 11)}
+    messages = {one["error"]["message"].partition(":")[0] for one in project.envelopes(file="errors.jsonl")}
+    assert messages == {"line 3 was refused", "local refused it as a whole, and nothing was charged"}
+    assert project.charged() == (2, 0)
+
+
 def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(make: Make, server: Server) -> None:
     """Model, permission, billing: every other batch would be refused as well."""
     fault = {"kind": "batch_reject", "code": "model_not_found", "message": "no such deployment", "at": [1]}

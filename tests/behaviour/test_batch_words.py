@@ -58,10 +58,12 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
         (60, 1, "No row is finished yet. `agac batch status` shows progress, "),
         (59, 2, "1 of 60 rows is finished. `agac batch status` shows progress, "),
         (10, 2, "50 of 60 rows are finished. `agac batch status` shows progress, "),
+        (0, 1, "60 of 80 rows are finished. `agac batch status` shows progress, "),  # those that a stage made are not
     ],
 )
 def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> None:
-    summary = {"rows": {"total": 60, "open": open_rows}}
+    made = [{"rows": {"total": 20, "open": 20}}]
+    summary = {"rows": {"total": 60, "open": open_rows}, "levels": [] if open_rows else made}
     (line,) = submitted.next_lines(summary, {"open_batches": {"batches": batches}}, "agac run -a reviews --limit 60")
     assert line.startswith(said)
     assert line.endswith("`agac run -a reviews --limit 60 --wait` waits until every stage is done.")

@@ -30,6 +30,17 @@ def watched(total: int | None = 10_000, exact: bool = True, **stages: dict[str, 
     return WatchedRun("reviews", invocation, lambda: counted, [], {name: names[:i] for i, name in enumerate(names)})
 
 
+def test_a_stage_that_waits_for_batches_shows_no_progress_of_its_guard() -> None:
+    """Neither 5 of 40 at once nor an end that follows from it; what follows a batch stage has no end either."""
+    run = watched(40, classify={"dropped": 5}, reply={"done": 3})
+    assert "classify" in lines(run)[0]
+    assert "5/40" in lines(run)[0]
+    first, second = lines(replace(run, in_batches=["classify"]))
+    assert "0/35 (0.0%)" in first
+    assert "3/35" in second
+    assert "ETA" not in first + second
+
+
 def lines(
     run: WatchedRun, width: int | None = 139, rate: float = 45.2, encoding: str = "utf-8", **paper: Any
 ) -> list[str]:

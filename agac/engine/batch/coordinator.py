@@ -202,6 +202,7 @@ class Batches:
             await self._all_built()
             waiting = await self._of(WAITING)
             if not waiting:
+                await clean_up(context)  # of what was refused since
                 return
             if not self._may_submit:
                 self.done.stale = await self._stale()

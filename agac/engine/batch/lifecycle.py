@@ -164,17 +164,22 @@ class Journal:
         others = (("followers_release", released), ("batch_release", released))
         return await self.write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
 
-    async def reject(self, record: BatchRecord, errors: Mapping[int, RowError], note: str) -> BatchRecord:
-        """It was refused as a whole. Tasks at the refused lines (from 1) have failed; the others go round again, the
-        round not counted, since nothing ran."""
+    async def reject(
+        self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
+    ) -> BatchRecord:
+        """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the others of the `stage` go
+        round again, as often as it may be; where no line was to blame the run stops, and the round does not count."""
         tasks = await tasks_at(self._database, record.id, [line - 1 for line in errors])
         ended: list[tuple[str, Any]] = []
         for place, task in tasks.items():
             failed = (None, errors[place + 1].type.value, errors[place + 1].message)
             ended.append(("task_ended", (*failed, task.id)))
             ended.append(("followers_ended", (*failed, task.round, task.position, task.repairs, task.fingerprint)))
-        released = {"id": record.id, "then_do": "batch"}
-        others = (*ended, ("followers_release", released), ("batch_release", released))
+        values: dict[str, Any] = {"id": record.id, "then_do": "batch"}
+        others = (*ended, ("followers_release", values), ("batch_release", values))
+        if errors and stage is not None:
+            values = {"id": record.id, "note": note, "most": stage.batch.max_rounds, "last": len(stage.models) - 1}
+            others = (*ended, ("followers_refused", values), ("batch_refused", values))
         return await self.write(record, "step", others, to=BatchStep.REJECTED, note=note)
 
     async def submitted(

@@ -137,7 +137,8 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
             errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
     reasons = seen.reasons or "no reason was given"
     note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
-    record = await context.journal.reject(record, errors, note)
+    form = await context.format(record)
+    record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
     if not errors:
         fault = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}")
         raise context.stopped_by(fault)
