@@ -21,7 +21,7 @@ from agac.engine.export import PREVIEW, LeftRows, left_rows, lost_store
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
-from agac.plan.checks import missing_variables
+from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan
 from agac.spec.workflow import Workflow
 from agac.store import runs
@@ -46,7 +46,8 @@ async def plan_run(
         rows = partial(selected_rows, checked, plan.selection)
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
         report.budgets = await _budgets(database, plan, report)
-        report.warnings = [*checked.warnings, *missing]
+        loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
+        report.warnings = [*checked.warnings, *missing, *loose]
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
         except UsageError as error:

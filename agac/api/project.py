@@ -26,7 +26,7 @@ from agac.data.files import Source
 from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled, separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope
-from agac.plan.checks import check_batches, check_budgets, missing_extras, resolve_models
+from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection
 from agac.providers.model_string import alias_problem, parse_model
@@ -236,11 +236,16 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
         problems.append(Problem(folder, "no workflow is here; `agac init NAME` makes a project that has one"))
     for name in names:
         try:
-            problems += check_workflow(opened, name, Overrides())[1]
+            checked, found = check_workflow(opened, name, Overrides())
         except UsageError as error:
             if len(names) == 1:
                 raise
             problems.append(Problem(Where(name), f"{error.message}. {error.remedy or ''}".strip()))
+            continue
+        problems += found
+        if checked is not None:
+            schemas = {stage.name: stage.schema for stage in checked.workflow.asking}
+            problems += outside_strict(checked.workflow, checked.models, schemas)
     return CheckReport(names, in_order(problems))
 
 

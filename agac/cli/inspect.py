@@ -282,7 +282,9 @@ def _outcome(stage: dict[str, Any]) -> Iterator[str]:
         return
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
     if stage["answered_by"] and not does:
-        how = f", after {', '.join(stage['how'])}" if stage["how"] else ""
+        after = [way for way in stage["how"] if way != "misformatted"]
+        how = f", after {', '.join(after)}" if after else ""
+        how += ", with a text that lacks its `format`" if after != stage["how"] else ""
         yield f"  answered by: {_endpoint(stage['answered_by'])}{how}"
     if stage["reused_from"]:
         yield f"  reused: {_reused_from(stage['reused_from'])}"

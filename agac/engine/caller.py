@@ -43,6 +43,7 @@ from agac.providers.dialect import Dialect
 from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price, Provider
+from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS, unsendable
 from agac.spec.workflow import Timeout
 from agac.store.records import Call, Endpoint, Result
@@ -65,6 +66,12 @@ class Route:
     def dialect(self) -> Dialect:
         """How the model's provider is spoken to."""
         return DIALECTS[self.model.provider.dialect]
+
+    @cached_property
+    def enforced(self) -> bool:
+        """Whether the provider itself holds the model to the stage's schema."""
+        schema = self.stage.schema
+        return schema is not None and is_enforced(schema, self.model.provider, self.dialect.shaping)
 
     @cached_property
     def base_url(self) -> str:
@@ -382,12 +389,12 @@ class Caller:
             if isinstance(reply, Reply):
                 checked = None
                 try:
-                    checked = connection.checker.check(reply)
+                    checked = connection.checker.check(reply, enforced=connection.enforced)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
                     call = self._keep(attempts, sent, checked, again=again)
                 if isinstance(checked, RowError):
                     return reply, checked
-                how = how_answered(attempts.purpose, attempts.position, mended=checked.mended)
+                how = how_answered(attempts.purpose, attempts.position, checked)
                 result = Result(attempts.fingerprint, checked.text, call.endpoint, self._wall(), how=how)
                 return reply, Answer(result, checked.value)
             error = RowError(reply.type, reply.message)

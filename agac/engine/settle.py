@@ -21,6 +21,7 @@ from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
 from agac.engine.telemetry import bucket_of
+from agac.engine.validate import ValidReply
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
 from agac.store.records import (
@@ -165,12 +166,12 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
     return zlib.compress(body, 1)
 
 
-def how_answered(purpose: str, position: int, *, mended: bool) -> str:
+def how_answered(purpose: str, position: int, checked: ValidReply) -> str:
     """How an answer came about, as results remember it; `position` counts the stage's models from 0."""
-    if purpose == "ask" and not mended:
+    if purpose == "ask" and not checked.mended and not checked.misformatted:
         return ""
-    ways = {"repair": purpose == "repair", "json_repair": mended, "fallback": position > 0}
-    return ",".join(way for way, taken in ways.items() if taken)
+    ways = {"repair": purpose == "repair", "json_repair": checked.mended, "fallback": position > 0}
+    return ",".join(way for way, taken in {**ways, "misformatted": checked.misformatted}.items() if taken)
 
 
 class Settler:

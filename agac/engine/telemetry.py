@@ -292,6 +292,7 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
         "repaired": ways["repair"],
         "json_repaired": ways["json_repair"],
         "by_fallback": ways["fallback"],
+        **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
         "timing_ms": _timing_ms(times, stage["name"]),
         **({"agreement": _agreement(own)} if stage.get("vote") else {}),
     }

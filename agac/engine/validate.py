@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,11 +64,13 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 class ValidReply(NamedTuple):
-    """A reply that is a result: its JSON text, its value, and whether its JSON had to be mended."""
+    """A reply that is a result: its JSON text, its value, whether its JSON had to be mended, and whether a text in it
+    lacks the `format` that the schema asks for."""
 
     text: str
     value: JSONValue
     mended: bool = False
+    misformatted: bool = False
 
 
 class Checker:
@@ -77,8 +80,8 @@ class Checker:
         self._extra: ExtraCheck | None = stage.extra_check
         self._mends, self._field = stage.json_repair, stage.output_field
         try:
-            schema = stage.judge or stage.schema
-            self._validator = None if schema is None else compiled(schema.body)
+            self._schema = stage.judge or stage.schema
+            self._validator = None if self._schema is None else compiled(self._schema.body)
         except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
             reason = getattr(error, "message", error)
             remedy = (
@@ -88,11 +91,18 @@ class Checker:
             message = f"the output_schema of stage {stage.name!r} cannot be compiled: {reason}"
             raise UsageError(message, remedy=remedy) from error
 
-    def check(self, reply: Reply) -> ValidReply | RowError:
-        """The result, or why the reply is none."""
-        return _unusable(reply) or self._only((reply.text, *reply.others))
+    def check(self, reply: Reply, *, enforced: bool = False) -> ValidReply | RowError:
+        """The result, or why the reply is none. `enforced`: the provider held it to the schema, so that asking again
+        cannot mend what fails by `format` alone."""
+        return _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
 
-    def _one(self, text: str) -> ValidReply | RowError:
+    @cached_property
+    def _formless(self) -> Draft202012Validator:
+        """The validator without formats."""
+        assert self._schema is not None
+        return compiled(self._schema.body, formats=False)
+
+    def _one(self, text: str, *, enforced: bool = False) -> ValidReply | RowError:
         if self._validator is None:  # the text as it came, or trimmed in an object with one field
             try:
                 text.encode()
@@ -106,18 +116,20 @@ class Checker:
         except ValueError as problem:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
         problems = self._problems(self._validator, value)
+        if problems and enforced and not self._problems(self._formless, value):
+            return ValidReply(encoded, value, misformatted=True)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
         return ValidReply(encoded, value)
 
-    def _only(self, texts: tuple[str, ...]) -> ValidReply | RowError:
+    def _only(self, texts: tuple[str, ...], *, enforced: bool) -> ValidReply | RowError:
         """The one message that is the answer: of several the one that is valid. The same one twice is one.
 
         Mended ones count only where none is valid as it stands: mending makes an answer even of a message that was cut.
         Without a schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
         (`output_text`), but where the model began anew that is half an answer before the whole one.
         """
-        checked = [self._one(text) for text in texts]
+        checked = [self._one(text, enforced=enforced) for text in texts]
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
         if len(found) > 1 and len({canonical(one.value) for one in found}) > 1:

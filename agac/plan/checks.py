@@ -12,13 +12,14 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from agac.core.errors import Problem, Where
-from agac.core.types import Params
+from agac.core.types import Params, Schema
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.prices import lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Provider
-from agac.providers.table import of_budget, of_tier, unsendable
+from agac.providers.structured import unenforced
+from agac.providers.table import DIALECTS, of_budget, of_tier, unsendable
 from agac.spec.stages import said
 from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage
@@ -172,6 +173,22 @@ def missing_extras(workflow: Workflow) -> list[Problem]:
         message = "parquet needs a library that is not installed: pip install 'agac[data]'"
         found.append(Problem(workflow.output.where, message))
     return found
+
+
+def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Schema | None]) -> list[Problem]:
+    """Schemas of stages, by name, to which a provider that can be is not held; the simulator stands for any."""
+    found = [
+        Problem(stage.at("output_schema"), _UNHELD.format(name=one.provider.name, why=why), "warning")
+        for stage in workflow.asking
+        if (schema := schemas.get(stage.name)) is not None
+        for one in models[stage.name]
+        if not one.provider.simulated
+        and (why := unenforced(schema, one.provider, DIALECTS[one.provider.dialect].shaping)) is not None
+    ]
+    return list(dict.fromkeys(found))
+
+
+_UNHELD = "{name} is not held to this schema: {why}; answers are checked all the same, and more of them may fail"
 
 
 _EXTRAS = {"anthropic": "anthropic"}

@@ -192,6 +192,7 @@ MESSAGES = Dialect(
     refused=_REFUSED,
     headers=_headers,
     build=_build,
+    shaping=anthropic_format,
     read=_read,
     read_error=read_anthropic_error,
     rules=ANTHROPIC_RULES,

@@ -13,6 +13,7 @@ from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateSta
 from agac.providers.bodies import count, json_of, mapping, text
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
+from agac.providers.structured import Shaping
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -68,6 +69,8 @@ class Dialect:
     build: Callable[[Request, str, Provider], dict[str, JSONValue]]
     """The request as the provider wants its JSON, to a model. `encode` makes bytes of it; batches put it into their
     lines."""
+    shaping: Shaping
+    """How it says to what schema answers are held."""
     read: Callable[[Any, int, Provider, str], Reply | Fault]
     """What an answer's JSON means that is no error, with its status, the provider and the model that was asked. Never
     raises for anything a server says."""

@@ -310,6 +310,7 @@ CHAT = Dialect(
     refused=_CHAT_REFUSED,
     headers=_headers,
     build=_build_chat,
+    shaping=openai_format,
     read=_read_chat,
     read_error=read_openai_error,
     rules=OPENAI_RULES,

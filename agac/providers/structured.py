@@ -81,43 +81,73 @@ def openai_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | 
     if provider.structured == "json_object":
         return {"type": "json_object"}
     described: dict[str, JSONValue] = {"name": schema.name, "schema": schema.body}
-    if provider.strict_schema and is_strict(schema.body):
+    if provider.strict_schema and strict_obstacle(schema.body) is None:
         described["strict"] = True
     return {"type": "json_schema", "json_schema": described}
 
 
-def is_strict(schema: Mapping[str, JSONValue]) -> bool:
-    """Whether a schema is within the subset of OpenAI's strict mode."""
+def is_enforced(schema: Schema, provider: Provider, shaping: Shaping) -> bool:
+    """Whether a provider holds its answers to the schema: it is sent in a form in which it is kept."""
+    form = shape_of(schema, provider, shaping).response_format or {}
+    return "schema" in form or bool(mapping(form.get("json_schema")).get("strict"))
+
+
+_SIMPLEST = Schema("simplest", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+_SIMPLEST.body["additionalProperties"] = False
+
+
+def unenforced(schema: Schema, provider: Provider, shaping: Shaping) -> str | None:
+    """Why a provider that can hold its answers to schemas does not to this one; None: it does, or never can."""
+    if is_enforced(schema, provider, shaping) or not is_enforced(_SIMPLEST, provider, shaping):
+        return None
+    return (provider.strict_schema and strict_obstacle(schema.body)) or "it says more than the provider understands"
+
+
+def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
+    """Why a schema is not within the subset of OpenAI's strict mode; None when it is."""
     if schema.get("type") != "object" or "anyOf" in schema:
-        return False
+        return "its root is not a plain object"
     properties = enum_values = 0
-    waiting: list[tuple[Any, int]] = [(schema, 0)]  # schemas within it, and how many levels of values below the root
+    # schemas within it, how many levels of values below the root, and where
+    waiting: list[tuple[Any, int, str]] = [(schema, 0, "")]
     while waiting:
-        node, depth = waiting.pop()
-        if depth > _STRICT_DEPTH or not _is_strict_node(node):
-            return False
-        own = mapping(node.get("properties"))
+        node, depth, way = waiting.pop()
+        why = f"more than {_STRICT_DEPTH} levels are nested" if depth > _STRICT_DEPTH else _node_obstacle(node)
+        if why:
+            return f"{why} (at {way})" if way else why
+        own, way = mapping(node.get("properties")), f"{way}." if way else ""
         properties += len(own)
         enum_values += len(node.get("enum") or ())
-        waiting += [(part, depth + 1) for part in own.values()]
-        waiting += [(part, depth) for name in _DEFINED for part in mapping(node.get(name)).values()]
-        waiting += [(node["items"], depth + 1)] if "items" in node else []
-        waiting += [(part, depth) for part in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
-    return properties <= _STRICT_PROPERTIES and enum_values <= _STRICT_ENUM_VALUES
+        waiting += [(part, depth + 1, f"{way}{name}") for name, part in own.items()]
+        waiting += [
+            (part, depth, f"{kind}.{name}") for kind in _DEFINED for name, part in mapping(node.get(kind)).items()
+        ]
+        waiting += [(node["items"], depth + 1, f"{way}items")] if "items" in node else []
+        waiting += (
+            [(part, depth, f"{way}anyOf") for part in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
+        )
+    large = properties > _STRICT_PROPERTIES or enum_values > _STRICT_ENUM_VALUES
+    return "it has too many properties or values of enums" if large else None
 
 
-def _is_strict_node(node: Any) -> bool:
-    if not isinstance(node, dict) or not node.keys() <= _STRICT_KEYWORDS or not node.keys() & {"type", "anyOf", "$ref"}:
-        return False
+def _node_obstacle(node: Any) -> str | None:
+    if not isinstance(node, dict):
+        return "true and false are no schemas there"
+    if others := sorted(node.keys() - _STRICT_KEYWORDS):
+        return f"`{others[0]}` is not known there"
+    if not node.keys() & {"type", "anyOf", "$ref"}:
+        return "a value has no type"
     if "$ref" in node and len(node) > 1 and not node.keys() <= {"$ref", *_DEFINED}:
-        return False
+        return "a `$ref` stands beside other keywords"
     if isinstance(name := node.get("format"), str) and name not in _STRICT_FORMATS:
-        return False
-    kinds = _kinds(node)
-    if "object" not in kinds and "properties" not in node:
-        return True
+        return f"the format {name!r} is not known there"
+    if "object" not in _kinds(node) and "properties" not in node:
+        return None
+    if node.get("additionalProperties") is not False:
+        return "an object lacks `additionalProperties: false`"
     required = node.get("required") or ()
-    return node.get("additionalProperties") is False and all(n in required for n in mapping(node.get("properties")))
+    optional = [name for name in mapping(node.get("properties")) if name not in required]
+    return f"{optional[0]!r} is not in `required`" if optional else None
 
 
 def _kinds(node: Mapping[str, Any]) -> list[Any]:

@@ -46,7 +46,8 @@ class NewRow:
 class Result:
     """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text.
 
-    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`. One that was made
+    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`,
+    and `misformatted` where a text lacks its format. One that was made
     of other results has the endpoint of one of them, `like`, which is stored before it.
     """
 

@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from scripted_server import Step, run_at
+from scripted_server import Step, run_at, scripted
 from support.made import tried
 from support.project import ProjectFolder
 from support.server import Faulty
+
+import agac
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 
@@ -142,3 +144,44 @@ def test_a_billed_reply_without_usage_is_unpriced_and_not_free(project: ProjectF
     calls = report.summary["calls"]
     assert (calls["count"], calls["cost_usd"], calls["calls_without_price"]) == (2, None, 2)
     assert report.invocation["cost_usd"] is None
+
+
+DAY = {"type": "string", "format": "date"}
+CLOSED = {"type": "object", "additionalProperties": False, "required": ["day"]}
+
+
+@pytest.mark.parametrize(("schema", "done"), [(DAY, True), ({**DAY, "maxLength": 20}, False)])
+def test_what_fails_by_format_alone_stays_done_with_a_note_where_the_provider_enforced_the_schema(
+    project: ProjectFolder, schema: dict[str, Any], done: bool
+) -> None:
+    stage = {"name": "day", "output_schema": {**CLOSED, "properties": {"day": schema}}, "repair": 0}
+    project.numbered(1)
+    project.workflow(stages=[stage])
+    project.write(".env", "OPENAI_API_KEY=sk-test-123\n")
+    with scripted('{"day": "31.01.2026"}') as server:
+        row = {"openai": {"base_url": server.base_url, "dialect": "openai-chat"}}
+        project.write("agac.yml", json.dumps({"providers": row, "defaults": {"model": "openai/gpt-5-mini"}}))
+        checked = agac.validate(project=project.root).problems
+        for found in (checked, agac.plan_run("reviews", project=project.root).warnings):
+            loose = [one.message for one in found if "is not held to this schema" in one.message]
+            assert [one.split(";")[0].split(": ", 1)[1] for one in loose] == (
+                [] if done else ["`maxLength` is not known there (at day)"]
+            )
+        report = project.run()
+    [one] = project.envelopes()
+    assert (report.exit_code, one["ok"]) == ((0, True) if done else (3, False))
+    [summed] = report.summary["stages"]
+    assert summed.get("misformatted") == (1 if done else None)
+    shown = project.agac("inspect", "last", "r-1", code=0).out
+    assert ("with a text that lacks its `format`" in shown) is done
+
+
+def test_stored_results_are_never_judged_again(project: ProjectFolder) -> None:
+    model = "from pydantic import BaseModel, field_validator\n\nclass It(BaseModel):\n    a: str\n"
+    project.write("models.py", model)
+    stages = [{"name": "a", "output_schema": "python:models.It"}]
+    report, asked = run_at(project, '{"a": "x"}', rows=3, stages=stages)
+    assert (report.exit_code, len(asked)) == (0, 3)
+    project.write("models.py", model + '    @field_validator("a")\n    def no(cls, value):\n        raise ValueError\n')
+    again = project.run()
+    assert (again.exit_code, again.summary["rows"]["done"]) == (0, 3)

@@ -130,7 +130,7 @@ def test_errors_are_few_short_and_say_where() -> None:
 def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
     checker = Checker(stage({"type": "object"}, lambda value: ["a must be even"] if value.get("a") == 1 else []))
     assert checker.check(reply('{"a": 1}')) == RowError(ErrorType.SCHEMA_MISMATCH, "a must be even")
-    assert checker.check(reply('{"a": 2}')) == ('{"a":2}', {"a": 2}, False)
+    assert checker.check(reply('{"a": 2}')) == ValidReply('{"a":2}', {"a": 2})
     assert "is not of type" in checker.check(reply("[]")).message  # type: ignore[union-attr]
 
 
@@ -210,7 +210,7 @@ def test_every_text_is_checked_without_an_accident_and_only_json_is_mended(text:
 )
 def test_of_several_messages_the_one_that_is_valid_is_the_answer(texts: list[str]) -> None:
     for mends in (False, True):
-        assert checked(reply(*texts), OBJECT, mends=mends) == ('{"n":1}', {"n": 1}, False)
+        assert checked(reply(*texts), OBJECT, mends=mends) == ValidReply('{"n":1}', {"n": 1})
 
 
 def test_no_message_or_two_different_ones_are_no_answer_and_one_is_mended_only_then() -> None:
@@ -220,7 +220,7 @@ def test_no_message_or_two_different_ones_are_no_answer_and_one_is_mended_only_t
     wrong = error_of('{"m": 1}', "{", "[]", body=OBJECT)
     for words in ("message 1: ", "message 2: the reply is not JSON", "message 3: "):
         assert words in wrong.message
-    assert checked(reply('{"n": 1,}', "{"), OBJECT, mends=True) == ('{"n":1}', {"n": 1}, True)
+    assert checked(reply('{"n": 1,}', "{"), OBJECT, mends=True) == ValidReply('{"n":1}', {"n": 1}, mended=True)
     assert error_of('{"n": 1,}', '{"n": 2,}', body=OBJECT, mends=True).type is ErrorType.SCHEMA_MISMATCH
 
 

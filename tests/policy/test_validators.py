@@ -139,6 +139,16 @@ def test_whatever_a_checker_raises_is_an_error_of_the_row(raised: BaseException)
     assert found.message.startswith("the reply cannot be checked: ")
 
 
+@pytest.mark.parametrize("schema", [{"format": "date"}, {"anyOf": [{"format": "date"}, {"type": "null"}]}])
+def test_what_fails_by_format_alone_counts_where_the_provider_enforced_the_schema(schema: dict[str, Any]) -> None:
+    checker = Checker(stage({"type": "object", "properties": {"at": schema, "n": {"maximum": 5}}}))
+    late, more = reply('{"at":"31.01.2026","n":1}'), reply('{"at":"31.01.2026","n":9}')
+    assert isinstance(checker.check(late), RowError)
+    assert isinstance(checker.check(more, enforced=True), RowError)
+    found = checker.check(late, enforced=True)
+    assert found == ValidReply(late.text, json.loads(late.text), misformatted=True)
+
+
 def test_every_price_of_two_digits_is_a_multiple_of_a_cent() -> None:
     price = compiled({"multipleOf": 0.01})
     assert [one for one in range(1, 10_000) if not price.is_valid(one / 100)] == []

@@ -8,7 +8,7 @@ import pytest
 from agac.core.types import Message, Request, Schema
 from agac.providers.openai import CHAT
 from agac.providers.provider import Provider, Structured
-from agac.providers.structured import is_strict, openai_format, shape_of
+from agac.providers.structured import openai_format, shape_of, strict_obstacle
 from agac.providers.table import OPENAI
 
 
@@ -93,34 +93,50 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+OPEN = "an object lacks `additionalProperties: false`"
+LARGE = "it has too many properties or values of enums"
+
+
 @pytest.mark.parametrize(
     ("schema", "obstacle"),
     [
-        ({"type": "array", "items": STRING}, "the root is not an object"),
-        ({**closed(), "anyOf": [closed()]}, "the root has `anyOf`"),
-        ({**closed(a=STRING), "required": []}, "an optional property"),
-        ({**closed(a=STRING), "additionalProperties": True}, "`additionalProperties` is not false"),
-        ({"type": "object", "properties": {"a": STRING}, "required": ["a"]}, "`additionalProperties` is not said"),
-        (closed(a={"type": "string", "minLength": 1}), "`minLength` is not in the subset"),
-        (closed(a={"type": "string", "default": "x"}), "`default` is not in the subset"),
-        (closed(a={"oneOf": [STRING]}), "`oneOf` is not in the subset"),
-        (closed(a={"enum": ["x"]}), "no `type`"),
-        (closed(a={"type": "string", "format": "uri"}), "a format that is not in the subset"),
-        (closed(a=True), "`true` is no schema with a type"),
-        (closed(a={"type": "array", "items": {}}), "items without `type`"),
-        (closed(a={"type": "array", "items": {"type": "object"}}), "items that are open objects"),
-        (closed(a={"anyOf": [STRING, {"not": {}}]}), "`not` within `anyOf`"),
-        (closed(a={"$ref": "#/$defs/b", "title": "A"}) | {"$defs": {"b": STRING}}, "`$ref` has others beside it"),
-        (closed() | {"$defs": {"b": {"type": "object"}}}, "a definition of an open object"),
-        (deep(11), "deeper than 10 levels"),
-        (closed(**{f"p{n}": STRING for n in range(5001)}), "more than 5000 properties"),
-        (closed(a={"type": "string", "enum": [str(n) for n in range(1001)]}), "more than 1000 enum values"),
+        ({"type": "array", "items": STRING}, "its root is not a plain object"),
+        ({**closed(), "anyOf": [closed()]}, "its root is not a plain object"),
+        ({**closed(a=STRING), "required": []}, "'a' is not in `required`"),
+        ({**closed(a=STRING), "additionalProperties": True}, OPEN),
+        (
+            {"type": "object", "properties": {"a": STRING}, "required": ["a"]},
+            "an object lacks `additionalProperties: false`",
+        ),
+        (closed(a={"type": "string", "minLength": 1}), "`minLength` is not known there (at a)"),
+        (closed(a={"type": "string", "default": "x"}), "`default` is not known there (at a)"),
+        (closed(a={"oneOf": [STRING]}), "`oneOf` is not known there (at a)"),
+        (closed(a={"enum": ["x"]}), "a value has no type (at a)"),
+        (closed(a={"type": "string", "format": "uri"}), "the format 'uri' is not known there (at a)"),
+        (closed(a=True), "true and false are no schemas there (at a)"),
+        (closed(a={"type": "array", "items": {}}), "a value has no type (at a.items)"),
+        (
+            closed(a={"type": "array", "items": {"type": "object"}}),
+            f"{OPEN} (at a.items)",
+        ),
+        (closed(a={"anyOf": [STRING, {"not": {}}]}), "`not` is not known there (at a.anyOf)"),
+        (
+            closed(a={"$ref": "#/$defs/b", "title": "A"}) | {"$defs": {"b": STRING}},
+            "a `$ref` stands beside other keywords (at a)",
+        ),
+        (closed() | {"$defs": {"b": {"type": "object"}}}, f"{OPEN} (at $defs.b)"),
+        (deep(11), f"more than 10 levels are nested (at {'.'.join(['inner'] * 11)})"),
+        (closed(**{f"p{n}": STRING for n in range(5001)}), LARGE),
+        (
+            closed(a={"type": "string", "enum": [str(n) for n in range(1001)]}),
+            "it has too many properties or values of enums",
+        ),
     ],
 )
 def test_each_obstacle_keeps_a_schema_from_strict_mode(schema: dict[str, Any], obstacle: str) -> None:
-    assert not is_strict(schema), obstacle
+    assert strict_obstacle(schema) == obstacle
 
 
 @pytest.mark.parametrize("schema", [STRICT, deep(10), closed(again={"$ref": "#"})])
 def test_what_is_no_obstacle(schema: dict[str, Any]) -> None:
-    assert is_strict(schema)
+    assert strict_obstacle(schema) is None

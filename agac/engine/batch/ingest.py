@@ -243,7 +243,10 @@ class ResultReader:
             return
         form, answer = self.form, self.form.read(line)
         reply = answer if isinstance(answer, Reply) else None
-        checked = RowError(answer.type, answer.message) if isinstance(answer, Fault) else form.checker.check(answer)
+        if isinstance(answer, Fault):
+            checked: ValidReply | RowError = RowError(answer.type, answer.message)
+        else:
+            checked = form.checker.check(answer, enforced=form.enforced)
         call = self._call(task, line, reply, checked)
         if line.ended == "too_large":
             call = replace(call, body=None, **self._held())
@@ -252,7 +255,7 @@ class ResultReader:
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
             self._failed(task, checked, may_pass=may_pass)
             return
-        how = how_answered(call.purpose, task.position, mended=checked.mended)
+        how = how_answered(call.purpose, task.position, checked)
         now = self.context.clocks.wall()
         self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
         if how:
