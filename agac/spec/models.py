@@ -56,12 +56,6 @@ class FileModel(BaseModel):
         return self
 
 
-def short_form(*kinds: str, **keywords: Any) -> ConfigDict:
-    """What editors are told of a mapping that may be written short, as a value of one of these kinds of JSON: not a
-    choice of schemas, so that they still name an unknown key in it."""
-    return ConfigDict(json_schema_extra={"type": ["object", *kinds], **keywords})
-
-
 def key(description: str, *, default: Any = None, **rules: Any) -> Any:
     """A key that may be left out, and what it is at then."""
     return Field(default=default, description=description, **rules)
@@ -136,8 +130,6 @@ StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema
 class InputFile(FileModel):
     """Where rows come from."""
 
-    model_config = short_form("string", "array", minLength=1, minItems=1, items={"type": "string", "minLength": 1})
-
     path: Paths | None = key(
         "File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
         "`sqlite://data.db?query=SELECT …`, or `-` for standard input."
@@ -150,7 +142,9 @@ class InputFile(FileModel):
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
 
-Input = Annotated[InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=InputFile)]
+Input = Annotated[
+    InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=NonEmpty | list[NonEmpty] | InputFile)
+]
 
 
 class OutputFile(FileModel):
@@ -205,7 +199,6 @@ Timeout = Annotated[
 class BudgetFile(FileModel):
     """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
 
-    model_config = short_form("number", exclusiveMinimum=0)
     may_be_empty = False
 
     usd: float | None = key("US dollars.", gt=0)
@@ -213,7 +206,9 @@ class BudgetFile(FileModel):
     calls: int | None = key("Calls, retries and re-asks included.", ge=1)
 
 
-Budget = Annotated[BudgetFile, BeforeValidator(check.budget, json_schema_input_type=BudgetFile)]
+Budget = Annotated[
+    BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Annotated[float, Field(gt=0)] | BudgetFile)
+]
 
 
 class ConfirmFile(FileModel):
