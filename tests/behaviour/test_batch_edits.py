@@ -180,7 +180,7 @@ def test_killed_before_it_was_submitted_it_goes_without_rows_that_changed(
         project.agac("run", "-a", "reviews", env=kill_at(f"committed:{number}"))
         if project.steps()[-1] == step:
             break
-    assert ({*project.steps()}, project.account["created"]) == ({"CLEANED", "NOT_CREATED", step}, 1)
+    assert ({*project.steps()} - {"NOT_CREATED"}, project.account["created"]) == ({"CLEANED", step}, 1)
     rows(project, *range(1, 11), r9="another", r10="too")
     assert project.agac("run", "-a", "reviews", "--yes").code == 0
     project.assert_ends_as_sync(server, (4, 22), seconds=SECONDS)
