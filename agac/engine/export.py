@@ -558,12 +558,13 @@ async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> 
             for row in left:
                 about = {"id": row.id, "row_number": row.ordinal}
                 position, note = why.get(row.key, (None, ""))
+                data = row.data
                 if position is None:
                     policy = definition["input"]["on_duplicate_id"]
                     about |= {"stage": None, "on_duplicate_id": policy, "kept_row": kept.get(row.id)}
                 else:
                     about |= {"stage": stages[position].name, **json.loads(note)}
-                data = snapshot(seen[row.key].data(stages[position])) if position and row.key in seen else row.data
+                    data = snapshot(seen[row.key].data(stages[position])) if row.key in seen else data
                 tail = f',"input":{data}' if run.include_input else ""
                 sink.write_texts([f"{encode(about)[:-1]}{tail}}}"])
 

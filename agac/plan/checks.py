@@ -181,7 +181,7 @@ def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Sch
         Problem(stage.at("output_schema"), _UNHELD.format(name=one.provider.name, why=why), "warning")
         for stage in workflow.asking
         if (schema := schemas.get(stage.name)) is not None
-        for one in models[stage.name]
+        for one in models.get(stage.name, ())  # none where its string is wrong
         if not one.provider.simulated
         and (why := unenforced(schema, one.provider, DIALECTS[one.provider.dialect].shaping)) is not None
     ]

@@ -23,7 +23,14 @@ def mails(project: ProjectFolder, rows: list[Row]) -> None:
 
 
 def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> None:
-    project.workflow(path=PATH, defaults=ECHO, stages=list(stages) or [UNIQ, SAY], stop_loss=False, **keys)
+    project.workflow(
+        path=PATH,
+        input={"allow_empty": True},
+        defaults=ECHO,
+        stages=list(stages) or [UNIQ, SAY],
+        stop_loss=False,
+        **keys,
+    )
 
 
 def results(project: ProjectFolder) -> list[str]:

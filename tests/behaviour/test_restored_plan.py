@@ -319,9 +319,11 @@ HELD = (
 )
 """What a Plan is made of. (A provider is that of today; guards and templates are read again from their texts.)"""
 
-NOT_HELD = {("ModelRef", "warnings"), ("InputSpec", "piped"), ("PlannedStage", "judge")}
-"""Warnings were shown when the string was read. Standard input is a file by the time that a plan is made. What
-judges in place of a broken schema is of today's files."""
+NOT_HELD = {
+    ("ModelRef", "warnings"), ("InputSpec", "piped"), ("InputSpec", "allow_empty"), ("PlannedStage", "judge"),
+}  # fmt: skip
+"""Warnings were shown when the string was read. Standard input is a file by the time that a plan is made. Whether the
+input may be empty matters to who reads it. What judges in place of a broken schema is of today's files."""
 
 
 def _parts(value: Any) -> Iterator[Any]:

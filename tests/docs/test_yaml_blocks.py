@@ -50,7 +50,8 @@ def check(block: Block, path: str, folder: Path) -> None:
         assert problems(target.stem, folder), f"{block.where}: is not broken"
         target.unlink()
     else:
-        assert problems(None if path == "agac.yml" else target.stem, folder) == [], block.where
+        found = problems(None if path == "agac.yml" else target.stem, folder)
+        assert [one for one in found if "is not held to this schema" not in one] == [], block.where
 
 
 @pytest.mark.parametrize("page", WITH_YAML, ids=lambda page: page.relative_to(ROOT).as_posix())
