@@ -134,11 +134,7 @@ async def _invoke(
         plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         if retry is not None:
-            if canonical(await runs.definition_of(database, retry.run)) != canonical(plan.body):
-                raise UsageError(
-                    f"run {retry.run} was made from another version of workflow {plan.workflow!r}",
-                    remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
-                )
+            await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
@@ -168,6 +164,15 @@ async def _invoke(
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         return report
+
+
+async def _refuse_another_version(database: Database, run: int, plan: Plan) -> None:
+    """Raises UsageError where a run that is to be retried was made from other files."""
+    if canonical(await runs.definition_of(database, run)) != canonical(plan.body):
+        raise UsageError(
+            f"run {run} was made from another version of workflow {plan.workflow!r}",
+            remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
+        )
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:

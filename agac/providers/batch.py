@@ -511,18 +511,25 @@ class BatchApi:
                 size = file.tell()
         finally:
             await response.aclose()
-        length = response.headers.get("content-length", "")
-        torn = length.isdecimal() and int(length) != response.num_bytes_downloaded
-        if torn or (isinstance(last, Fault) and last.kind is FaultKind.RETRY):
-            whole = response.headers.get("content-encoding", "identity") == "identity"
-            if size and whole and (continues or response.headers.get("accept-ranges") == "bytes"):
-                self._begun[path] = size, response.headers.get("etag", "")
+        is_whole = self._is_whole(path, response, size, last)
         if isinstance(last, Fault):
             return last
-        if not continues and last.strip() and json_of(last) is None and self._cut.get(path) != size:
-            self._cut[path] = size  # who sends the same again has no more of it
-            torn = True
-        return self._torn(size) if torn else (size, length.isdecimal())
+        return (size, response.headers.get("content-length", "").isdecimal()) if is_whole else self._torn(size)
+
+    def _is_whole(self, path: str, response: httpx2.Response, size: int, last: bytes | Fault) -> bool:
+        """Whether a body of `size` bytes came to its end; where it did not, and its server offers ranges, the next call
+        continues it."""
+        headers, continues = response.headers, response.status_code == 206
+        length = headers.get("content-length", "")
+        is_whole = not length.isdecimal() or int(length) == response.num_bytes_downloaded
+        if not is_whole or (isinstance(last, Fault) and last.kind is FaultKind.RETRY):
+            offered = continues or headers.get("accept-ranges") == "bytes"
+            if size and offered and headers.get("content-encoding", "identity") == "identity":
+                self._begun[path] = size, headers.get("etag", "")
+        if isinstance(last, Fault) or continues or not last.strip() or json_of(last) is not None:
+            return is_whole
+        before, self._cut[path] = self._cut.get(path), size
+        return is_whole and before == size  # who sends the same again has no more of it
 
     async def _copy(self, response: httpx2.Response, file: BinaryIO, most: float) -> bytes | Fault:
         """Writes a body behind what `file` holds: its last line, where no break ends it."""

@@ -156,14 +156,7 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
         return await (_vanished(context, record) if gone else journal.remark(record, seen.message))
     if not seen.state.is_terminal:  # it was terminal before: this answer proves nothing
         return await journal.remark(record, f"{record.provider} calls it {seen.word} again: it is looked at later")
-    for pause in LATE_FILES:  # some servers name result files a moment after it has ended
-        finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
-        if seen.results or not finished:
-            break
-        await context.stop_signal.sleep(pause)
-        again = await _seen(context, record)
-        if isinstance(again, ProviderBatch) and again.state.is_terminal:
-            seen = again
+    seen = await _with_results(context, record, seen)
     if not seen.results and (seen.done or (seen.done is None and seen.state is BatchState.COMPLETED)):
         note = f"what it finished may have been paid, and {record.provider} has no results of it (any more)"
         return await journal.step(record, BatchStep.NEEDS_HUMAN, note)
@@ -180,6 +173,19 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
         return await journal.step(record, BatchStep.NEEDS_HUMAN, lost)
     context.intakes[record.id] = taken._replace(downloads=taken.downloads + 1)
     return await journal.write(record, "downloaded", outputs=json.dumps(files))
+
+
+async def _with_results(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> ProviderBatch:
+    """A batch that has ended with its result files, which some servers name a moment later."""
+    for pause in LATE_FILES:
+        finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
+        if seen.results or not finished:
+            break
+        await context.stop_signal.sleep(pause)
+        again = await _seen(context, record)
+        if isinstance(again, ProviderBatch) and again.state.is_terminal:
+            seen = again
+    return seen
 
 
 async def _download(

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, count, islice, repeat
 from pathlib import Path
@@ -134,11 +134,19 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
     if account.traits.finds_by != "count":
         sure = sorted(fresh, key=lambda one: one.created_at or 0.0)
         return Found(sure[0], others=tuple(sure[1:])) if sure else None
-    # nothing but the names in their results tells such batches apart, once they have ended; counts may be wrong
+    latest = record.created_after + CLOCKS_APART
+    return await _by_results(
+        context, record, form, [one for one in fresh if one.created_at is None or one.created_at <= latest]
+    )
+
+
+async def _by_results(
+    context: BatchContext, record: BatchRecord, form: BatchFormat, listed: Sequence[ProviderBatch]
+) -> Verdict | Fault:
+    """Which of these batches is ours: nothing but the names in their results tells them apart, once they have ended;
+    counts may be wrong."""
     unsure = []
-    for one in fresh:
-        if one.created_at is not None and one.created_at > record.created_after + CLOCKS_APART:
-            continue
+    for one in listed:
         mine = await _is_ours(context, record, form, one) if one.state.is_terminal else None
         if isinstance(mine, Fault):
             return mine
