@@ -21,7 +21,7 @@ from agac.engine.baseline import HISTORY_RUNS, Baseline, ForecastRow, StoredAnsw
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches
 from agac.engine.executor import LevelStages, Task
-from agac.engine.input_rows import CHUNK_ROWS, read_chunk
+from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.plan import diff as why
 from agac.plan.stage import AnyStage, PlannedStage
@@ -277,9 +277,7 @@ async def judged_chunks(rows: Rows, source: InputSpec, scratch: Scratch) -> Asyn
     """The rows with what becomes of those whose ids repeat. Reads the input twice where an id's last row counts."""
     policy = source.on_duplicate_id if source.id_field else None
     if policy == "last":
-        counted = rows()
-        while ids := await asyncio.to_thread(lambda: [row.id for row in islice(counted, CHUNK_ROWS)]):
-            await asyncio.to_thread(scratch.times, ids)
+        await count_ids(rows(), scratch)
     reader = rows()
     while chunk := await asyncio.to_thread(read_chunk, reader):
         if policy is not None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,7 @@ from agac.data.sinks import (
 )
 from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_columns, tables_read
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
+from agac.engine.input_rows import read_ids
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages, written_of
@@ -370,9 +370,6 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
         return None
 
 
-LOOK_UP = 512
-"""Ids that are looked up at a time."""
-
 CLOCK_GRAIN = 2.0
 """Seconds by which the time of a file may be behind the clock: the coarsest file systems count in such steps."""
 
@@ -428,7 +425,7 @@ async def left_rows(
     if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
         return None
     reading = rows()
-    ids = await asyncio.to_thread(lambda: [row.id for row in islice(reading, LOOK_UP)])
+    ids = await asyncio.to_thread(read_ids, reading)
     if not ids:
         held = told.rows if told is not None else 0
         return LeftRows(held, held, empty=True)
@@ -440,7 +437,7 @@ async def left_rows(
     while ids and 2 * there < shown.rows:
         suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
         there += len(ids) if suffixed else await rows_with_results(database, shown.run, ids)
-        ids = await asyncio.to_thread(lambda: [row.id for row in islice(reading, LOOK_UP)])
+        ids = await asyncio.to_thread(read_ids, reading)
     return LeftRows(shown.rows, max(0, shown.rows - there))
 
 

@@ -339,7 +339,12 @@ def read_chunk(rows: Iterator[Row]) -> list[NewRow]:
     return chunk
 
 
+def read_ids(rows: Iterator[Row]) -> list[RowId]:
+    """The ids of the next rows. Runs in a thread, as `read_chunk` does."""
+    return [row.id for row in islice(rows, CHUNK_ROWS)]
+
+
 async def count_ids(rows: Iterator[Row], scratch: Scratch) -> None:
     """Reads the whole input once for `on_duplicate_id: last`, which has to know how often each id comes."""
-    while ids := await asyncio.to_thread(lambda: [row.id for row in islice(rows, CHUNK_ROWS)]):
+    while ids := await asyncio.to_thread(read_ids, rows):
         await asyncio.to_thread(scratch.times, ids)

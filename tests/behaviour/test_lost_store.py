@@ -148,7 +148,9 @@ def test_runs_that_were_dropped_and_results_of_an_older_run_are_no_alarm(copied:
     copied.agac("export", "--run", "1", code=0)
     copied.agac("gc", "--keep-runs", "1", code=0)
     copied.numbered(5)
-    copied.agac("run", "-a", "reviews", code=0)
+    again = copied.agac("run", "-a", "reviews", code=0)
+    assert "store" not in again.err, again.err
+    assert len(copied.envelopes()) == 5
 
 
 @pytest.mark.parametrize("harm", ["removed", "moved", "emptied", "replaced"])
