@@ -58,6 +58,8 @@ def wait_until(true: Callable[[], bool], what: str, process: Process | None = No
             out, err = process.communicate()
             raise AssertionError(f"ended with {process.returncode} before {what}: {out.decode()}{err.decode()}")
         if time.monotonic() > deadline:
+            if process is not None:
+                killed(process)
             raise AssertionError(f"waited in vain for: {what}")
         time.sleep(0.003)
 
