@@ -93,7 +93,7 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
     async with AsyncExitStack() as stack:
         for stage in work.plan.stages:
             if isinstance(stage, LocalStage) and isinstance(does := stage.operation, Python):
-                opened = open_function(does.function, work.root, does.processes)
+                opened = open_function(does.function, work.root, does.processes, does.timeout)
                 calls[stage.index] = await stack.enter_async_context(opened)
         yield call
 

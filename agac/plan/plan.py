@@ -228,8 +228,10 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
     }
     if isinstance(stage, LocalStage):
         does = stage.operation
-        called = {"processes": does.processes, "is_async": does.function.is_async} if isinstance(does, Python) else {}
-        return own | called
+        if isinstance(does, Python):
+            own |= {"processes": does.processes, "is_async": does.function.is_async}
+            own |= {} if does.timeout is None else {"function_timeout": does.timeout}
+        return own
     models = []
     for one in stage.models:
         ref = _plain(one.ref, root) or {}
@@ -362,7 +364,7 @@ def _operation(does: Operation, how: Mapping[str, Any], root: Path, *, functions
         return Select(())
     function = replace(does.function, file=root / does.function.shown, is_async=how["is_async"])
     same_function(function, root)
-    return Python(function, how["processes"])
+    return Python(function, how["processes"], how.get("function_timeout"))
 
 
 def _restored_model(body: Mapping[str, Any], stage: str, providers: Mapping[str, Provider], root: Path) -> PlannedModel:

@@ -263,7 +263,7 @@ class DefaultsFile(FileModel):
     )
     temperature: float | None = key("Sampling temperature.", ge=0, le=2)
     max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
-    timeout: Timeout | None = key("Seconds for a call, or {connect, first_byte, total}.")
+    timeout: Timeout | None = key("Seconds for a call, or {connect, first_byte, total}; of a function, seconds.")
     concurrency: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
     fallback: Annotated[
         list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])

@@ -42,12 +42,13 @@ class Operation:
 class Python(Operation):
     """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
 
-    `processes`: calls run in that many; None: in this one.
+    `processes`: calls run in that many; None: in this one. `timeout`: seconds that one may take there.
     """
 
     key = "python"
     function: FunctionRef
     processes: int | None
+    timeout: float | None = None
 
     def body(self) -> dict[str, JSONValue]:
         return {"python": str(self.function), "source": self.function.source_hash.hex()}

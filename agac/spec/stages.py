@@ -293,7 +293,8 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
     found: list[tuple[str, str]] = []
     if len(does) > 1:
         found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
-    for key in sorted(_ASKING & written.model_fields_set) if does else ():
+    asking = _ASKING - {"timeout"} if written.python is not None else _ASKING
+    for key in sorted(asking & written.model_fields_set) if does else ():
         message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
         found.append((key, message))
     if written.explode is not None and written.dedupe is not None:
@@ -302,6 +303,12 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
         found.append(("when", "dedupe looks at all rows that come to it; put the condition into a filter before it"))
     if written.processes is not None and written.python is None:
         found.append(("processes", "processes says where a function runs; add python, or remove processes"))
+    if written.python is not None and written.timeout is not None:
+        if written.processes is None:
+            message = "a function can only be ended with its process; add processes, such as `processes: 4`"
+            found.append(("timeout", message))
+        elif written.timeout.model_fields_set != {"total"}:
+            found.append(("timeout", "for a function write the seconds of a whole call, such as `timeout: 30`"))
     return [document.problem((*path, key), message, key=True) for key, message in found]
 
 
@@ -313,7 +320,8 @@ def _operation(
     where = document.where(at)
     if written.python is not None:
         function, problems = parse_reference(written.python, where, root)
-        return (Python(function, written.processes) if function else None), problems
+        timeout = written.timeout.total if written.timeout else None
+        return (Python(function, written.processes, timeout) if function else None), problems
     if written.filter is not None:
         guard, problems = compile_guard(written.filter, where)
         return (Filter(guard) if guard else None), problems

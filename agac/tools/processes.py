@@ -58,12 +58,15 @@ Call = Callable[[Record], Awaitable[Returned | RowError]]
 
 
 @asynccontextmanager
-async def open_function(ref: FunctionRef, root: Path, processes: int | None = None) -> AsyncIterator[Call]:
+async def open_function(
+    ref: FunctionRef, root: Path, processes: int | None = None, timeout: float | None = None
+) -> AsyncIterator[Call]:
     """The function for many rows: `async with open_function(ref, root) as call: await call(row)`.
 
     A function written with `async def` is awaited in the event loop. Any other runs in threads, at most `THREADS` calls
     at once. With `processes`, calls run in that many processes, each with its own copy of the module; a process that
-    dies fails the row that it had, and a new one takes its place. Raises UsageError (see `load_function`), later too
+    dies fails the row that it had, and a new one takes its place. So is one ended whose call takes longer than
+    `timeout`, in seconds. Raises UsageError (see `load_function`), later too
     when a further process finds that the function's text was changed.
 
     A call gets a copy of its row, and may be cancelled. What a function does in a process ends then, as the process
@@ -71,7 +74,7 @@ async def open_function(ref: FunctionRef, root: Path, processes: int | None = No
     """
     async with AsyncExitStack() as stack:
         if processes is not None:
-            yield (await stack.enter_async_context(Processes(ref, root, processes))).call
+            yield (await stack.enter_async_context(Processes(ref, root, processes, timeout))).call
             return
         stack.enter_context(exchanged())
         function = load_function(ref, root)
@@ -135,10 +138,10 @@ def _watch(parent: int) -> None:
 class Processes:
     """At most `most` processes, started as calls need them."""
 
-    def __init__(self, ref: FunctionRef, root: Path, most: int) -> None:
+    def __init__(self, ref: FunctionRef, root: Path, most: int, timeout: float | None) -> None:
         given = {"path": sys.path, "work": pickle.dumps((os.getpid(), root, ref)).hex()}
         self._program = (sys.executable, "-c", _START + _MAIN, json.dumps(given))
-        self._ref = ref
+        self._ref, self._timeout = ref, timeout
         self._places = asyncio.Semaphore(most)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -161,7 +164,11 @@ class Processes:
             worker = await self._free()
             worker.input.write(_frame(row))
             try:
-                outcome: Returned | RowError = await worker.answer()
+                async with asyncio.timeout(self._timeout):
+                    outcome: Returned | RowError = await worker.answer()
+            except TimeoutError:
+                message = f"the call took longer than timeout, {self._timeout:g} s, and was ended ({self._ref})"
+                return RowError(ErrorType.TIMEOUT, message)
             except _Died as died:
                 return RowError(ErrorType.PYTHON_ERROR, f"{died} ({self._ref})")
             self._idle.append(worker)

@@ -95,6 +95,17 @@ def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: Proje
     shop.assert_sound()
 
 
+def test_a_function_that_hangs_is_ended_and_fails_its_row_alone(shop: ProjectFolder) -> None:
+    shop.write("tools/clean.py", "def f(row):\n    while row['id'] == 'r-2': pass\n    return row\n")
+    workflow(shop, {"name": "hangs", "python": "tools/clean.py:f", "processes": 1, "timeout": 2})
+    report = shop.run()
+    assert (report.exit_code, report.summary["rows"]["done"]) == (3, 4)
+    (error,) = shop.envelopes(file="errors.jsonl")
+    message = "the call took longer than timeout, 2 s, and was ended (tools/clean.py:f)"
+    assert error["error"] == {"type": "Timeout", "message": message}
+    shop.assert_sound()
+
+
 def test_filter_select_and_rename_shape_the_row(shop: ProjectFolder) -> None:
     workflow(
         shop,
