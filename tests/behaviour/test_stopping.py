@@ -159,6 +159,7 @@ def test_an_interrupt_does_not_wait_for_a_back_off(
     server = faulty([{**fault, "retry_after": 600, "at": list(range(1, refused + 1))}])
     asks(project, server)
     process = runs(project)
+    wait_until(in_flight(server, refused), "refusals", process)
     stored = "SELECT count(*) FROM attempt WHERE error_type IS NOT NULL"
     wait_until(lambda: project.query(stored) == [(refused,)], "stored refusals", process)
     interrupt(process)
