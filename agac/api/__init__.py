@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         GcReport,
         SchemasReport,
         backup,
+        examples,
         file_schema,
         gc,
         init,
@@ -59,8 +60,8 @@ _HOMES = {
     for module, names in {
         "agac.api.batches": ("BatchReport", "batch_list", "batch_status"),
         "agac.api.extras": (
-            "BackupReport", "CardReport", "DataReport", "GcReport", "SchemasReport", "backup", "file_schema", "gc",
-            "init", "show_card", "show_data", "sql", "write_schemas",
+            "BackupReport", "CardReport", "DataReport", "GcReport", "SchemasReport", "backup", "examples",
+            "file_schema", "gc", "init", "show_card", "show_data", "sql", "write_schemas",
         ),
         "agac.api.graph": ("GraphReport", "graph", "save_drawing"),
         "agac.api.inspect": ("InspectReport", "RunsReport", "inspect", "runs"),
@@ -90,8 +91,8 @@ __all__ = [
     "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport",
     "SchemasReport", "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "backup",
     "batch_cancel", "batch_list", "batch_retrieve", "batch_status", "batch_wait", "doctor", "embedded_simulator",
-    "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice", "row_ids",
-    "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
+    "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice",
+    "row_ids", "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
     "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 

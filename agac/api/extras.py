@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -279,32 +280,66 @@ RENAMED = {"env.example": ".env.example", "gitignore": ".gitignore"}
 """Files that would not travel in a package under their own name."""
 
 
-def init(folder: Path | str = ".") -> list[Path]:
-    """Makes a project in `folder` and gives the files that were made.
+def examples() -> dict[str, str]:
+    """The example projects that agac brings with it: what each of them does, by its name."""
+    found = {path.stem: path.read_text("utf-8") for path in sorted(_shipped().glob("workflows/*.yml"))}
+    return {name: f"\n{text}".partition("\ndescription: ")[2].partition("\n")[0] for name, text in found.items()}
 
-    Raises UsageError, and writes nothing, when one of them is there already. A folder inside another project is fine:
-    commands that are given there use the nearest agac.yml.
+
+def _shipped() -> Path:
+    """The folder of the examples: next to this file in a package, in a checkout the project that the repository is."""
+    packaged = Path(__file__).with_name("examples")
+    return packaged if packaged.is_dir() else Path(__file__).parents[2]
+
+
+def _files_of(example: str) -> dict[Path, Path]:
+    """The files of an example by the path that they get: its workflow, and those that it names."""
+    known, root = examples(), _shipped()
+    if example not in known:
+        what = f"there is no example {example!r}; {did_you_mean(example, known)}"
+        raise UsageError(what, remedy="`agac init --list` says what each of them does.")
+    text = (root / f"workflows/{example}.yml").read_text("utf-8")
+    cards = [f"agentcards/{name}.md" for name in re.findall(r"agent: ([\w-]+)", text)]
+    named = re.findall(r"(?:data|prompts|schemas|tools)/[\w./*-]*\w", text)
+    patterns = ["agac.yml", *named, *cards, f"workflows/{example}.yml"]
+    return {path.relative_to(root): path for pattern in patterns for path in sorted(root.glob(pattern))}
+
+
+def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
+    """Makes a project in `folder`, or the one of an example, and gives the files that were made.
+
+    Raises UsageError, and writes nothing, when one of them is there already. An example may be added to a project,
+    whose own settings and equal files stay. A folder inside another project is fine: commands that are given there use
+    the nearest agac.yml.
     """
     folder = Path(folder)
     with as_file(files(__package__) / "template") as template:
         sources = sorted(path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc")
-        relative = [path.relative_to(template) for path in sources]
-        targets = [path.with_name(RENAMED.get(path.name, path.name)) for path in relative]
-        taken = [str(folder / target) for target in targets if (folder / target).exists()]
+        made = {path.with_name(RENAMED.get(path.name, path.name)).relative_to(template): path for path in sources}
+        if example is not None:
+            made = {path: made[path] for path in made if path.name.startswith(".")} | _files_of(example)
+            if (folder / "agac.yml").is_file():
+                made = {path: source for path, source in made.items() if not _stays(folder / path, source, folder)}
+        taken = [str(folder / path) for path in made if (folder / path).exists()]
         if taken:
             raise UsageError(
                 f"these files are there already: {', '.join(taken)}",
                 remedy="Choose another folder: agac init NAME. Nothing was written.",
             )
         try:
-            for source, target in zip(sources, targets, strict=True):
-                (folder / target).parent.mkdir(parents=True, exist_ok=True)
-                (folder / target).write_bytes(source.read_bytes())
+            for path, source in made.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(source.read_bytes())
         except OSError as error:
             raise AgacError(
                 f"{folder}: cannot be written: {error.strerror}", remedy="Choose another folder."
             ) from error
-    return [folder / target for target in targets]
+    return sorted(folder / path for path in made)
+
+
+def _stays(target: Path, source: Path, project: Path) -> bool:
+    """Whether a file of a project stays as it is where an example is added: its settings, and what is the same."""
+    return target.is_file() and (target.parent == project or target.read_bytes() == source.read_bytes())
 
 
 # Questions to the store in SQL, which change nothing.

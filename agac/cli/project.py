@@ -53,22 +53,35 @@ if TYPE_CHECKING:
 
 @click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--example", metavar="NAME", help="Make the project of this example, or add it to one.")
+@click.option("--list", "as_list", is_flag=True, help="Only list the examples.")
 @json_option
-def init(folder: Path, as_json: bool) -> None:
+@click.pass_obj
+def init(settings: Globals, folder: Path, example: str | None, as_list: bool, as_json: bool) -> None:
     """Refuses to overwrite any file. Prints the next steps, each of which works as it is printed."""
-    made = api.init(folder)
+    if as_list:
+        found = api.examples()
+        lines = [
+            table(["example", "what it does"], list(found.items())),
+            "",
+            "Make one: agac init --example NAME [DIR]",
+        ]
+        print_json(found) if as_json else print_text("\n".join(lines))
+        return
+    made, name = api.init(folder, example), example or "reviews"
     if as_json:
         print_json({"folder": str(folder), "files": [str(path) for path in made]})
         return
+    if settings.quiet:
+        return
     for path in made:
         print_text(f"  {path}")
-    steps = ["agac validate", "agac run -a reviews", "agac status"]
+    steps = ["agac validate", f"agac run -a {name}", "agac status"]
     if folder != Path():
         steps.insert(0, f"cd {shlex.quote(str(folder))}")
     print_text("\nNext, without a key and at no cost:\n" + "\n".join(f"  {step}" for step in steps))
-    print_text(
-        "\nWith a real model: put OPENAI_API_KEY=… into .env, then\n  agac run -a reviews --model openai/gpt-5.4-mini"
-    )
+    real = f"agac run -a {name} --model openai/gpt-5.4-mini --limit 5"
+    print_text(f"\nWith a real model: put OPENAI_API_KEY=… into .env, then\n  {real}")
 
 
 @click.command(help="Check workflows without running them: every problem of every file at once.")

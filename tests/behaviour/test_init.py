@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from support.commands import template
 from support.project import ProjectFolder, clean_environment
 
 import agac
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -80,3 +83,40 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(agac.AgacError, match="cannot be written") as caught:
         agac.init(tmp_path / "file/shop")
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("example", agac.examples())
+def test_an_example_runs_to_its_end_in_an_empty_folder_without_a_key(tmp_path: Path, example: str) -> None:
+    folder = ProjectFolder(tmp_path)
+    shop = folder.root / "my shop"
+    assert folder.agac("init", "my shop", "--example", example, "--quiet", code=0).out == ""
+    assert folder.agac("validate", cwd=shop, code=0).out == f"1 workflow valid: {example}\n"
+    fails = example == "contract_risk"  # one clause has no text
+    ran = folder.agac("run", example, "--json", cwd=shop, code=3 if fails else 0).json
+    assert ran["rows"]["done"] + ran["rows"]["dropped"] == ran["rows"]["total"] > 5
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    packed = shipped["wheel"]["force-include"]
+    for path in agac.init(tmp_path / "again", example):
+        top = path.relative_to(tmp_path / "again").parts[0]
+        assert top.startswith(".") or packed[top] == f"agac/api/examples/{top}"
+        assert top.startswith(".") or top in shipped["sdist"]["include"]
+
+
+def test_examples_are_listed_and_are_added_to_a_project_which_stays_as_it_is(tmp_path: Path) -> None:
+    folder = ProjectFolder(tmp_path)
+    listed = folder.agac("init", "--list", code=0)
+    assert re.findall(r"^(\w+) {2,}[A-Z].+\.$", listed.out, re.M) == list(agac.examples())
+    assert folder.agac("init", "--list", "--json").json == agac.examples()
+    own = folder.write("agac.yml", "defaults: {model: simulator/small, timeout: 5}\n").read_text("utf-8")
+    for example in ("support_triage", "product_reviews"):
+        made = folder.agac("init", "--example", example, code=0).out
+        assert f"  workflows/{example}.yml\n" in made
+        assert f"\n  agac run -a {example}\n" in made
+    assert "agentcards/support.md" not in made, "the same file is there already"
+    assert (tmp_path / "agac.yml").read_text("utf-8") == own
+    assert folder.agac("validate", code=0).out == "2 workflows valid: product_reviews, support_triage\n"
+    (tmp_path / "prompts/sort.md").write_text("mine", "utf-8")
+    refused = folder.agac("init", "--example", "support_triage", code=2)
+    assert "these files are there already: prompts/sort.md" in refused.err
+    wrong = folder.agac("init", "--example", "suport_triage", code=2).err
+    assert "there is no example 'suport_triage'; did you mean 'support_triage'?" in wrong

@@ -40,8 +40,8 @@ def test_the_public_names_are_these() -> None:
         "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport",
         "SchemasReport", "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "backup",
         "batch_cancel", "batch_list", "batch_retrieve", "batch_status", "batch_wait", "doctor", "embedded_simulator",
-        "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice", "row_ids",
-        "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
+        "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice",
+        "row_ids", "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
         "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
