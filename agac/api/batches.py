@@ -139,10 +139,6 @@ def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
     return "take it with: agac batch retrieve" if has_ended(one) else None
 
 
-_UNSENT_RANK = 2
-"""The rank of runs whose open batches were not submitted, after which come those whose batches are closed."""
-
-
 # Looking at batches: those that are open, asked for at their providers, or all that there were.
 
 
@@ -277,10 +273,11 @@ async def last_run(database: Database) -> int:
     ranked = await batches.runs_with_batches(database)
     if not ranked:
         raise nothing_submitted()
-    live = [(run, rank) for run, rank in ranked if rank <= _UNSENT_RANK]
-    free = [(run, rank) for run, rank in live if await superseded_by(database, run) is None]
-    first = [one for one in (*free, *live) if one[1] == 0]
-    return [*first, *free, *ranked][0][0]
+    live = [run for run, rank in ranked if rank == 0]
+    for run in live or [run for run, _ in ranked]:
+        if await superseded_by(database, run) is None:
+            return run
+    return ranked[0][0]
 
 
 def nothing_submitted() -> UsageError:

@@ -47,7 +47,7 @@ async def plan_run(
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
         report.budgets = await _budgets(database, plan, report)
         loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
-        report.warnings = [*checked.warnings, *missing, *loose]
+        report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
         except UsageError as error:

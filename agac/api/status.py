@@ -320,7 +320,10 @@ async def status(
         if found is None:
             return StatusReport(root, 0, [])
         records = [await runs.read_run(found, number) for number in (await runs.run_ids(found, workflow))[:newest]]
-        return StatusReport(root, size, [await run_report(found, record) for record in records if record])
+        listed = [await run_report(found, record) for record in records if record]
+        if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
+            listed[0]["replaced_by"] = newer
+        return StatusReport(root, size, listed)
 
 
 @blocking

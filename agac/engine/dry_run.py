@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing, closing
 from itertools import islice
 
+from agac.core.errors import Problem
 from agac.core.types import Row
 from agac.engine.baseline import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
@@ -123,10 +124,15 @@ class DryWalk:
         async with aclosing(judged_chunks(rows, self._plan.input, self._scratch)) as chunks:
             async for chunk in chunks:
                 usable = [new for new in chunk if new.state is State.PENDING]
-                dropped = sum(new.state is State.DROPPED for new in chunk)
+                broken = [new.row for new in chunk if new.state is State.FAILED]
+                if broken and not found.rows["unusable"]:
+                    row = broken[0]
+                    why = row.error.message if row.error else f"an earlier row has its id {row.id!r}"
+                    text = f"row {row.ordinal} cannot be used: {why}"
+                    found.warnings.append(Problem(self._plan.input.where, text, "warning"))
                 found.rows["total"] += len(chunk)
-                found.rows["dropped"] += dropped
-                found.rows["unusable"] += len(chunk) - len(usable) - dropped
+                found.rows["unusable"] += len(broken)
+                found.rows["dropped"] += len(chunk) - len(usable) - len(broken)
                 stored: dict[object, StoredRow] = {}
                 if self._db is not None and self._before is not None and usable:
                     by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])

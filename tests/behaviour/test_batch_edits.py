@@ -262,6 +262,7 @@ def test_a_superseded_run_is_only_harvested(project: BatchProject, named: list[s
         assert "run 1 was superseded by run 2: nothing more is sent for it, and no output was replaced." in ran.err
     assert (project.steps(), project.charged()) == (["CLEANED"], (1, 30))
     assert (project.output(), project.output(file="summary.json")) == written
+    assert "Replaced by run 2. See it with: agac status 2\n" in project.agac("status", code=0).out
     ends = (("results with: agac ", ";"), ("anyway with: agac ", "\n"))
     export, resume = (ran.err.partition(before)[2].partition(end)[0].split() for before, end in ends)
     project.agac(*export, code=0)
@@ -275,6 +276,16 @@ def test_a_superseded_run_is_only_harvested(project: BatchProject, named: list[s
     assert agac.status(run=2, project=project.root).runs[0]["replaced_by"] == 1
     assert project.to_the_end(seconds=SECONDS).run.summary["run"] == 1
     assert project.charged() == (2, 40)
+
+
+def test_a_superseded_run_whose_batches_are_in_is_not_meant(project: BatchProject) -> None:
+    """What took its place is, though that is finished and the other never will be."""
+    project.submit(A, B)
+    advance(project.server, SECONDS)
+    project.run(project.batched(edited("Second"), B), yes=True)
+    assert project.to_the_end(seconds=SECONDS).run.summary["run"] == 2
+    ran = project.agac("batch", "retrieve", code=0)
+    assert ("reviews, run 2: 10 rows, 10 done" in ran.out, ran.err) == (True, "")
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,8 @@ def test_ids_that_repeat_are_asked_as_the_run_asks_them(
     report = agac.plan_run("reviews", show=1, project=project.root)
     assert (report.prompts[0].row, report.stages[0].run) == (first, run)
     assert report.rows == {"total": 3, "unusable": rows[0], "dropped": rows[1]}
+    why = "warning: input.path: row 3 cannot be used: an earlier row has its id 'a'"
+    assert (why in project.agac("plan", "-a", "reviews", code=0).err) is bool(rows[0])
     assert project.run().invocation["calls"] == run
     again = agac.plan_run("reviews", project=project.root)
     assert (again.stages[0].run, again.rows["dropped"]) == (0, rows[1])
