@@ -34,9 +34,10 @@ from agac.data.files import (
     write_whole,
 )
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
+from agac.data.text_formats import separator_hint
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
-from agac.spec.inputs import INPUTS, format_of, free_input
+from agac.spec.inputs import DELIMITED, INPUTS, format_of, free_input
 from agac.spec.loader import load_project
 from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
@@ -176,7 +177,7 @@ class DataReport(Report):
 
     JSON_KEYS = (
         "input", "format", "bytes=size", "files", "rows_looked_at=looked_at", "complete", "unusable", "problems",
-        "columns", "rows",
+        "columns", "rows", "hint",
     )  # fmt: skip
 
     input: str
@@ -190,6 +191,12 @@ class DataReport(Report):
     columns: list[Column]
     rows: list[dict[str, JSONValue]]
 
+    @property
+    def hint(self) -> str | None:
+        """What to do where the one column looks like a header that was not taken apart."""
+        hint = separator_hint([one.name for one in self.columns]) if self.format in DELIMITED else ""
+        return f"The input has one column: {hint}, or look at it with --delimiter." if hint else None
+
 
 def show_data(
     inputs: str | Path | Sequence[str | Path],
@@ -197,6 +204,8 @@ def show_data(
     format: str | None = None,  # noqa: A002 - it is the key's name
     rows: int = 5,
     look_at: int = 1_000,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     project: Path | str | None = None,
 ) -> DataReport:
     """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed.
@@ -211,7 +220,7 @@ def show_data(
     if format is not None and known is None:
         remedy = sentence(did_you_mean(format, get_args(InputFormat)))
         raise UsageError(f"--format {format}: unknown format", remedy=remedy)
-    spec = free_input(texts, _project(project), known)
+    spec = free_input(texts, _project(project), format=known, delimiter=delimiter, encoding=encoding)
     first: list[dict[str, JSONValue]] = []
     problems: list[str] = []
     looked_at = unusable = 0

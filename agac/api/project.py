@@ -23,7 +23,8 @@ from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, a
 from agac.core.redact import Redactor
 from agac.core.types import Report, Row
 from agac.data.files import Source
-from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled, separator_hint
+from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled
+from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope
 from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
@@ -298,8 +299,9 @@ def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem
         named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
         at = replace(where, path="input.id_field")
         identity = [Problem(at, f"the input has no column {name!r}; {hint or named}")]
-    if columns and hint and any_error([*placeholders, *identity]):
-        return identity or [Problem(where, f"the input has one column, {columns[0]!r}; {hint}")]
+    if columns and hint:
+        said = f"the input has one column, {columns[0]!r}; {hint}"
+        return identity or [Problem(where, said, "error" if any_error(placeholders) else "warning")]
     return [*placeholders, *identity]
 
 

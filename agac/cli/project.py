@@ -119,6 +119,8 @@ def version(as_json: bool) -> None:
 )
 @click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
 @click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet or files.")
+@click.option("--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file.")
+@click.option("--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out.")
 @click.option(
     "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."
 )
@@ -158,6 +160,8 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
     if report.rows:
         yield ""
         yield from _first_rows(report, cut)
+    if report.hint:
+        yield f"\n{plain(report.hint)}"
     if report.unusable:
         some = "" if report.unusable == len(report.problems) else ", the first"
         yield ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import filecmp
 import gzip
@@ -22,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, sentence
 from agac.core.types import JSONValue
 
 if sys.platform != "win32":
@@ -35,6 +36,7 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
 
 BOM = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Record(NamedTuple):
@@ -79,22 +81,22 @@ class Source(Protocol):
 
 
 @contextmanager
-def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
-    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark.
+def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[BufferedReader]:
+    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark. Text that is
+    written in another `encoding`, or begins with the mark of UTF-16, is read as if it were UTF-8.
 
-    The next 64 KB or more can be peeked at. Raises UsageError when it is no file (any more), not readable or in UTF-16;
-    AgacError when reading it fails later.
+    The next 64 KB or more can be peeked at. Raises UsageError when it is no file (any more) or not readable; AgacError
+    when reading it fails later.
     """
     try:
         if not path.is_file():
             raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
         with BufferedReader(FileIO(path), BUFFER) as packed, unpacked(packed, path, shown) as file:
-            head = file.peek(3)[:3]
-            if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise UsageError(f"{shown}: the file is UTF-16, agac reads UTF-8", remedy="Save the file as UTF-8.")
-            if head == BOM:
-                file.read(3)
-            yield file
+            head = file.peek(4)[:4]
+            if head.startswith(BOM):
+                file.read(len(BOM))
+            found = encoding_of(head, encoding)
+            yield file if found is None else BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown), BUFFER)
     except PermissionError as error:
         raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
     except OSError as error:
@@ -103,13 +105,59 @@ def opened(path: Path, shown: str) -> Iterator[BufferedReader]:
         ) from error
 
 
+def encoding_of(head: bytes, named: str | None) -> str | None:
+    """How a text that begins with `head` is written, None: in UTF-8. A byte order mark tells before what is named."""
+    if head[:2] in UTF_16 and head[2:4] != b"\0\0":  # else it is UTF-32's
+        return "utf-16"
+    is_utf_8 = named is None or head.startswith(BOM) or codecs.lookup(named).name in ("utf-8", "utf-8-sig")
+    return None if is_utf_8 else named
+
+
+def _kept(error: UnicodeError) -> tuple[str, int]:
+    """Bytes that cannot be read stay in a text as one lone surrogate: the first of them that is not ASCII."""
+    assert isinstance(error, UnicodeDecodeError)
+    byte = next((one for one in error.object[error.start : error.end] if one >= 0x80), 0xFF)
+    return chr(0xDC00 + byte), error.end
+
+
+KEPT = "agac.kept"
+codecs.register_error(KEPT, _kept)
+
+OTHER_ENCODING = (
+    "save the file as UTF-8, or say how it is written: `encoding: cp1252` (latin-1, utf-16-le, …) in the input"
+)
+
+
+def unreadable(text: str, what: str, encoding: str | None) -> str | None:
+    """Which byte of `text` has no meaning in its encoding (None: UTF-8) and stands in it as a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before, byte = text[: error.start], ord(text[error.start]) & 0xFF
+        place = f"character {len(before) + 1}" if encoding else f"offset {len(before.encode())}"
+        return f"byte 0x{byte:02x} at {place} of the {what} is not {encoding or 'UTF-8'}"
+    return None
+
+
+def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes]:
+    """The pieces of a text in another encoding. What has no meaning in it has none in UTF-8 either, so that it costs
+    its record alone. Raises AgacError when nothing more can be read."""
+    decoder = codecs.getincrementaldecoder(encoding)(KEPT)
+    try:
+        for piece in itertools.chain(iter(partial(file.read, BUFFER), b""), [b""]):
+            yield decoder.decode(piece, not piece).encode(errors="surrogateescape")
+    except UnicodeError as error:
+        problem = f"{shown}: cannot be read as {encoding}: {getattr(error, 'reason', error)}"
+        raise AgacError(problem, remedy=sentence(OTHER_ENCODING)) from error
+
+
 class FileSource:
     """A source that is one file; `shown` is its name in messages. Opening it refuses what is no readable file."""
 
     _columns: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, shown: str) -> None:
-        self._path, self._shown = path, shown
+    def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
+        self._path, self._shown, self._encoding = path, shown, encoding
         with self._opened():
             pass
 
@@ -120,7 +168,7 @@ class FileSource:
         return self._shown
 
     def _opened(self) -> AbstractContextManager[BufferedReader]:
-        return opened(self._path, self._shown)
+        return opened(self._path, self._shown, self._encoding)
 
     def _refused(self, ordinal: int, line: int | None, problem: str, kind: ErrorType = ErrorType.INVALID_ROW) -> Record:
         """A record that cannot be used; its message begins with file and line, or with file and row."""
@@ -146,9 +194,9 @@ class LineSource(FileSource, ABC):
                     continue
                 try:
                     yield self.record(ordinal, line, raw.decode())
-                except UnicodeDecodeError as error:
-                    problem = f"byte 0x{raw[error.start]:02x} at offset {error.start} of the line is not UTF-8"
-                    yield self._refused(ordinal, line, f"{problem}; save the file as UTF-8")
+                except UnicodeDecodeError:
+                    problem = unreadable(raw.decode(errors="surrogateescape"), "line", self._encoding)
+                    yield self._refused(ordinal, line, f"{problem}; {OTHER_ENCODING}")
 
     @abstractmethod
     def record(self, ordinal: int, line: int, text: str) -> Record:

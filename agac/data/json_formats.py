@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
-from agac.data.files import MAX_RECORD_BYTES, FileSource, LineSource, Record
+from agac.data.files import MAX_RECORD_BYTES, OTHER_ENCODING, FileSource, LineSource, Record, unreadable
 
 MAX_DEPTH = 200
 """Deep enough for any real data, shallow enough that no recursive reader or writer after us can overflow."""
@@ -192,8 +192,8 @@ _SCALAR_END = re.compile(r"[ \t\r\n,\[\]{}\"]")
 class _Text:
     """The part of the file that is not yet read to its end, as text; invalid bytes stand in it as lone surrogates."""
 
-    def __init__(self, file: BufferedReader) -> None:
-        self._file = file
+    def __init__(self, file: BufferedReader, encoding: str | None = None) -> None:
+        self._file, self.encoding = file, encoding
         self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
         self._counted = 0
         self._line = 1
@@ -249,8 +249,8 @@ class _Broken(NamedTuple):
 class JsonSource(FileSource):
     """A file that holds one JSON array of objects, or one object. Raises UsageError when it begins as neither."""
 
-    def __init__(self, path: Path, shown: str) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
+        super().__init__(path, shown, encoding)
         with self._opened() as file:
             first = _Text(file).peek()
         if not first:
@@ -263,7 +263,7 @@ class JsonSource(FileSource):
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
-            text = _Text(file)
+            text = _Text(file, self._encoding)
             found = _array(text) if text.peek() == "[" else _single(text)
             for ordinal, (line, value) in enumerate(found, start=1):
                 if ordinal <= start:
@@ -338,14 +338,10 @@ def _followed(text: _Text) -> JSONValue | _Broken:
     element = text.text[text.at : text.at + length]
     line = text.line()
     text.at += length
+    if bad := unreadable(element, "element", text.encoding):
+        return _Broken(f"{bad}; {OTHER_ENCODING}", ErrorType.INVALID_ROW)
     try:
-        element.encode()
         return decode(element)
-    except UnicodeEncodeError as error:
-        byte = ord(element[error.start]) & 0xFF
-        offset = len(element[: error.start].encode())
-        problem = f"byte 0x{byte:02x} at offset {offset} of the element is not UTF-8; save the file as UTF-8"
-        return _Broken(problem, ErrorType.INVALID_ROW)
     except json.JSONDecodeError as error:
         place = f"line {line + error.lineno - 1}, {error.pos + 1} characters into the element"
         return _Broken(f"not valid JSON: {error.msg} ({place})")

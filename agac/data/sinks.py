@@ -245,13 +245,14 @@ class IsolatedSink:
             self.abort()
 
 
-TABLES: dict[OutputFormat, Callable[[Path, TableLayout, bool], RowSink]] = {
-    "csv": lambda path, layout, safe: DelimitedSink(path, layout, ",", safe=safe),
-    "tsv": lambda path, layout, safe: DelimitedSink(path, layout, "\t", safe=safe),
-    "txt": lambda path, layout, safe: TextSink(path),
-    "parquet": lambda path, layout, safe: ParquetSink(path, layout),
+TABLES: dict[OutputFormat, Callable[[Path, TableLayout, bool, bool], RowSink]] = {
+    "csv": lambda path, layout, safe, bom: DelimitedSink(path, layout, ",", safe=safe, bom=bom),
+    "tsv": lambda path, layout, safe, bom: DelimitedSink(path, layout, "\t", safe=safe, bom=bom),
+    "txt": lambda path, layout, safe, bom: TextSink(path),
+    "parquet": lambda path, layout, safe, bom: ParquetSink(path, layout),
 }
-"""Every format that `output.format` takes. Called with the path, the columns and whether cells must be safe."""
+"""Every format that `output.format` takes. Called with the path, the columns, whether cells must be safe, and
+whether the file begins with a byte order mark."""
 
 PREVIEW_DATABASE = "results.db"
 """The database that stands in a preview's folder in the place of the one that `output.to` names."""

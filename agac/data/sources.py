@@ -24,7 +24,7 @@ from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import LOOKED_AT, PIPED
+from agac.spec.inputs import DELIMITED, LOOKED_AT, PIPED, TEXTS
 from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
@@ -75,7 +75,7 @@ class SeveralFiles:
 
     def _opened(self, relative: str) -> Source:
         assert self._spec.format is not None
-        source = open_source(self._spec.path / relative, self._spec.format, relative)
+        source = open_source(self._spec.path / relative, self._spec.format, relative, **_how(self._spec))
         columns = source.columns()
         if self._first is None:
             self._first, self._columns = relative, columns
@@ -157,7 +157,7 @@ def forget(folder: Path, but: int = 1) -> None:
             path.unlink(missing_ok=True)
 
 
-FORMATS: Mapping[InputFormat, Callable[[Path, str], Source]] = {
+FORMATS: Mapping[InputFormat, Callable[..., Source]] = {
     "csv": partial(DelimitedSource, delimiter=","),
     "tsv": partial(DelimitedSource, delimiter="\t"),
     "json": JsonSource,
@@ -166,8 +166,6 @@ FORMATS: Mapping[InputFormat, Callable[[Path, str], Source]] = {
     "parquet": ParquetSource,
 }
 """Every format of a file by the name that `input.format` takes. Called with the path and the name for messages."""
-
-_SEPARATORS = (";", "\t", "|", ",")
 
 
 def open_input(spec: InputSpec) -> Source:
@@ -181,17 +179,23 @@ def open_input(spec: InputSpec) -> Source:
     if spec.statement is not None:
         return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
     assert spec.format is not None
-    return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown)
+    return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown, **_how(spec))
 
 
-def open_source(path: Path, found: InputFormat, shown: str) -> Source:
-    """The file at `path`, read as the format `found`; `shown` is its name in messages.
+def _how(spec: InputSpec) -> dict[str, str]:
+    """How the input says that files of its format are written."""
+    given = {"delimiter": (spec.delimiter, DELIMITED), "encoding": (spec.encoding, TEXTS)}
+    return {name: value for name, (value, formats) in given.items() if value is not None and spec.format in formats}
+
+
+def open_source(path: Path, found: InputFormat, shown: str, **how: str) -> Source:
+    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has delimiter and encoding.
 
     Raises UsageError when the file's beginning makes all of it unusable: its message begins with `shown`, and with
     `shown:line` when the trouble is in the header.
     """
     try:
-        return FORMATS[found](path, shown)
+        return FORMATS[found](path, shown, **how)
     except UsageError:
         raise
     except AgacError as error:  # it cannot even be begun: nothing was run yet
@@ -226,17 +230,6 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
                 problem = "is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
             message = f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
             yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
-
-
-def separator_hint(columns: tuple[str, ...]) -> str:
-    """A question, without a full stop at its end, when the one column looks like a header that was not taken apart."""
-    if len(columns) != 1:
-        return ""
-    found = next((sign for sign in _SEPARATORS if sign in columns[0]), None)
-    if found is None:
-        return ""
-    name = "tabs" if found == "\t" else f"'{found}'"
-    return f"is the file separated by {name}? agac reads commas (csv) and tabs (tsv)"
 
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}

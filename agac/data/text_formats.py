@@ -13,9 +13,20 @@ from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, sentence
 from agac.core.types import JSONValue
-from agac.data.files import BOM, MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record
+from agac.data.files import (
+    BOM,
+    KEPT,
+    MAX_RECORD_BYTES,
+    OTHER_ENCODING,
+    AtomicFile,
+    FileSource,
+    LineSource,
+    Record,
+    encoding_of,
+    unreadable,
+)
 from agac.data.json_formats import encode, quoted
 from agac.data.tables import OutputRow, TableLayout
 from agac.spec.paths import Unmatchable, matching
@@ -78,8 +89,8 @@ class _Lines:
 class DelimitedSource(FileSource):
     """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
 
-    def __init__(self, path: Path, shown: str, delimiter: str) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: Path, shown: str, delimiter: str, encoding: str | None = None) -> None:
+        super().__init__(path, shown, encoding)
         self._delimiter = delimiter
         # a setting of the whole process: only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
@@ -127,10 +138,10 @@ class DelimitedSource(FileSource):
         if cells is None:
             raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
         names = tuple(cell.strip() for cell in cells)
-        problem, remedy = "", "Save the file as UTF-8."
-        if bad := _first_bad_byte(names):
+        problem, remedy = "", sentence(OTHER_ENCODING)
+        if bad := self._first_unreadable(names, "name"):
             # by its number: the name itself is what cannot be shown
-            problem = f"the header's column {bad[0] + 1}: byte 0x{bad[1]:02x} is not UTF-8"
+            problem = f"the header's column {bad[0] + 1}: {bad[1]}"
         elif any("\0" in name for name in names):
             problem = "the header holds NUL characters, as UTF-16 has them"
         elif blank := [str(place) for place, name in enumerate(names, start=1) if not name]:
@@ -145,18 +156,29 @@ class DelimitedSource(FileSource):
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:
         columns = self._columns
         missing = len(columns) - len(cells)
-        if bad := _first_bad_byte(cells):
-            place, byte, offset = bad
-            name = quoted(columns[place]) if place < len(columns) else str(place + 1)
-            problem = f"column {name}: byte 0x{byte:02x} at offset {offset} of the value is not UTF-8"
-            return self._refused(ordinal, line, f"{problem}; save the file as UTF-8")
+        if bad := self._first_unreadable(cells, "value"):
+            name = quoted(columns[bad[0]]) if bad[0] < len(columns) else str(bad[0] + 1)
+            return self._refused(ordinal, line, f"column {name}: {bad[1]}; {OTHER_ENCODING}")
         if missing < 0:
-            problem = (
-                f"the record has {len(cells)} fields, the header {len(columns)}; "
-                f"put quotes around a value that contains {_SIGNS[self._delimiter]}"
-            )
+            sign = _SIGNS.get(self._delimiter, f"'{self._delimiter}'")
+            remedy = separator_hint(columns) or f"put quotes around a value that contains {sign}"
+            problem = f"the record has {len(cells)} fields, the header {len(columns)}; {remedy}"
             return self._refused(ordinal, line, problem)
         return Record(ordinal, dict(zip(columns, [*cells, *[None] * missing], strict=True)), None, line)
+
+    def _first_unreadable(self, cells: Sequence[str], what: str) -> tuple[int, str] | None:
+        """The place from 0 of the first cell with a byte that cannot be read, and which byte it is."""
+        found = ((place, unreadable(cell, what, self._encoding)) for place, cell in enumerate(cells))
+        return next(((place, problem) for place, problem in found if problem), None)
+
+
+def separator_hint(columns: Sequence[str]) -> str:
+    """A question and its answer when the one column looks like a header that was not taken apart."""
+    found = next((sign for sign in (";", "\t", "|", ",") if sign in columns[0]), None) if len(columns) == 1 else None
+    if found is None:
+        return ""
+    name, written = ("tabs", '"\\t"') if found == "\t" else (f"'{found}'", f'"{found}"')
+    return f"is the file separated by {name}? Say `delimiter: {written}` in the input"
 
 
 def _quoting(error: str, line: int) -> str:
@@ -169,16 +191,6 @@ def _quoting(error: str, line: int) -> str:
     if error.startswith(_TOO_LARGE):
         return f"a value is longer than {MAX_CELL} characters; is its closing quote missing? Nothing after it is read"
     return f'the quoting is broken ({error}); write a quote inside a quoted value as ""'
-
-
-def _first_bad_byte(cells: Sequence[str]) -> tuple[int, int, int] | None:
-    """The first byte that is not UTF-8: the place of its cell from 0, the byte, its offset in the cell."""
-    for place, cell in enumerate(cells):
-        try:
-            cell.encode()
-        except UnicodeEncodeError as error:
-            return place, ord(cell[error.start]) & 0xFF, len(cell[: error.start].encode())
-    return None
 
 
 class TextSource(LineSource):
@@ -212,7 +224,7 @@ class WholeFiles:
     def records(self, start: int = 0) -> Iterator[Record]:
         for ordinal, relative in enumerate(matched_files(self._spec), start=1):
             if ordinal > start:
-                yield _record(ordinal, self._spec.path, relative)
+                yield _record(ordinal, self._spec.path, relative, self._spec.encoding)
 
 
 def matched_files(spec: InputSpec) -> Iterator[str]:
@@ -223,8 +235,8 @@ def matched_files(spec: InputSpec) -> Iterator[str]:
         raise AgacError(f"{spec.shown}: {error}", remedy="Fix it, then run again.") from error
 
 
-def _record(ordinal: int, root: Path, relative: str) -> Record:
-    content, problem = _text(root / relative)
+def _record(ordinal: int, root: Path, relative: str, encoding: str | None) -> Record:
+    content, problem = _text(root / relative, encoding)
     shown = relative.encode(errors="surrogateescape").decode(errors="replace")
     if shown != relative:
         content, problem = None, "the file's name is not UTF-8; rename it"
@@ -233,7 +245,7 @@ def _record(ordinal: int, root: Path, relative: str) -> Record:
     return Record(ordinal, data, error, None, shown)
 
 
-def _text(path: Path) -> tuple[str | None, str | None]:
+def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
     """The text of a file, or what is wrong with it."""
     try:
         if not path.is_file():
@@ -244,10 +256,11 @@ def _text(path: Path) -> tuple[str | None, str | None]:
         return None, f"cannot be read: {error.strerror}"
     if len(raw) > MAX_RECORD_BYTES:
         return None, f"is larger than {MAX_RECORD_BYTES} bytes"
-    try:
-        return raw.removeprefix(BOM).decode(), None
-    except UnicodeDecodeError as error:
-        return None, f"byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8; name text files only"
+    encoding = encoding_of(raw, encoding)
+    text = raw.removeprefix(BOM).decode(encoding or "utf-8", KEPT if encoding else "surrogateescape")
+    if problem := unreadable(text, "file", encoding):
+        return None, f"{problem}; name text files only, or their encoding: `encoding: cp1252` in the input"
+    return text, None
 
 
 # Results as lines of text.
@@ -274,10 +287,11 @@ def safe_cell_text(value: JSONValue) -> str:
 
 
 class DelimitedSink(AtomicFile):
-    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8 without a byte order mark."""
+    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8. `bom`: after its mark."""
 
-    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool) -> None:
+    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool, bom: bool) -> None:
         super().__init__(path)
+        self.append(BOM.decode() if bom else "")
         self._lines = _Written()
         self._writer = csv.writer(self._lines, delimiter=delimiter, lineterminator=_END)
         self._text = safe_cell_text if safe else cell_text

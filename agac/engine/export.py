@@ -88,6 +88,7 @@ class Outputs:
         self.to: dict[str, str] | None = body.get("to")
         self.merge: Merge | None = body.get("merge")
         self.csv_safe: bool = body.get("csv_safe", False)
+        self.bom: bool = body.get("bom", False)
         self.fields = tuple(body.get("fields", ()))
         self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
         self.filtered: bool = body.get("filtered", False)
@@ -114,7 +115,8 @@ class Outputs:
         """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
         table = out.add(IsolatedSink(partial(self._table, self.to, layout))) if self.to is not None else None
-        others = [out.add(TABLES[one](self.folder / file_of(one), layout, self.csv_safe)) for one in self.formats]
+        sinks = (TABLES[one](self.folder / file_of(one), layout, self.csv_safe, self.bom) for one in self.formats)
+        others = [out.add(one) for one in sinks]
         return [*([table] if table else []), *others], table
 
     def _table(self, to: dict[str, str], layout: TableLayout) -> RowSink:
@@ -149,8 +151,7 @@ def outputs_text(plan: Plan) -> str:
         body["to"] = {"path": spec.to.shown, "table": spec.to.table}
     if spec.merge is not None:
         body["merge"] = spec.merge
-    if spec.csv_safe:
-        body["csv_safe"] = True
+    body |= {name: True for name in ("csv_safe", "bom") if getattr(spec, name)}
     if body and shape is not None:
         body["fields"] = list(declared_fields(shape))
     if any(stage.may_drop for stage in plan.stages) or plan.input.on_duplicate_id in ("first", "last"):

@@ -199,6 +199,9 @@ _NO_BOUND = "none"
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows")
 """Fields of the input and the output that are in the definition."""
 
+_KEPT_WHERE_SET = ("delimiter", "encoding", "bom")
+"""Keys that came later: what is stored where they are not set is what it was."""
+
 _NOT_KEPT = ("where", "warnings", "allow_empty")
 """Places are those of the files of another day; warnings were shown when a model's string was read; a run that goes on
 from the store does not read the input."""
@@ -207,7 +210,11 @@ from the store does not read the input."""
 def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
     """What is kept with a run beside its definition: JSON, without secrets. Paths are relative to `root`."""
     beside = {
-        name: {key: value for key, value in _plain(shown, root).items() if key not in _DEFINED}
+        name: {
+            key: value
+            for key, value in _plain(shown, root).items()
+            if key not in _DEFINED and (value or key not in _KEPT_WHERE_SET)
+        }
         for name, shown in (("input", plan.input), ("output", plan.output))
     }
     return {

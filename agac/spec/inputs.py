@@ -12,6 +12,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote_plus
 
+from pydantic import ValidationError
+
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, sentence
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import (
@@ -41,6 +43,10 @@ SUFFIXES: Mapping[str, InputFormat] = {
 
 PACKED = (".gz", ".zst")
 """Suffixes of compressed files; the format's own stands before them."""
+
+DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
+TEXTS: tuple[InputFormat, ...] = (*DELIMITED, "json", "jsonl", "txt", "files")
+"""Formats whose `delimiter`, and whose `encoding`, may be given."""
 
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xlsx", ".xls", ".ods", ".arrow", ".feather"})
@@ -138,6 +144,11 @@ def input_spec(
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
     except Refused as error:
         return None, [Problem(at, str(error))]
+    formats = {"delimiter": DELIMITED, "encoding": TEXTS}
+    for part in formats:
+        if getattr(keys, part) is not None and spec.format not in (*formats[part], None):
+            message = f"{part} is for {listed(formats[part])}; remove it, or say what the input is with format"
+            return None, [document.problem((key, part), message, key=True)]
     if spec.statement is None or spec.id_field is not None or spec.ordered:
         return spec, []
     # rows are known by their numbers alone, and these may be others the next time
@@ -145,9 +156,14 @@ def input_spec(
     return spec, [Problem(spec.where, message, "warning")]
 
 
-def free_input(texts: Sequence[str], project: ProjectSpec, found: InputFormat | None) -> InputSpec:
-    """An input that no workflow names, of the format `found` where its name does not tell. Raises `UsageError`."""
-    keys = InputFile() if found is None else InputFile(format=found)
+def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | None) -> InputSpec:
+    """An input that no workflow names. `how` has the keys of an input that say how it is to be read: its format where
+    its name does not tell it, its delimiter, its encoding. Raises `UsageError`."""
+    try:
+        keys = InputFile.model_validate({key: value for key, value in how.items() if value is not None})
+    except ValidationError as error:
+        one = error.errors()[0]
+        raise UsageError(f"--{one['loc'][0]}: {one['msg']}") from None
     where, output = Where(texts[0]), project.paths.output
     return _typed(texts, _Resolver(project, keys, where, output, typed=True, says_format="--format csv"), "")
 
@@ -198,8 +214,9 @@ class _Resolver:
     def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
         keys = self.keys
         return InputSpec(
-            path, shown, found, keys.id_field, keys.on_duplicate_id, self.where, allow_empty=keys.allow_empty
-        )
+            path, shown, found, keys.id_field, keys.on_duplicate_id, self.where,
+            delimiter=keys.delimiter, encoding=keys.encoding, allow_empty=keys.allow_empty,
+        )  # fmt: skip
 
     def _place(self, text: str) -> Path:
         if self.typed:

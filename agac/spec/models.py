@@ -139,6 +139,14 @@ class InputFile(FileModel):
     )
     id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
     on_duplicate_id: workflow.OnDuplicateId = key("What to do with the later of two rows with one id.", default="error")
+    delimiter: Annotated[str, AfterValidator(check.csv_delimiter)] | None = key(
+        "The character between the cells of a csv or tsv file; a comma or a tab when left out.", examples=[";"]
+    )
+    encoding: Annotated[NonEmpty, AfterValidator(check.text_encoding)] | None = key(
+        "How text is written: `cp1252`, `latin-1`, `utf-16`, …; UTF-8 when left out, UTF-16 where a file begins with "
+        "its mark.",
+        examples=["cp1252"],
+    )
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
 
@@ -168,12 +176,14 @@ class OutputFile(FileModel):
         "stage needs when left out.",
         min_length=1,
     )
+    bom: bool = key("Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False)
     csv_safe: bool = key("Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False)
 
     @model_validator(mode="after")
     def _safe_cells_somewhere(self) -> OutputFile:
-        if self.csv_safe and not {"csv", "tsv"} & set(self.format):
-            raise check.refused("csv_safe is for csv and tsv; add format: csv, or remove csv_safe")
+        for name in ("csv_safe", "bom"):
+            if getattr(self, name) and not {"csv", "tsv"} & set(self.format):
+                raise check.refused(f"{name} is for csv and tsv; add format: csv, or remove {name}")
         return self
 
 

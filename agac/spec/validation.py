@@ -172,6 +172,24 @@ def no_repeats(names: list[str]) -> list[str]:
     return names
 
 
+def csv_delimiter(sign: str) -> str:
+    r"""What stands between two cells: one character, or `\t` as a shell hands it over."""
+    sign = "\t" if sign == "\\t" else sign
+    if len(sign) != 1 or sign in '"\r\n\0' or sign.isalnum():
+        raise refused(f'{sign!r} is no delimiter; give one character, as ";" or "\\t"')
+    return sign
+
+
+def text_encoding(name: str) -> str:
+    """A way to write text that Python knows."""
+    try:
+        b"\xff".decode(name, "replace")  # names of Python that are for no files are refused as well
+    except (LookupError, ValueError):
+        known = ("utf-8", "utf-16", "cp1252", "latin-1", "shift_jis", "gb18030", "mac_roman")
+        raise refused(f"unknown encoding {name!r}; {did_you_mean(name, known, 'known, among others')}") from None
+    return name
+
+
 def field_way(name: str) -> str:
     """A field of a result, or with dots one inside of others."""
     for part in name.split("."):

@@ -155,7 +155,8 @@ class InputSpec:
     `path` is the file; where there are `patterns`, the folder that they are relative to; of the folders `skipped`
     nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
     from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
-    None, for what it begins with to tell. `allow_empty`: it may lose all its rows.
+    None, for what it begins with to tell. `delimiter` and `encoding` say how text is written, None: as its format is,
+    in UTF-8 or as a byte order mark tells. `allow_empty`: it may lose all its rows.
     """
 
     path: Path
@@ -169,6 +170,8 @@ class InputSpec:
     statement: str | None = None
     ordered: bool = True
     piped: bool = False
+    delimiter: str | None = None
+    encoding: str | None = None
     allow_empty: bool = False
 
 
@@ -189,7 +192,8 @@ class OutputSpec:
     them, None: they are the input's.
 
     `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
-    the result's in tables. `where` is where `format` stands, or the output.
+    the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
+    the output.
     """
 
     dir: Path
@@ -198,6 +202,7 @@ class OutputSpec:
     to: TableTarget | None = None
     merge: Merge | None = None
     csv_safe: bool = False
+    bom: bool = False
     where: Where = field(default=Where(""), compare=False)
     stages: tuple[str, ...] = ()
     rows: str | None = None

@@ -107,6 +107,69 @@ def test_rows_of_a_query_without_an_order_want_ids(project: ProjectFolder) -> No
     assert "warning" not in project.agac("validate").out
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "content"),
+    [
+        ("rows.csv", ', delimiter: ";"', "id;price;text\n1;2,50;Grüße\n".encode()),
+        ("rows.csv", ', delimiter: ";", encoding: cp1252', 'id;price;text\n1;"2,50";Grüße\n'.encode("cp1252")),
+        ("rows.tsv", ", delimiter: '|', encoding: latin-1", "id|price|text\n1|2,50|Grüße\n".encode("latin-1")),
+        ("rows.csv", "", 'id,price,text\r\n1,"2,50",Grüße\r\n'.encode("utf-16")),
+        ("rows.tsv", "", "\ufeffid\tprice\ttext\n1\t2,50\tGrüße\n".encode("utf-16-be")),
+        ("rows.csv.gz", ", encoding: utf-16-le", gzip.compress('id,price,text\n1,"2,50",Grüße\n'.encode("utf-16-le"))),
+        ("rows.jsonl", ", encoding: cp1252", '{"id": "1", "price": "2,50", "text": "Grüße"}\n'.encode("cp1252")),
+        ("rows.json", "", '[{"id": "1", "price": "2,50", "text": "Grüße"}]'.encode("utf-16")),
+        ("rows.csv", ", encoding: cp1252", '\ufeffid,price,text\n1,"2,50",Grüße\n'.encode()),
+    ],
+)
+def test_text_is_read_as_it_was_written(project: ProjectFolder, name: str, keys: str, content: bytes) -> None:
+    project.write("workflows/w.yml", f"input: {{path: data/{name}, id_field: id{keys}}}\nstages: [{{name: a}}]\n"
+        "output: {format: [csv, tsv], bom: true, include_input: true}\n")  # fmt: skip
+    (project.root / "data").mkdir(exist_ok=True)
+    (project.root / "data" / name).write_bytes(content)
+    assert project.agac("validate", code=0).out == "1 workflow valid: w\n"
+    assert "warning" not in project.agac("plan", "w", code=0).err
+    project.agac("run", "w", code=0)
+    (row,) = map(json.loads, (project.root / "output/w/results.jsonl").read_text("utf-8").splitlines())
+    assert row["input"] == {"id": "1", "price": "2,50", "text": "Grüße"}
+    for table in ("csv", "tsv"):
+        assert (project.root / f"output/w/results.{table}").read_bytes().startswith(b"\xef\xbb\xbfid")
+    project.agac("run", "w", code=0)
+    assert (project.root / "output/w/results.csv").read_bytes().count(b"\xef\xbb\xbf") == 1
+
+
+def test_a_file_with_semicolons_is_told_how_to_be_read_everywhere(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", "id;price\n1;2,50\n2;3\n")
+    project.write("workflows/w.yml", "input: data/rows.csv\nstages: [{name: a}]\n")
+    hint = "is the file separated by ';'? Say `delimiter: \";\"` in the input"
+    for words in (["data", "data/rows.csv"], ["validate"], ["plan", "w"], ["run", "w"]):
+        ran = project.agac(*words)
+        assert hint in ran.out + ran.err, words
+    shown = project.agac("data", "data/rows.csv", "--delimiter", ";", "--json", code=0).json
+    assert [column["name"] for column in shown["columns"]] == ["id", "price"]
+    assert shown["rows"][0] == {"id": "1", "price": "2,50"}
+    project.write("workflows/w.yml", "input: {path: data/rows.csv, id_field: id}\nstages: [{name: a}]\n")
+    assert hint in project.agac("validate", code=2).out
+
+
+def test_what_is_said_to_a_wrong_delimiter_or_encoding(project: ProjectFolder) -> None:
+    (project.root / "data").mkdir(exist_ok=True)
+    (project.root / "data/rows.csv").write_bytes("id,text\n1,Grüße\n".encode("cp1252"))
+    project.write("data/rows.jsonl", '{"id": 1}\n')
+    for keys, said in (
+        ("path: data/rows.csv, delimiter: ';;'", "input.delimiter: ';;' is no delimiter; give one character"),
+        ("path: data/rows.csv, encoding: cp125", "input.encoding: unknown encoding 'cp125'; did you mean 'cp1252'?"),
+        ("path: data/rows.csv, encoding: idna", "input.encoding: unknown encoding 'idna'; known, among others: utf-8,"),
+        ("path: data/rows.jsonl, delimiter: ';'", "input.delimiter: delimiter is for csv, tsv; remove it"),
+        (
+            "path: data/rows.csv, encoding: utf-16",
+            "data/rows.csv: cannot be read as utf-16: UTF-16 stream does not start",
+        ),
+    ):
+        project.write("workflows/w.yml", f"input: {{{keys}}}\nstages: [{{name: a}}]\n")
+        assert said in project.agac("validate", code=2).out, keys
+    assert "--delimiter: ';;' is no delimiter" in project.agac("data", "data/rows.csv", "--delimiter", ";;", code=2).err
+
+
 def test_rows_that_are_piped_in_are_kept_and_the_same_rows_go_on_with_the_run(project: ProjectFolder) -> None:
     run = ("run", "-a", "reviews", "--json")
     project.workflow(path="-", input={"format": "csv"})

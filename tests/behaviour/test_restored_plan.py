@@ -54,7 +54,7 @@ budget: {usd: 9}
 defaults: {run_mode: batch, batch: {poll_interval: 5s}, max_tokens: 100}
 """
 EVERYTHING = """\
-input: {path: data/rows.csv, id_field: id, on_duplicate_id: suffix}
+input: {path: data/rows.csv, id_field: id, on_duplicate_id: suffix, delimiter: ",", encoding: cp1252}
 vars: {tone: {zeta: 1, alpha: [2, {y: 3, x: 4}]}, name: n}
 budget: {usd: 3, tokens: 100000, calls: 900}
 row_budget: {usd: 0.5}
@@ -102,7 +102,7 @@ stages:
   - {name: all, model: other/big, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900}, incomplete: fail,
      needs: [each, checked]}
 output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
-         merge: update, csv_safe: true, stages: [all]}
+         merge: update, csv_safe: true, bom: true, stages: [all]}
 """
 PIPED = """\
 input: {path: "data/*.csv"}

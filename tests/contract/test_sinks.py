@@ -88,7 +88,7 @@ def json_file(name: str, read: Callable[[str], Values]) -> Member:
 
 
 def table(name: Any, read: Callable[[Path], Values], **more: bool) -> Member:
-    return Member(file_of(name), lambda path: TABLES[name](path, layout_of(5), False), read, **more)
+    return Member(file_of(name), lambda path: TABLES[name](path, layout_of(5), False, False), read, **more)
 
 
 def delimited(delimiter: str) -> Callable[[Path], Values]:
@@ -280,7 +280,7 @@ def test_the_same_values_make_the_same_file(member: Member, tmp_path: Path) -> N
 def test_parquet_without_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(AgacError, match="needs duckdb, which is not installed") as caught:
-        TABLES["parquet"](tmp_path / "results.parquet", layout_of(), False)
+        TABLES["parquet"](tmp_path / "results.parquet", layout_of(), False, False)
     assert caught.value.remedy == "Run pip install 'agac[data]'."
     assert names(tmp_path) == []
 

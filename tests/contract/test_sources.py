@@ -21,7 +21,7 @@ import pytest
 import zstandard
 from support.sources import opened as opened_file
 
-from agac.core.errors import ErrorType, UsageError, Where
+from agac.core.errors import ErrorType, Where
 from agac.data.files import Source
 from agac.data.sources import FORMATS, keep, open_input, read_rows
 from agac.spec.workflow import InputFormat, InputSpec
@@ -162,11 +162,16 @@ def plain(content: bytes) -> bytes:
     return content
 
 
+def in_utf_16(content: bytes) -> bytes:
+    return content.decode().encode("utf-16")
+
+
 KINDS = [
     Kind("csv", "csv", whole("rows.csv", "csv", plain, csv_text), texts=True),
     Kind("tsv", "tsv", whole("rows.tsv", "tsv", plain, tsv_text), texts=True),
     Kind("json", "json", whole("rows.json", "json", plain, json_text)),
     Kind("jsonl", "jsonl", whole("rows.jsonl", "jsonl", plain, jsonl_text)),
+    Kind("csv in utf-16", "csv", whole("rows.csv", "csv", in_utf_16, csv_text), texts=True),
     Kind("csv.gz", "csv", whole("rows.csv.gz", "csv", gzip.compress, csv_text), texts=True),
     Kind("jsonl.gz", "jsonl", whole("rows.jsonl.gz", "jsonl", gzip.compress, jsonl_text)),
     Kind("jsonl.zst", "jsonl", whole("rows.jsonl.zst", "jsonl", zstandard.compress, jsonl_text)),
@@ -310,8 +315,8 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Pat
     return write
 
 
-def source_of(path: Path) -> Source:
-    return opened_file(path, f"data/{path.name}")
+def source_of(path: Path, **how: str) -> Source:
+    return opened_file(path, f"data/{path.name}", **how)
 
 
 def test_every_format_of_records_in_text_is_in_this_suite() -> None:
@@ -358,6 +363,21 @@ def test_bytes_that_are_not_utf8_cost_the_one_record_that_holds_them(written: Ca
     assert rows[3].error == bad.error
 
 
+@pytest.mark.parametrize(("encoding", "bad"), [("cp1252", b"\x81"), ("shift_jis", b"\xff"), ("utf-16-le", b"\x01\xdc")])
+def test_bytes_without_a_meaning_in_the_encoding_cost_the_one_record(
+    written: Callable[..., Path], encoding: str, bad: bytes
+) -> None:
+    path = written([{**row, "text": f"caf{MARK}"} if row["id"] == "r4" else row for row in numbered(6)])
+    before, after = path.read_text("utf-8").split(MARK)
+    path.write_bytes(before.encode(encoding) + bad + after.encode(encoding))
+    records = list(source_of(path, encoding=encoding).records())
+    assert [record.data for record in records] == [row if row["id"] != "r4" else None for row in numbered(6)]
+    assert (error := records[3].error) is not None
+    assert error.message.startswith(f"data/{path.name}:{records[3].line}: ")
+    assert f"byte 0x{bad[-1]:02x} at character " in error.message
+    assert f" is not {encoding}; save the file as UTF-8, or say how it is written: `encoding: cp1252`" in error.message
+
+
 def test_a_file_that_is_cut_in_the_middle_of_a_character_says_so(written: Callable[..., Path]) -> None:
     path = written([{"id": "r1", "text": "x"}, {"id": "r2", "text": "🦊"}])
     content = path.read_bytes()
@@ -367,14 +387,12 @@ def test_a_file_that_is_cut_in_the_middle_of_a_character_says_so(written: Callab
     assert second.error is not None
 
 
-def test_utf16_is_refused_with_the_remedy(written: Callable[..., Path]) -> None:
+def test_utf16_is_known_by_its_mark(written: Callable[..., Path]) -> None:
     path = written(numbered(2))
     text = path.read_text()
     for encoding in ("utf-16-le", "utf-16-be"):
         path.write_bytes(f"\ufeff{text}".encode(encoding))
-        with pytest.raises(UsageError, match=r"rows\.\w+: the file is UTF-16, agac reads UTF-8") as caught:
-            source_of(path)
-        assert caught.value.remedy == "Save the file as UTF-8."
+        assert [record.data for record in source_of(path).records()] == numbered(2)
 
 
 def test_ids_are_texts_of_the_id_field_or_numbers_of_rows(written: Callable[..., Path]) -> None:

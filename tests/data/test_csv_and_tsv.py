@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.soak import campaign
 from support.sources import opened
 
-from agac.core.errors import AgacError, ErrorType, UsageError
+from agac.core.errors import AgacError, ErrorType, UsageError, sentence
 from agac.data import text_formats
-from agac.data.files import Record
-from agac.data.sources import read_rows, separator_hint
+from agac.data.files import OTHER_ENCODING, Record
+from agac.data.sources import read_rows
 
 
 def source_of(folder: Path, content: bytes | str, suffix: str = "csv") -> text_formats.DelimitedSource:
@@ -48,8 +48,8 @@ def message(record: Record) -> str:
         ("\nid,  \n", "rows.csv:2: the header has no name for column 2"),
         ('"id,text\n1,2\n', "rows.csv:1: a quote that is opened in the record on line 1 is never closed"),
         ('"id"x,text\n', "rows.csv:1: the quoting is broken"),
-        (b"id,caf\xe9\n", "rows.csv:1: the header's column 2: byte 0xe9 is not UTF-8"),
-        (b"\n\xff\xffid\n", "rows.csv:2: the header's column 1: byte 0xff is not UTF-8"),
+        (b"id,caf\xe9\n", "rows.csv:1: the header's column 2: byte 0xe9 at offset 3 of the name is not UTF-8"),
+        (b"\n\xff\xffid\n", "rows.csv:2: the header's column 1: byte 0xff at offset 0 of the name is not UTF-8"),
         ("id,text\n".encode("utf-16-le"), "rows.csv:1: the header holds NUL characters, as UTF-16 has them"),
     ],
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_header_that_cannot_name_the_fields_is_refused(tmp_path: Path, content
     assert "\\u" not in caught.value.message
     if "UTF-" in problem:
         assert "save" not in caught.value.message
-        assert caught.value.remedy == "Save the file as UTF-8."
+        assert caught.value.remedy == sentence(OTHER_ENCODING)
     assert caught.value.remedy
 
 
@@ -148,14 +148,21 @@ def test_a_header_that_changes_between_readings_stops_the_reading(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("header", "suffix", "sign"),
-    [("id;text", "csv", "';'"), ("id|text", "csv", "'|'"), ("id\ttext", "csv", "tabs"), ("id,text", "tsv", "','")],
+    ("header", "suffix", "sign", "written"),
+    [
+        ("id;text", "csv", "';'", ";"),
+        ("id|text", "csv", "'|'", "|"),
+        ("id\ttext", "csv", "tabs", "\\t"),
+        ("id,text", "tsv", "','", ","),
+    ],
 )
-def test_a_header_with_another_separator_is_asked_about(tmp_path: Path, header: str, suffix: str, sign: str) -> None:
+def test_a_header_with_another_separator_is_asked_about(
+    tmp_path: Path, header: str, suffix: str, sign: str, written: str
+) -> None:
     source = source_of(tmp_path, f"{header}\n1{header[2]}x\n", suffix)
-    hint = f"is the file separated by {sign}? agac reads commas (csv) and tabs (tsv)"
-    assert separator_hint(source.columns()) == hint
-    assert [separator_hint(taken_apart) for taken_apart in [("id",), ("id", "a;b"), ()]] == ["", "", ""]
+    hint = f'is the file separated by {sign}? Say `delimiter: "{written}"` in the input'
+    assert text_formats.separator_hint(source.columns()) == hint
+    assert [text_formats.separator_hint(taken_apart) for taken_apart in [("id",), ("id", "a;b"), ()]] == ["", "", ""]
 
 
 def test_a_short_record_without_its_id_says_so(tmp_path: Path) -> None:

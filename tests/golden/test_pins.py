@@ -22,7 +22,9 @@ MOST = 40
 ADDED = {
     "keys of workflow": {
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"',
-        '.run_mode: "string" ["sync", "batch"]', '.input.allow_empty: "boolean"', '.inputs.allow_empty: "boolean"',
+        '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"',
+        *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
+        *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
     },
     "keys of project": {'.budget: "number"', '.row_budget: "number"'},
@@ -35,9 +37,9 @@ LISTED = {"classification", "limits"}
 
 
 def without_added(value: Any, listed: bool) -> Any:
-    """A value without the keys that summaries got since, and where it is `listed` without what is of repeated ids."""
+    """A value without the keys that reports got since, and where it is `listed` without what is of repeated ids."""
     if isinstance(value, dict):
-        added = {"repeated_ids", "duration_s", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
+        added = {"repeated_ids", "duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}
     if isinstance(value, list):
         kept = (one for one in value if not (listed and str(one).endswith("/filtered.jsonl")))
