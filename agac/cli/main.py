@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial, reduce, wraps
 from importlib import import_module
@@ -295,10 +295,18 @@ COLLECT_AFTER = 20_000
 """New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
 
 
+_to_the_end = ExitStack()
+"""What is entered here is left when the command has ended."""
+
+
 def long_running(function: Function) -> Function:
     """A function of the API whose call takes long. Garbage is collected from now on, but not among the modules that are
     loaded: `main` disables it while modules are loaded, and short commands end before there is garbage worth
-    collecting."""
+    collecting. Functions of the project may run: from now on they print to standard error, to their last thread."""
+    from agac.tools.functions import exchanged  # loads asyncio
+
+    terminal.keep_output()
+    _to_the_end.enter_context(exchanged())
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
     gc.enable()
@@ -323,6 +331,9 @@ def main() -> NoReturn:
             stream.flush()
         except OSError:  # nor may its text be written at exit: Python would complain, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if sys.stdout is not sys.__stdout__:  # functions of the project ran: what they left behind may still print
+        sys.stdout = sys.stderr
+        _to_the_end.close()
     if "_duckdb" in sys.modules:  # it reports objects that are still there
         gc.unfreeze()
     else:

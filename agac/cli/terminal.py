@@ -307,9 +307,22 @@ def prepare_streams() -> None:
             os.open(os.devnull, os.O_RDONLY)  # the lowest free number
         given = getattr(sys, name) or open(number, "r" if name == "stdin" else "w")  # noqa: SIM115, PTH123
         if name != "stdin":
-            line_buffering, encoding = given.line_buffering, given.encoding
-            given = _Stream(given.detach(), encoding, "backslashreplace", None, line_buffering, given.write_through)
+            given = _stream(given.detach(), given)
         setattr(sys, name, given)
+        setattr(sys, f"__{name}__", given)  # of which `shutil` learns the size of the terminal
+
+
+def _stream(file: Any, like: Any) -> _Stream:
+    return _Stream(file, like.encoding, "backslashreplace", None, like.line_buffering, like.write_through)
+
+
+def keep_output() -> None:
+    """From now on standard output is for agac's own results: what functions of the project, C libraries and child
+    processes write to it goes to standard error."""
+    sys.stdout.flush()
+    kept = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout = _stream(kept, sys.stdout)
 
 
 def print_text(text: str, *, flush: bool = False) -> None:

@@ -208,7 +208,8 @@ def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
 
     def validate_extra(value: JSONValue) -> list[str]:
         try:
-            adapter.validate_json(json.dumps(value))  # JSON's rules: a strict model still takes dates as text
+            with redirect_stdout(sys.stderr):
+                adapter.validate_json(json.dumps(value))  # JSON's rules: a strict model still takes dates as text
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
             return [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found]

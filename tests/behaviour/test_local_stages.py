@@ -106,6 +106,51 @@ def test_a_function_that_hangs_is_ended_and_fails_its_row_alone(shop: ProjectFol
     shop.assert_sound()
 
 
+PRINTS = """\
+import atexit, ctypes, os, subprocess, sys, threading
+from pydantic import BaseModel, AfterValidator
+from typing import Annotated
+class Said(BaseModel):
+    id: Annotated[str, AfterValidator(lambda text: print("checked") or text)]
+print("imported")
+os.write(1, b"imported too\\n")
+atexit.register(print, "at exit")
+def late():
+    threading.main_thread().join()
+    print("late")
+def f(row):
+    print("printed")
+    sys.__stdout__.write("original\\n")
+    os.write(1, b"written\\n")
+    subprocess.run(["echo", "child"])
+    ctypes.CDLL(None).puts(b"from C")
+    threading.Thread(target=late, daemon=False).start()
+    return row
+"""
+
+
+@pytest.mark.parametrize("how", [{}, {"processes": 1}], ids=["here", "process"])
+def test_nothing_that_a_function_writes_is_in_the_json(shop: ProjectFolder, how: dict[str, int]) -> None:
+    shop.write("tools/clean.py", PRINTS)
+    said = stage("say", '{"id": "${id}"}', output_schema="python:tools.clean.Said")
+    workflow(shop, {"name": "prints", "python": "tools/clean.py:f", **how}, said)
+    ran = shop.fresh_agac("run", "-a", "reviews", "-n", "1", "--json")
+    assert (ran.code, ran.json["rows"]["done"]) == (0, 1)
+    words = [
+        "checked",
+        "imported",
+        "imported too",
+        "at exit",
+        "late",
+        "printed",
+        "original",
+        "written",
+        "child",
+        "from C",
+    ]
+    assert sorted(set(words) - set(ran.err.splitlines())) == []
+
+
 def test_filter_select_and_rename_shape_the_row(shop: ProjectFolder) -> None:
     workflow(
         shop,
