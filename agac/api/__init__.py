@@ -1,16 +1,18 @@
-"""The Python SDK: what the command line calls and users import. Each name is loaded when it is first used.
+"""The Python API: what the command line calls and users import. Each name is loaded when it is first used.
 
 import agac
 
 report = agac.run("product_reviews", project=".")
 print(report.summary["rows"], report.exit_code)
+
+Functions that wait are synchronous and work where an event loop runs already, as in a notebook; each has an async twin
+whose name begins with `a`: `await agac.arun("product_reviews")`.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, inspect, runs
-    from agac.api.plan import plan_run
+    from agac.api.plan import plan
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import RunReport
     from agac.api.retrieve import (
@@ -42,12 +44,12 @@ if TYPE_CHECKING:
         RetrieveReport,
         WaitReport,
         batch_cancel,
-        batch_retrieve,
         batch_wait,
         doctor,
+        retrieve,
     )
-    from agac.api.run import RetryChoice, retry, retry_choice, run, run_async, run_several
-    from agac.api.status import StatusReport, export, row_ids, status
+    from agac.api.run import RetryChoice, retry, retry_choice, run, run_several
+    from agac.api.status import StatusReport, asynchronous, export, row_ids, status
     from agac.api.why import WhyReport, why
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
     from agac.engine.estimate import PlanReport
@@ -55,60 +57,57 @@ if TYPE_CHECKING:
     from agac.simulator.server import embedded_simulator
     from agac.store.query import QueryAnswer, View, views
 
+    abatch_cancel, abatch_list = asynchronous(batch_cancel), asynchronous(batch_list)
+    abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
+    adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
+    ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
+    aretry, aretry_choice, arun = asynchronous(retry), asynchronous(retry_choice), asynchronous(run)
+    aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
+
 _HOMES = {
-    name: module
+    name: f"agac.{module}"
     for module, names in {
-        "agac.api.batches": ("BatchReport", "batch_list", "batch_status"),
-        "agac.api.extras": (
-            "BackupReport", "CardReport", "DataReport", "GcReport", "SchemasReport", "backup", "examples",
-            "file_schema", "gc", "init", "show_card", "show_data", "sql", "write_schemas",
-        ),
-        "agac.api.graph": ("GraphReport", "graph", "save_drawing"),
-        "agac.api.inspect": ("InspectReport", "RunsReport", "inspect", "runs"),
-        "agac.api.plan": ("plan_run",),
-        "agac.api.project": ("CheckReport", "RunOptions", "validate"),
-        "agac.api.report": ("RunReport",),
-        "agac.api.retrieve": (
-            "CancelReport", "DoctorReport", "RetrieveReport", "WaitReport", "batch_cancel", "batch_retrieve",
-            "batch_wait", "doctor",
-        ),
-        "agac.api.run": ("RetryChoice", "retry", "retry_choice", "run", "run_async", "run_several"),
-        "agac.api.status": ("StatusReport", "export", "row_ids", "status"),
-        "agac.api.why": ("WhyReport", "why"),
-        "agac.core.errors": ("AgacError", "ExitCode", "Problem", "RowError", "SpecError", "UsageError"),
-        "agac.engine.estimate": ("PlanReport",),
-        "agac.engine.invocation": ("Retry",),
-        "agac.simulator.server": ("embedded_simulator",),
-        "agac.store.query": ("QueryAnswer", "View", "views"),
+        "api.batches": "BatchReport batch_list batch_status",
+        "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
+        "show_card show_data sql write_schemas",
+        "api.graph": "GraphReport graph save_drawing",
+        "api.inspect": "InspectReport RunsReport inspect runs",
+        "api.plan": "plan",
+        "api.project": "CheckReport RunOptions validate",
+        "api.report": "RunReport",
+        "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
+        "api.run": "RetryChoice retry retry_choice run run_several",
+        "api.status": "StatusReport export row_ids status",
+        "api.why": "WhyReport why",
+        "core.errors": "AgacError ExitCode Problem RowError SpecError UsageError",
+        "engine.estimate": "PlanReport",
+        "engine.invocation": "Retry",
+        "simulator.server": "embedded_simulator",
+        "store.query": "QueryAnswer View views",
     }.items()
-    for name in names
-}  # fmt: skip
+    for name in names.split()
+}
 """The public names, each with the module that has it."""
 
 __all__ = [
     "AgacError", "BackupReport", "BatchReport", "CancelReport", "CardReport", "CheckReport", "DataReport",
-    "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "PlanReport", "Problem",
-    "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport",
-    "SchemasReport", "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "backup",
-    "batch_cancel", "batch_list", "batch_retrieve", "batch_status", "batch_wait", "doctor", "embedded_simulator",
-    "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan_run", "retry", "retry_choice",
-    "row_ids", "run", "run_async", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
-    "validate", "views", "why", "write_schemas",
+    "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "PlanReport", "Problem", "QueryAnswer",
+    "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport",
+    "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "abatch_cancel", "abatch_list",
+    "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aretrieve",
+    "aretry", "aretry_choice", "arun", "aruns", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
+    "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc",
+    "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
+    "runs", "save_drawing", "show_card", "show_data", "sql", "status", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
+sys.modules[__name__].__class__ = type(sys.modules["agac"])
 
-class _PublicFace(ModuleType):
-    """The package. A function that has the name of its module stays the function when the module is imported."""
+if not TYPE_CHECKING:  # who misspells a name is told
 
-    def __setattr__(self, name: str, value: object) -> None:
-        is_home = isinstance(value, ModuleType) and _HOMES.get(name) == value.__name__
-        super().__setattr__(name, getattr(value, name) if is_home else value)
-
-
-sys.modules[__name__].__class__ = _PublicFace
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'agac.api' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        if name in __all__:  # the async twin of a function
+            return import_module("agac.api.status").asynchronous(__getattr__(name[1:]))
+        raise AttributeError(f"module 'agac.api' has no attribute {name!r}")

@@ -30,7 +30,7 @@ from agac.store.db import Database, open_for_reading
 
 
 @blocking
-async def plan_run(
+async def plan(
     workflow: str, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
 ) -> PlanReport:
     """What `run` with the same options would do. Writes nothing and asks nobody; keys need not be there.

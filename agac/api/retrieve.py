@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
-from agac.api.status import blocking, database_path, find_run, given_flags, go_on
+from agac.api.status import asynchronous, blocking, database_path, find_run, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
@@ -83,7 +84,7 @@ class RetrieveReport(Report):
 
 
 @calling
-async def batch_retrieve(
+async def retrieve(
     batch_id: str | int | None = None,
     *,
     run: int | str | None = None,
@@ -125,7 +126,7 @@ async def batch_retrieve(
             invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do
         else:
             await confirm_store(database, work)
-            with interruptible(invocation) if handle_signals else nullcontext():
+            with interruptible(invocation, signals=handle_signals):
                 await walk_through(database, work, invocation, [], watch, lambda: None)
 
         report = await report_of(database, work, invocation, [], writes=newer is None)
@@ -188,16 +189,17 @@ class WaitReport(Report):
     exit_code: ExitCode
 
 
-def batch_wait(
+@blocking
+async def batch_wait(
     batch_id: str | int | None = None, *, timeout: float | None = None, project: Path | str | None = None
 ) -> WaitReport:
     """Waits until a batch has ended at its provider, or all open ones of the run that submitted last; takes nothing in.
 
     `timeout` in seconds; past it the exit code is 75. Raises UsageError for an id that no batch has, and when none is
-    open; KeyboardInterrupt is the caller's.
+    open.
     """
     ends = None if timeout is None else time.monotonic() + timeout
-    report = batch_status(batch_id, only_open=True, project=project)
+    report = await asynchronous(batch_status)(batch_id, only_open=True, project=project)
 
     def waited(message: str, code: ExitCode) -> WaitReport:
         return WaitReport(code is ExitCode.DONE, report.batches, message, code)
@@ -213,9 +215,9 @@ def batch_wait(
             if remaining <= 0:
                 return waited(f"{len(left)} of {len(report.batches)} have not ended yet", ExitCode.NOT_READY)
             pause = min(pause, remaining)
-        time.sleep(pause)
+        await asyncio.sleep(pause)
         try:
-            report = batch_status(batch_id, only_open=True, project=project)
+            report = await asynchronous(batch_status)(batch_id, only_open=True, project=project)
         except UsageError:  # another command retrieved them meanwhile
             break
     if report.batches and all(line.batch.state == BatchStep.NEEDS_HUMAN for line in report.batches):

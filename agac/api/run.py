@@ -7,12 +7,13 @@ import asyncio
 import logging
 import shlex
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,7 +38,16 @@ from agac.api.report import (
     stale_facts,
     uncounted,
 )
-from agac.api.status import blocking, database_path, find_rows, given_flags, position_of, stored_run
+from agac.api.status import (
+    INTERRUPTS,
+    Interrupts,
+    blocking,
+    database_path,
+    find_rows,
+    given_flags,
+    position_of,
+    stored_run,
+)
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError, any_error
 from agac.core.keys import canonical
 from agac.core.types import Report, Row
@@ -69,22 +79,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's loop, which takes less CPU a call, where it installs."""
+    try:
+        import uvloop  # 0.03 s, and commands that call nobody do without
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """`work` as an ordinary function; its event loop is uvloop's, which takes less CPU a call, where it installs."""
-
-    @wraps(work)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            import uvloop  # 0.03 s, and commands that call nobody do without
-        except ImportError:  # Windows
-            return asyncio.run(work(*args, **kwargs))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(work(*args, **kwargs))
-
-    return call
+    """`work` as an ordinary function, on an event loop for many calls."""
+    return blocking(work, _fast_loop)
 
 
-async def run_async(
+@calling
+async def run(
     workflow: str,
     options: RunOptions | None = None,
     *,
@@ -95,18 +105,15 @@ async def run_async(
 ) -> RunReport:
     """Runs what is left of a workflow's rows and writes its outputs when all of them have an outcome.
 
-    Killed at any point, the same call goes on. `confirm` is asked whether to go on above `confirm_above`; without it
-    such a run is refused unless `options.yes`. `handle_signals`: SIGINT and SIGTERM end it in good order (main thread
-    only). Raises SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a
-    user can mend; failed rows are no exception but `exit_code` 3.
+    Killed at any point, the same call goes on; Ctrl-C stops it in good order, then KeyboardInterrupt comes out.
+    `confirm` is asked whether to go on above `confirm_above`; without it such a run is refused unless `options.yes`.
+    `handle_signals`: SIGINT and SIGTERM stop it in good order, and a report comes out (main thread only). Raises
+    SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a user can mend;
+    failed rows are no exception but `exit_code` 3.
     """
     return await _invoke(
         open_project(project), workflow, options or RunOptions(), None, confirm, watch, handle_signals=handle_signals
     )
-
-
-run = calling(run_async)
-"""The same for callers without an event loop."""
 
 
 async def _invoke(
@@ -157,7 +164,7 @@ async def _invoke(
 
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
-        with interruptible(invocation) if handle_signals else nullcontext():
+        with interruptible(invocation, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, watch, count_of)
 
         report = await report_of(database, work, invocation, warnings, checked.workflow)
@@ -326,14 +333,19 @@ async def walk_through(
 
 
 @contextmanager
-def interruptible(invocation: Invocation) -> Iterator[None]:
-    """SIGINT and SIGTERM ask the run to stop in good order; the second one at once."""
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+def interruptible(invocation: Invocation, *, signals: bool) -> Iterator[None]:
+    """Ctrl-C asks the run to stop in good order, the second one at once: that of a synchronous function, and as
+    `signals` SIGINT and SIGTERM, which only the main thread gets."""
+    on_main = threading.current_thread() is threading.main_thread()
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
+    interrupts, stop = INTERRUPTS.get(None) or Interrupts(), invocation.stop_signal.interrupt
     for number in numbers:
-        loop.add_signal_handler(number, invocation.stop_signal.interrupt)
+        loop.add_signal_handler(number, stop)
+    interrupts.stop = stop
     try:
         yield
     finally:
+        interrupts.stop = None
         for number in numbers:
             loop.remove_signal_handler(number)
 

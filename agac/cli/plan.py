@@ -50,7 +50,7 @@ def plan(settings: Globals, /, workflows: tuple[str, ...], show: int, as_json: b
     """Reads files and the store only."""
     given |= {"vars": read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
     options = api.RunOptions(**given)
-    plans = [api.plan_run(name, options, show=show, project=settings.project_dir) for name in workflows]
+    plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
     print_plans(plans, workflows, as_json=as_json)
 
 

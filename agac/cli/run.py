@@ -91,7 +91,7 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
     if show and not dry_run:
         raise click.UsageError("--show N prints prompts of a dry run: add --dry-run, or use `agac plan`")
     if dry_run:
-        plans = [api.plan_run(name, options, show=show, project=settings.project_dir) for name in workflows]
+        plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
         print_plans(plans, workflows, as_json=as_json)
         return 0
     ended: list[api.RunReport] = []

@@ -162,7 +162,7 @@ def test_what_fails_by_format_alone_stays_done_with_a_note_where_the_provider_en
         row = {"openai": {"base_url": server.base_url, "dialect": "openai-chat"}}
         project.write("agac.yml", json.dumps({"providers": row, "defaults": {"model": "openai/gpt-5-mini"}}))
         checked = agac.validate(project=project.root).problems
-        for found in (checked, agac.plan_run("reviews", project=project.root).warnings):
+        for found in (checked, agac.plan("reviews", project=project.root).warnings):
             loose = [one.message for one in found if "is not held to this schema" in one.message]
             assert [one.split(";")[0].split(": ", 1)[1] for one in loose] == (
                 [] if done else ["`maxLength` is not known there (at day)"]

@@ -150,7 +150,7 @@ def test_a_project_that_was_moved_goes_on(make: Make) -> None:
     project.run()
     moved = project.root.rename(project.root.with_name("moved"))
     advance(project.server, SECONDS)
-    report = agac.batch_retrieve(project=moved)
+    report = agac.retrieve(project=moved)
     assert report.exit_code == 0
     assert [one["done"] for one in report.ingested] == [10]
     project.root = moved

@@ -66,7 +66,7 @@ def test_a_mode_that_there_is_not_is_refused(project: ProjectFolder) -> None:
     project.numbered(1)
     project.workflow()
     with pytest.raises(agac.UsageError, match="--run-mode later: there are sync and batch"):
-        agac.plan_run("reviews", agac.RunOptions(run_mode="later"), project=project.root)  # type: ignore[arg-type]
+        agac.plan("reviews", agac.RunOptions(run_mode="later"), project=project.root)  # type: ignore[arg-type]
 
 
 CALLED = {"model": "local/small?transport=sse&idle_timeout=5"}

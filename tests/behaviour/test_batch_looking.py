@@ -214,7 +214,7 @@ def test_those_of_the_run_that_submitted_last_are_meant_and_others_are_mentioned
     with store(ran) as database:
         database.execute("UPDATE batch SET state = 'CLEANED'")
     chosen = agac.batch_status(project=ran.root).batches[0].batch.run_id
-    taken = agac.batch_retrieve(project=ran.root)
+    taken = agac.retrieve(project=ran.root)
     assert (chosen, taken.run.summary["run"]) == (1, 1), "status and retrieve mean the same one"
     with pytest.raises(agac.UsageError, match="run 1 of reviews has no open batches"):
         agac.batch_wait(project=ran.root)

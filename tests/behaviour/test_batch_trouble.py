@@ -159,7 +159,7 @@ def test_results_that_are_no_longer_kept_are_not_asked_for_again(
     case = case_at("anthropic")
     case.submit()
     case.advance(30 * 86_400)
-    report = agac.batch_retrieve(project=case.project.root)
+    report = agac.retrieve(project=case.project.root)
     assert (report.exit_code, case.steps()) == (75, ["NEEDS_HUMAN"])
     assert "agac doctor --resubmit" in case.retrieve().err
     assert case.run().code == 75

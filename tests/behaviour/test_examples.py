@@ -23,7 +23,7 @@ SENT = [
 
 
 def reasons(project: ProjectFolder) -> dict[str, int]:
-    [stage] = agac.plan_run("reviews", project=project.root).as_json()["stages"]
+    [stage] = agac.plan("reviews", project=project.root).as_json()["stages"]
     return {one["reason"]: one["tasks"] for one in stage["reasons"]}
 
 

@@ -21,7 +21,7 @@ def configure(project: ProjectFolder, base_url: str, aliases: dict[str, str], **
 
 
 def planned(project: ProjectFolder) -> dict[str, Any]:
-    [stage] = agac.plan_run("reviews", project=project.root).as_json()["stages"]
+    [stage] = agac.plan("reviews", project=project.root).as_json()["stages"]
     return stage
 
 

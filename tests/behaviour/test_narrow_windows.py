@@ -52,7 +52,7 @@ def test_a_run_that_is_cancelled_at_any_moment_gives_its_lease_back(project: Pro
     project.run(project.workflow(rows=3))
 
     async def cancelled(after: float) -> None:
-        task = asyncio.ensure_future(agac.run_async("reviews", project=project.root))
+        task = asyncio.ensure_future(agac.arun("reviews", project=project.root))
         await asyncio.sleep(after)
         task.cancel()
         await asyncio.wait({task})

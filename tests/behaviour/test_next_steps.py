@@ -20,7 +20,7 @@ REFUSING = [{"kind": "refusal", "match": "number 2"}]
 
 
 def reasons(project: ProjectFolder, key: str = "reasons", **options: Any) -> dict[str, dict[str, int]]:
-    report = agac.plan_run("reviews", agac.RunOptions(**options), project=project.root).as_json()
+    report = agac.plan("reviews", agac.RunOptions(**options), project=project.root).as_json()
     return {stage["name"]: {one["reason"]: one["tasks"] for one in stage[key]} for stage in report["stages"]}
 
 

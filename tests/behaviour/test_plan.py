@@ -21,7 +21,7 @@ NOTHING: Counts = dict.fromkeys(("classify", "reply", "close"), (0, 10, 0))
 
 def planned(project: ProjectFolder, name: str = "reviews", **options: Any) -> tuple[Counts, dict[str, dict[str, int]]]:
     """Each stage's counts (run, reuse, blocked), and its reasons."""
-    report = agac.plan_run(name, agac.RunOptions(**options), project=project.root).as_json()
+    report = agac.plan(name, agac.RunOptions(**options), project=project.root).as_json()
     counts = {s["name"]: (s["run"], s["reuse"], s["blocked"]) for s in report["stages"]}
     reasons = {s["name"]: {r["reason"]: r["tasks"] for r in s["reasons"]} for s in report["stages"]}
     return counts, reasons
@@ -157,7 +157,7 @@ def test_an_interrupted_run_has_tasks_that_were_not_asked_yet(project: ProjectFo
 def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> None:
     project.rows([{"id": str(i), "text": "same" if i < 50 else f"other {i}"} for i in range(100)])
     project.workflow(stages=STAGES[:1])
-    (stage,) = agac.plan_run("reviews", project=project.root).as_json()["stages"]
+    (stage,) = agac.plan("reviews", project=project.root).as_json()["stages"]
     assert (stage["run"], stage["collapsed"], stage["estimate"]["calls"]) == (100, 49, 51)
     assert project.run().invocation["calls"] == 51
     shown = project.agac("plan", "-a", "reviews", "--fresh").out
@@ -167,7 +167,7 @@ def test_equal_prompts_are_counted_once_in_the_cost(project: ProjectFolder) -> N
 def test_equal_prompts_of_two_stages_are_counted_once_in_the_cost(project: ProjectFolder) -> None:
     same = {"prompt": "Review: ${text}"}
     project.workflow(rows=5, stages=[{"name": "one", **same}, {"name": "two", "needs": [], **same}])
-    report = agac.plan_run("reviews", project=project.root).as_json()
+    report = agac.plan("reviews", project=project.root).as_json()
     assert [(stage["run"], stage["collapsed"]) for stage in report["stages"]] == [(5, 0), (5, 5)]
     assert (report["calls"], report["exact"]) == (5, True)
     assert project.run().invocation["calls"] == 5
@@ -185,26 +185,26 @@ def test_ids_that_repeat_are_asked_as_the_run_asks_them(
     texts = [("a", "one"), ("b", "two"), ("a", "three")]
     project.rows([{"id": row_id, "text": text} for row_id, text in texts])
     project.workflow(input={"on_duplicate_id": which})
-    report = agac.plan_run("reviews", show=1, project=project.root)
+    report = agac.plan("reviews", show=1, project=project.root)
     assert (report.prompts[0].row, report.stages[0].run) == (first, run)
     assert report.rows == {"total": 3, "unusable": rows[0], "dropped": rows[1]}
     why = "warning: input.path: row 3 cannot be used: an earlier row has its id 'a'"
     assert (why in project.agac("plan", "-a", "reviews", code=0).err) is bool(rows[0])
     assert project.run().invocation["calls"] == run
-    again = agac.plan_run("reviews", project=project.root)
+    again = agac.plan("reviews", project=project.root)
     assert (again.stages[0].run, again.rows["dropped"]) == (0, rows[1])
 
 
 def test_costs_come_from_history_once_there_is_one(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1.0, "output": 2.0}})
     project.workflow(rows=30, stages=[STAGES[0] | {"max_tokens": 100}])
-    first = agac.plan_run("reviews", project=project.root)
+    first = agac.plan("reviews", project=project.root)
     assert first.stages[0].estimate.basis == "guess"
     assert first.usd is not None
     assert first.usd_at_most is not None
     assert first.usd <= first.usd_at_most
     cost = project.run().summary["calls"]["cost_usd"]
-    again = agac.plan_run("reviews", agac.RunOptions(fresh=True), project=project.root)
+    again = agac.plan("reviews", agac.RunOptions(fresh=True), project=project.root)
     assert again.stages[0].estimate.basis == "history"
     assert again.usd == pytest.approx(cost, rel=0.25)
 
@@ -214,7 +214,7 @@ def test_the_first_run_asks_everything(project: ProjectFolder, server: Server) -
     counts, reasons = planned(project)
     assert counts == dict.fromkeys(NOTHING, (10, 0, 0))
     assert reasons == {name: {"new row": 10} for name in NOTHING}
-    stages = agac.plan_run("reviews", project=project.root).stages
+    stages = agac.plan("reviews", project=project.root).stages
     assert all(stage.estimate.input_tokens > 10 * 5 for stage in stages), "also of answers that are not there yet"
     assert server.account()["requests"] == 0
     assert not (project.root / ".agac").exists()

@@ -26,7 +26,7 @@ def batching(project: ProjectFolder, server: Server) -> ProjectFolder:
 
 
 def planned(project: ProjectFolder, **options: Any) -> dict[str, Any]:
-    report: dict[str, Any] = agac.plan_run("reviews", agac.RunOptions(**options), project=project.root).as_json()
+    report: dict[str, Any] = agac.plan("reviews", agac.RunOptions(**options), project=project.root).as_json()
     return report
 
 

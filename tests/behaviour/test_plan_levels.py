@@ -50,7 +50,7 @@ def workflow(project: ProjectFolder, *stages: dict[str, Any], **keys: Any) -> No
 
 
 def planned(project: ProjectFolder, **options: Any) -> PlanReport:
-    return agac.plan_run("reviews", agac.RunOptions(**options), project=project.root)
+    return agac.plan("reviews", agac.RunOptions(**options), project=project.root)
 
 
 def counts(report: PlanReport) -> dict[str, tuple[int, int]]:
@@ -118,7 +118,7 @@ def test_a_group_whose_prompt_changed_is_asked_with_members_that_are_reused(proj
     report = planned(project)
     assert counts(report) == {"say": (0, 10), "sum": (5, 0)}
     assert report.stages[1].reasons["prompt changed"].count == 5
-    shown = agac.plan_run("reviews", show=1, project=project.root).prompts[0]
+    shown = agac.plan("reviews", show=1, project=project.root).prompts[0]
     assert (shown.row, shown.stage) == ("r0", "sum")
     text = shown.messages[-1].text
     assert [one["say"] for one in json.loads(text.removeprefix("Other: "))] == ["r0:0:x", "r0:1:y"]
@@ -190,7 +190,7 @@ def test_the_first_of_equal_rows_is_the_one_that_the_run_keeps(project: ProjectF
     workflow(project, *stages, {"name": "say", "prompt": "${id} ${word}"})
     ran(project)
     workflow(project, *stages, {"name": "say", "prompt": "Say ${id} ${word}"})
-    prompts = agac.plan_run("reviews", show=9, project=project.root).prompts
+    prompts = agac.plan("reviews", show=9, project=project.root).prompts
     ran(project)
     kept = [id_ for id_, outcome in outcomes(project, "say").items() if outcome == "done"]
     assert sorted(prompt.row for prompt in prompts) == sorted(kept) == ["a/0", "a/1", "b", "c/1"]

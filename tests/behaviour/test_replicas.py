@@ -76,7 +76,7 @@ def test_each_row_is_asked_so_often_and_each_time_with_another_seed(project: Pro
     sound(project, 1)
     stored = "SELECT (SELECT count(*) FROM task), (SELECT count(*) FROM result), revision FROM run"
     before = project.query(stored)
-    assert [(one.run, one.reuse) for one in agac.plan_run("reviews", project=project.root).stages] == [(0, 5)]
+    assert [(one.run, one.reuse) for one in agac.plan("reviews", project=project.root).stages] == [(0, 5)]
     again = project.run()
     assert (again.summary["run"], again.invocation["calls"], again.invocation["rows_unchanged"]) == (1, 0, 5)
     assert project.query(stored) == before
@@ -134,7 +134,7 @@ def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, serve
     voted(project, 4)
     project.run()
     project.workflow(stages=[classify(5, vote="label")])
-    plan = agac.plan_run("reviews", project=project.root)
+    plan = agac.plan("reviews", project=project.root)
     (stage,) = plan.stages
     assert (stage.run, stage.estimate.calls) == (4, 8)
     assert list(stage.reasons) == ["replicas changed"]
@@ -156,7 +156,7 @@ def test_another_vote_asks_nothing_and_gc_drops_what_nobody_needs(project: Proje
     voted(project, 3)
     project.run()
     project.workflow(stages=[classify(3)])
-    assert agac.plan_run("reviews", project=project.root).calls == 0
+    assert agac.plan("reviews", project=project.root).calls == 0
     report = project.run()
     assert (report.summary["run"], report.invocation["calls"], server.account()["requests"]) == (2, 0, 9)
     assert [len(result) for result in project.output()] == [3, 3, 3]
@@ -350,9 +350,9 @@ def test_the_plan_of_a_first_run_counts_calls_and_dollars_of_replicas(project: P
     after = {"name": "after", "prompt": "${classify.label}", "replicas": 2, "max_tokens": 50}
     once = [{**classify(1), "max_tokens": 50}, {**after, "replicas": 1}]
     project.workflow(stages=once)
-    plain = agac.plan_run("reviews", project=project.root)
+    plain = agac.plan("reviews", project=project.root)
     project.workflow(stages=[classify(4, vote="label", max_tokens=50), after])
-    plan = agac.plan_run("reviews", project=project.root)
+    plan = agac.plan("reviews", project=project.root)
     assert [stage.estimate.calls for stage in plan.stages] == [40, 20]
     worst = [
         (a.estimate.usd_at_most or 0) / (b.estimate.usd_at_most or 1)
@@ -366,7 +366,7 @@ def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, s
     project.run()
     after = {"name": "after", "prompt": "It is ${classify.label}"}
     project.workflow(stages=[classify(3, vote="label"), after])
-    plan = agac.plan_run("reviews", project=project.root, show=3)
+    plan = agac.plan("reviews", project=project.root, show=3)
     labels = [result["label"] for result in project.output()]
     shown = [prompt.messages[0].text for prompt in plan.prompts]
     assert shown == [f"It is {label}" for label in labels]

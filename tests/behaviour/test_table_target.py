@@ -50,7 +50,7 @@ def refused(project: ProjectFolder, words: str, **keys: Any) -> str:
     before = {path: path.stat().st_mtime_ns for path in project.root.rglob("*")}
     assert agac.validate("reviews", project=project.root).problems == [problem]
     with pytest.raises(agac.SpecError) as planned:
-        agac.plan_run("reviews", project=project.root)
+        agac.plan("reviews", project=project.root)
     assert planned.value.problems == [problem]
     assert {path: path.stat().st_mtime_ns for path in project.root.rglob("*")} == before
     assert not (project.root / "output/reviews").exists()

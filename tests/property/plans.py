@@ -58,7 +58,7 @@ class Plan:
     def __init__(self, project: ProjectFolder, graph: Graph, limit: int | None) -> None:
         self.project, self.graph = project, graph
         options = agac.RunOptions(limit=limit)
-        self.stages: list[dict[str, Any]] = agac.plan_run("reviews", options, project=project.root).as_json()["stages"]
+        self.stages: list[dict[str, Any]] = agac.plan("reviews", options, project=project.root).as_json()["stages"]
 
     def became(self, run: int) -> dict[str, StageCame]:
         """What became of each stage's tasks, as the store has it."""

@@ -274,7 +274,7 @@ class GraphMachine(RuleBasedStateMachine):
         """Takes rows as they are stored; so there is nothing to retry but what the last run left."""
         report = agac.retry(self.number, agac.Retry(), project=self.project.root)
         while not report.summary["complete"]:  # what it submitted is taken
-            retrieved = agac.batch_retrieve(project=self.project.root)
+            retrieved = agac.retrieve(project=self.project.root)
             assert retrieved.ready
             assert retrieved.run is not None
             report = retrieved.run

@@ -59,7 +59,7 @@ class BatchProject(ProjectFolder):
 
     def retrieve(self, batch: str | int | None = None) -> agac.RetrieveReport:
         """Takes what is ready."""
-        return agac.batch_retrieve(batch, project=self.root)
+        return agac.retrieve(batch, project=self.root)
 
     def to_the_end(self, most: int = 12, *, seconds: float = 0.0) -> agac.RetrieveReport:
         """Retrieves until the run is finished; before each time the server's clock goes on by so much."""
