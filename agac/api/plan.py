@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import RunOptions, open_project, ready_workflow, selected_rows
+from agac.api.project import RunOptions, open_project, ready_workflow, selected_rows, with_kept_rows
 from agac.api.status import blocking, database_path
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.types import dollars
@@ -38,7 +38,8 @@ async def plan(
     `show` rendered prompts are kept in the report.
     """
     opened = open_project(project)
-    checked, options = ready_workflow(opened, workflow, options or RunOptions())
+    options = await with_kept_rows(options or RunOptions(), opened.root)
+    checked, options = ready_workflow(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
     missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]

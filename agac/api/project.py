@@ -23,7 +23,8 @@ from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, a
 from agac.core.redact import Redactor
 from agac.core.types import Report, Row
 from agac.data.files import Source
-from agac.data.sources import STANDARD_INPUT, keep, open_input, read_rows, sampled
+from agac.data.frames import GivenRows
+from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope
@@ -47,7 +48,8 @@ _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "conc
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What one invocation changes. `offset` skips rows, `sample` draws some of the others with `seed`, `limit` takes
-    the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`.
+    the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`; or
+    rows themselves: dicts from an iterable, also an async one, or a frame of pandas, polars or Arrow.
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
     and the workflow's; `yes` answers every question of whether to go on; `run_mode` holds for all stages that ask;
@@ -59,7 +61,7 @@ class RunOptions:
     offset: int = 0
     sample: int | None = None
     seed: int | None = None
-    input: Path | str | None = None
+    input: Path | str | GivenRows | None = None
     model: str | None = None
     vars: dict[str, str] = field(default_factory=dict)
     concurrency: int | None = None
@@ -341,6 +343,14 @@ def ready_workflow(project: Project, workflow: str, options: RunOptions) -> tupl
     if checked.workflow.input.piped:
         return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.root))))
     return checked, options
+
+
+async def with_kept_rows(options: RunOptions, root: Path) -> RunOptions:
+    """The options; rows that a program gives are first written into a file of the project, which they then name. Raises
+    UsageError for what is no row."""
+    if options.input is None or isinstance(options.input, Path | str):
+        return options
+    return replace(options, input=await keep_rows(options.input, root / INPUTS))
 
 
 @cache

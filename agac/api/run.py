@@ -26,6 +26,7 @@ from agac.api.project import (
     open_project,
     ready_workflow,
     selected_rows,
+    with_kept_rows,
 )
 from agac.api.report import (
     RowCount,
@@ -127,7 +128,7 @@ async def _invoke(
     handle_signals: bool,
 ) -> RunReport:
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
-    checked, options = ready_workflow(opened, workflow, options)
+    checked, options = ready_workflow(opened, workflow, await with_kept_rows(options, opened.root))
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
         raise SpecError(missing)

@@ -313,12 +313,15 @@ class AtomicFile:
     is right because JSON is what is written, and no UTF-8 file can hold it otherwise.
     """
 
+    remedy = ""
+    """What to do when it cannot be written; empty: what is done about an output."""
+
     def __init__(self, path: Path) -> None:
         """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""
         self.path = path
         self._committed = False
         refuse_what_is_no_file(path)
-        with explained(path):
+        with explained(path, self.remedy):
             # for writers that take a path, which must neither replace nor remove this file
             self.temporary, descriptor = create_temporary(path)
             self._file = os.fdopen(
@@ -327,12 +330,12 @@ class AtomicFile:
 
     def append(self, text: str) -> None:
         """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
-        with explained(self.path):
+        with explained(self.path, self.remedy):
             self._file.write(text)
 
     def finish(self) -> None:
         """Makes what was written durable, without showing it yet: after this, `commit` needs no more space."""
-        with explained(self.path):
+        with explained(self.path, self.remedy):
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -344,7 +347,7 @@ class AtomicFile:
     def commit(self) -> None:
         """Puts the file in its place, in one step and durably, then removes what killed runs left in the folder."""
         self.finish()
-        with explained(self.path):
+        with explained(self.path, self.remedy):
             # renamed while still open: its lock keeps others from taking it for a leftover
             if sys.platform == "win32":
                 self._file.close()
@@ -470,12 +473,15 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turns an OSError that concerns `path` into an AgacError that says what to do."""
+def explained(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turns an OSError that concerns `path`, an output where no `remedy` is given, into an AgacError that says what to
+    do."""
     try:
         yield
     except OSError as error:
-        raise AgacError(f"{path}: cannot be written: {error.strerror or error}", remedy=_remedy(error)) from error
+        raise AgacError(
+            f"{path}: cannot be written: {error.strerror or error}", remedy=remedy or _remedy(error)
+        ) from error
 
 
 def _remedy(error: OSError) -> str:

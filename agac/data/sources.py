@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -19,12 +18,13 @@ from typing import BinaryIO
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.keys import DIGEST_BYTES
 from agac.core.types import JSONValue, Row
-from agac.data.files import BUFFER, Record, Source, create_temporary, opened, remove_leftovers
+from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
+from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import DELIMITED, LOOKED_AT, PIPED, TEXTS
+from agac.spec.inputs import DELIMITED, GIVEN_PREFIX, LOOKED_AT, PIPED, TEXTS
 from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
@@ -111,42 +111,62 @@ class Piped:
         raise AgacError(f"{STANDARD_INPUT}: was not read", remedy="Pipe rows into agac run, or into agac plan.")
 
 
-def keep(stream: BinaryIO, folder: Path) -> Path:
-    """Writes all that comes into a file of `folder`, durably, named by its content: the same content is one file.
+class KeptFile(AtomicFile):
+    """What can be read only once, on its way into a file of `folder` that is named by its content: the same content is
+    one file. Killed before its end it leaves a temporary file, which the next one removes."""
 
-    Killed before its end it leaves a temporary file, which the next call removes. Raises UsageError when nothing comes,
-    AgacError when the file cannot be written.
-    """
+    remedy = "Make room, or write the rows to a file and name it as the input."
+
+    def __init__(self, folder: Path) -> None:
+        with explained(folder, self.remedy):
+            folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "piped")
+        self._hasher = blake2b(digest_size=DIGEST_BYTES)
+
+    def write(self, piece: bytes) -> None:
+        """Appends a piece. Raises as `append` does."""
+        self._hasher.update(piece)
+        with explained(self.path, self.remedy):
+            self._file.buffer.write(piece)
+
+    def named(self, suffix: str, prefix: str = "") -> Path:
+        """The file, in its place and durably."""
+        self.path = self.path.with_name(f"{prefix}{self._hasher.hexdigest()}{suffix}")
+        self.commit()
+        return self.path
+
+
+def keep(stream: BinaryIO, folder: Path) -> Path:
+    """Keeps all that comes from standard input. Raises UsageError when nothing comes, AgacError when it cannot be read
+    or written."""
+    kept = KeptFile(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-        temporary, descriptor = create_temporary(folder / "piped")
-        try:
-            hasher = blake2b(digest_size=DIGEST_BYTES)
-            with os.fdopen(descriptor, "wb") as file:
-                while piece := stream.read(_PIECE):
-                    hasher.update(piece)
-                    file.write(piece)
-                file.flush()
-                if not file.tell():
-                    raise UsageError(
-                        f"{STANDARD_INPUT}: nothing came",
-                        remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`.",
-                    )
-                os.fsync(file.fileno())
-            with opened(temporary, STANDARD_INPUT) as kept:  # the format that the content begins with, if it shows
-                head = kept.peek(BUFFER).lstrip()[:4]
-            suffix = ".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
-            path = folder / f"{hasher.hexdigest()}{suffix}"
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        while piece := stream.read(_PIECE):
+            kept.write(piece)
+        kept.finish()
+        if not kept.temporary.stat().st_size:
+            raise UsageError(
+                f"{STANDARD_INPUT}: nothing came", remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`."
+            )
+        with opened(kept.temporary, STANDARD_INPUT) as file:  # the format that the content begins with, if it shows
+            head = file.peek(BUFFER).lstrip()[:4]
+        return kept.named(".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], ""))
     except OSError as error:
-        raise AgacError(
-            f"{STANDARD_INPUT}: cannot be kept in {folder}: {error.strerror or error}",
-            remedy="Make room, or write the rows to a file and name it with --input.",
-        ) from error
-    return path
+        what, remedy = f"{STANDARD_INPUT}: cannot be read: {error.strerror or error}", "Name a file with --input."
+        raise AgacError(what, remedy=remedy) from error
+    finally:
+        kept.abort()
+
+
+async def keep_rows(rows: GivenRows, folder: Path) -> Path:
+    """Keeps rows that a program gives, of which there may be none. Raises as `lines_of` and `AtomicFile` do."""
+    kept = KeptFile(folder)
+    try:
+        async for line in lines_of(rows):
+            kept.write(line.encode(errors="backslashreplace"))  # half of a surrogate pair is for the reader to refuse
+        return kept.named(".jsonl", GIVEN_PREFIX)
+    finally:
+        kept.abort()
 
 
 def forget(folder: Path, but: int = 1) -> None:

@@ -58,6 +58,9 @@ PIPED = "-"
 INPUTS = Path(".agac") / "inputs"
 """Where standard input is kept, relative to the project: a run reads its input more than once."""
 
+GIVEN, GIVEN_PREFIX = "rows from Python", "rows-"
+"""Rows that a program gave, in messages and definitions, and how the files begin in which they are kept as well."""
+
 LOOKED_AT = 1_000
 """So many files of a pattern are looked at before a run; what is wrong with later ones is found when they are read."""
 
@@ -241,6 +244,8 @@ class _Resolver:
         if path.parent == self.project.root / INPUTS:  # standard input as it was kept: the same run goes on
             if not self.typed:
                 raise Refused("is what was piped into an earlier run; write '-'")
+            if path.name.startswith(GIVEN_PREFIX):
+                return self._made(path, GIVEN, "jsonl")
             own = format_of(self.keys.path[0]) if self.keys.path else None
             text, found = PIPED, self._piped_format() or format_of(path.name) or own
             unknown = f"cannot tell the format of what is piped in; {add_format}"

@@ -1,4 +1,4 @@
-"""Every console block of every page is run, in a copy of the example project, and shows what the commands print."""
+"""Every console and Python block of every page is run, in a copy of the example project, and shows what is printed."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TYPED = ROOT / "docs/guide/getting-started.md"
 """`test_getting_started.py` types this page into one shell."""
 
 WITH_CONSOLES = [
-    page for page in pages() if page != TYPED and any(block.language == "console" for block in blocks(page))
+    page for page in pages() if page != TYPED and any(block.language in ("console", "python") for block in blocks(page))
 ]
 
 

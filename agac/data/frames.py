@@ -1,0 +1,105 @@
+"""Rows that a program gives: dicts one after the other, or a frame of pandas, polars or Arrow, as lines of JSON.
+
+Frames are known by their methods, so that none of the libraries is needed but by who uses it.
+"""
+
+from __future__ import annotations
+
+import json
+from asyncio import sleep
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from datetime import timedelta
+from decimal import Decimal
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any, Protocol
+from uuid import UUID
+
+from agac.core.errors import UsageError
+from agac.spec.inputs import GIVEN
+
+
+class Frame(Protocol):
+    """A table of pandas, polars, Arrow or another library that gives Arrow streams
+    (arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html, read November 2026)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Its rows."""
+
+
+GivenRows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | Frame
+"""Rows as a program gives them: each a mapping of its fields, or a frame's."""
+
+_PIECE = 1_000
+"""So many rows of a frame are turned into dicts at a time, and so many rows are read before others get their turn."""
+
+
+def library(name: str, what: str) -> Any:
+    """A library that agac itself can do without. Raises UsageError, which names it, where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{what} needs {name}, which is not installed", remedy=f"pip install {name}") from error
+
+
+async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
+    """The rows as lines of JSON: what the same rows in a JSON Lines file are. Raises UsageError for what is no row."""
+    number = 0
+    if isinstance(rows, AsyncIterable):
+        async for row in rows:
+            yield _line(row, number := number + 1)
+        return
+    for row in _each(rows):
+        yield _line(row, number := number + 1)
+        if number % _PIECE == 0:
+            await sleep(0)
+
+
+def _each(rows: Any) -> Iterator[Any]:
+    """The rows of a frame, as dicts, or what an iterable gives."""
+    if hasattr(rows, "iter_rows"):  # polars
+        return iter(rows.iter_rows(named=True))
+    if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
+        if not rows.columns.is_unique:
+            raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")
+        pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
+        return (row for piece in pieces for row in piece.to_dict("records"))
+    if hasattr(rows, "__arrow_c_stream__"):
+        reader = library("pyarrow", "reading an Arrow stream").RecordBatchReader.from_stream(rows)
+        return (row for batch in reader for row in batch.to_pylist())
+    if isinstance(rows, Mapping | bytes) or not isinstance(rows, Iterable):
+        remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
+        raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
+    return iter(rows)
+
+
+def _line(row: Any, number: int) -> str:
+    if not isinstance(row, Mapping):
+        what = f"{GIVEN}: row {number} is of type {type(row).__name__}"
+        raise UsageError(what, remedy="Give each row as a dict.")
+    try:
+        return json.dumps(_plain(row), ensure_ascii=False) + "\n"
+    except (TypeError, RecursionError) as error:
+        remedy = "Rows hold texts, numbers, dates, lists and dicts; turn other values into one of these."
+        raise UsageError(f"{GIVEN}: row {number}: {error}", remedy=remedy) from None
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, or NaN and what else means null as null; an infinity stays, for the reader to refuse.
+    Raises TypeError."""
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and value == value):
+        return value
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"the name {wrong[0]!r} of a field is no text")
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if type(value).__name__ in ("NaTType", "NAType") or (isinstance(value, float | Decimal) and value != value):
+        return None
+    if isinstance(value, Decimal | UUID | PurePath | timedelta):
+        return str(value)
+    for method in ("isoformat", "tolist"):  # dates and times; what numpy holds
+        if hasattr(value, method):
+            return _plain(getattr(value, method)())
+    raise TypeError(f"JSON cannot hold {value!r:.40}, a {type(value).__name__}")

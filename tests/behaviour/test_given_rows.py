@@ -1,0 +1,169 @@
+"""Rows that a program gives: the same as those of a file, whatever they come in."""
+
+import asyncio
+import json
+import re
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import clean_environment
+from support.processes import kill_at
+from support.project import ProjectFolder, to_its_end
+from support.server import Server
+
+import agac
+from agac.data.sources import keep_rows
+
+ROWS = [
+    {"id": f"r-{n}", "text": f"I love {n}", "stars": n, "at": None if n == 2 else f"2026-05-0{n}"} for n in (1, 2, 3)
+]
+
+
+class Stream:
+    """A table of a library that nobody knows, which speaks Arrow."""
+
+    def __init__(self, table: Any) -> None:
+        self.__arrow_c_stream__ = table.__arrow_c_stream__
+
+
+async def each(rows: list[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    for row in rows:
+        await asyncio.sleep(0)
+        yield row
+
+
+def of(library: str, make: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: make(pytest.importorskip(library))
+
+
+DATED = [{**row, "at": row["at"] and date.fromisoformat(row["at"])} for row in ROWS]
+WAYS: dict[str, Callable[[], Any]] = {
+    "list": lambda: ROWS,
+    "generator": lambda: (dict(row) for row in ROWS),
+    "async generator": lambda: each(ROWS),
+    "pandas": of("pandas", lambda pandas: pandas.DataFrame(DATED)),
+    "pandas with NaT": of("pandas", lambda pandas: pandas.DataFrame(ROWS).assign(
+        at=lambda frame: pandas.to_datetime(frame["at"]).dt.date)),
+    "polars": of("polars", lambda polars: polars.DataFrame(DATED)),
+    "arrow": of("pyarrow", lambda pyarrow: pyarrow.Table.from_pylist(DATED)),
+    "arrow reader": of("pyarrow", lambda pyarrow: pyarrow.Table.from_pylist(DATED).to_reader(2)),
+    "arrow stream": of("pyarrow", lambda pyarrow: Stream(pyarrow.Table.from_pylist(DATED))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_a_program_are_those_of_a_file_and_pay_for_nothing_again(
+    way: str, project: ProjectFolder, server: Server
+) -> None:
+    project.rows(ROWS, "data/rows.jsonl")
+    project.run(project.workflow(path="data/rows.jsonl"))
+    before, calls = project.output(), server.account()["requests"]
+    assert calls == 3
+    plan = agac.plan_run("reviews", agac.RunOptions(input=WAYS[way]()), project=project.root)
+    assert (plan.calls, plan.rows["total"]) == (0, 3)
+    report = project.run(input=WAYS[way]())
+    assert (report.exit_code, report.invocation["tasks_reused"], server.account()["requests"]) == (0, 3, calls)
+    assert project.output() == before
+    stored = project.query("SELECT run_id, hash, data FROM row ORDER BY run_id, ordinal")
+    assert [row[1:] for row in stored[:3]] == [row[1:] for row in stored[3:]]
+    again = project.run(input=WAYS[way]())
+    assert (again.summary["run"], again.invocation["rows_unchanged"]) == (report.summary["run"], 3)
+
+
+PROGRAM = """
+import agac
+report = agac.run("reviews", agac.RunOptions(input=({"id": str(n), "text": f"I love {n}"} for n in range(40))))
+print(report.invocation["calls"], report.summary["rows"]["done"])
+"""
+
+
+def test_a_program_that_was_killed_goes_on_with_the_same_rows(project: ProjectFolder, server: Server) -> None:
+    project.workflow(path="-", defaults={"concurrency": 1})
+    killed = to_its_end([sys.executable, "-c", PROGRAM], project.root, kill_at("committed:12"))
+    done = project.query("SELECT count(*) FROM task WHERE outcome = 'done'")[0][0]
+    assert (killed.code, 0 < done < 40) == (-9, True)
+    ran = to_its_end([sys.executable, "-c", PROGRAM], project.root, clean_environment())
+    assert (ran.code, ran.out) == (0, f"{40 - done} 40\n"), ran.err
+    assert server.account()["requests"] <= 41
+    assert (
+        project.agac("run", "-a", "reviews", "--input", str(next((project.root / ".agac/inputs").iterdir()))).code == 0
+    )
+    assert server.account()["requests"] <= 41
+
+
+def test_rows_that_can_be_read_once_are_kept_in_flat_memory(tmp_path: Path) -> None:
+    def rows(count: int) -> Iterator[dict[str, str]]:
+        return ({"id": str(n), "text": "x" * 200} for n in range(count))
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        path = asyncio.run(keep_rows(rows(count), tmp_path))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert path.stat().st_size > count * 200
+        return found
+
+    assert peak(20_000) < peak(4_000) + 100_000
+    assert asyncio.run(keep_rows(rows(3), tmp_path)) == asyncio.run(keep_rows(each(list(rows(3))), tmp_path))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_values_are_what_a_parquet_file_would_give(tmp_path: Path) -> None:
+    pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
+    frame = pandas.DataFrame({
+        "n": pandas.array([1, None], "Int64"), "f": [0.5, float("nan")], "b": pandas.array([True, None], "boolean"),
+        "t": pandas.to_datetime(["2026-05-01 10:00", None]), "c": pandas.Categorical(["x", None]),
+        "l": [numpy.array([1, 2]), None], "d": [Decimal("1.50"), Decimal("NaN")], "o": [({"a": float("nan")},), None],
+    })  # fmt: skip
+    lines = asyncio.run(keep_rows(frame, tmp_path)).read_text().splitlines()
+    assert json.loads(lines[0]) == {
+        "n": 1, "f": 0.5, "b": True, "t": "2026-05-01T10:00:00", "c": "x", "l": [1, 2], "d": "1.50", "o": [{"a": None}],
+    }  # fmt: skip
+    assert json.loads(lines[1]) == dict.fromkeys("nfbtcldo")
+    with pytest.raises(agac.UsageError, match="two columns have the same name"):
+        asyncio.run(keep_rows(pandas.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path))
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"id": "1"}, "the input is no rows, but of type dict"),
+    (7, "the input is no rows, but of type int"),
+    ([{"id": "1"}, "text"], "rows from Python: row 2 is of type str"),
+    ([{"id": {3}}], "rows from Python: row 1: JSON cannot hold {3}, a set"),
+    ([{0: "a"}], "rows from Python: row 1: the name 0 of a field is no text"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_no_row_is_refused_before_anything_is_asked(rows: Any, message: str, project: ProjectFolder) -> None:
+    project.workflow(rows=1)
+    with pytest.raises(agac.UsageError, match=re.escape(message)):
+        project.run(input=rows)
+
+
+def test_rows_are_held_to_the_rules_of_files(project: ProjectFolder, server: Server) -> None:
+    project.workflow(path="-")
+    report = project.run(input=[{"id": "a", "text": "x"}, {"id": "a", "text": "y"}, {"text": "z"}, {"n": float("inf")}])
+    assert report.exit_code == 3
+    errors = {one["row_number"]: one["error"] for one in project.envelopes(file="errors.jsonl")}
+    assert [errors[n]["type"] for n in (2, 3, 4)] == ["DuplicateId", "MissingIdField", "InvalidRow"]
+    assert errors[3]["message"].startswith('rows from Python:3: the id field "id" is missing')
+    assert "rows from Python:4: Infinity is not a JSON value" in errors[4]["message"]
+    with pytest.raises(agac.UsageError, match="rows from Python: the input has no rows, and output/reviews holds"):
+        project.run(input=[])
+    assert project.agac("gc", "--keep-runs", "1").code == 0
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = pytest.importorskip("pyarrow").table({"a": [1]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        agac.UsageError, match="reading an Arrow stream needs pyarrow, which is not installed"
+    ) as refused:
+        asyncio.run(keep_rows(Stream(table), tmp_path))
+    assert refused.value.remedy == "pip install pyarrow"
