@@ -245,7 +245,7 @@ class _Resolver:
             if not self.typed:
                 raise Refused("is what was piped into an earlier run; write '-'")
             if path.name.startswith(GIVEN_PREFIX):
-                return self._made(path, GIVEN, "jsonl")
+                return replace(self._made(path, GIVEN, "jsonl"), encoding=None)
             own = format_of(self.keys.path[0]) if self.keys.path else None
             text, found = PIPED, self._piped_format() or format_of(path.name) or own
             unknown = f"cannot tell the format of what is piped in; {add_format}"

@@ -147,7 +147,7 @@ def test_what_is_no_row_is_refused_before_anything_is_asked(rows: Any, message: 
 
 
 def test_rows_are_held_to_the_rules_of_files(project: ProjectFolder, server: Server) -> None:
-    project.workflow(path="-")
+    project.workflow(path="-", input={"encoding": "utf-16", "format": "jsonl"})
     report = project.run(input=[{"id": "a", "text": "x"}, {"id": "a", "text": "y"}, {"text": "z"}, {"n": float("inf")}])
     assert report.exit_code == 3
     errors = {one["row_number"]: one["error"] for one in project.envelopes(file="errors.jsonl")}
