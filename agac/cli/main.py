@@ -602,11 +602,11 @@ def _root(context: click.Context) -> Path:
 
 
 def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
-    """The files in a folder of the project, which is named by its key under `paths`."""
+    """The files in a folder of the project, which is named by its key under `paths`; workflows lie also below it."""
     root = _root(context)
     named = _as_mapping(_mapping(root / PROJECT_FILE).get("paths")).get(kind)
     folder = root / (named if isinstance(named, str) else kind)
-    return [path for path in folder.iterdir() if path.suffix in suffixes] if folder.is_dir() else []
+    return [path for path in folder.glob("**/*" if kind == "workflows" else "*") if path.suffix in suffixes]
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -42,6 +42,9 @@ def test_names_are_offered_wherever_one_is_asked_for(stocked: ProjectFolder) -> 
     put_batch(stocked)
     put_batch(stocked, **unsent())
     put_batch(stocked, state="CLEANED")
+    folders = stocked.root / "workflows/shop/orders"
+    folders.mkdir(parents=True)
+    (stocked.root / "workflows/translations.yml").rename(folders / "translations.yml")
     for typed, offered in {
         "run -a ": "returns reviews translations",
         "run --workflow re": "returns reviews",
