@@ -272,10 +272,13 @@ def lacks_field(body: dict[str, Any], vote: str) -> str | None:
 # The short way to say what a result looks like: `{sentiment: "positive|neutral|negative", tags: "string[]?"}`.
 #
 # A type is `string`, `integer`, `number`, `boolean`, `object` or `array`; `a|b|c` is a choice of texts; `T[]` a list,
-# `(a|b)[]` a list of choices; a trailing `?` makes the field optional. A mapping is an object, a list of one an array.
+# `(a|b)[]` a list of choices; `list[T]` and `array<T>` are read as `T[]`; a trailing `?` makes the field optional. A
+# mapping is an object, a list of one an array.
 
-_ALIASES = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_ALIASES |= {"dict": "object", "map": "object", "list": "array", "date": "string", "enum": "a|b|c"}
+_SAME = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_SAME |= {"dict": "object", "map": "object", "list": "array"}
+_ALIASES = {**_SAME, "date": "string", "enum": "a|b|c"}
+_LIST = re.compile(r"(?:list|array|sequence)\s*(?:\[(.+)\]|<(.+)>)", re.IGNORECASE)
 _GENERIC = re.compile(r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE)
 
 
@@ -347,11 +350,14 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
 
 
 def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
+    if text.endswith("[]"):
+        return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
+    if match := _LIST.fullmatch(text):
+        inner = (match[1] or match[2]).strip()
+        return {"type": "array", "items": _type(_SAME.get(inner.lower(), inner), path, faults)}
     if _GENERIC.fullmatch(text):
         faults.append((path, f"unknown type {text!r}; did you mean {_in_our_words(text)!r}?"))
         return {}
-    if text.endswith("[]"):
-        return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     if "|" in text:

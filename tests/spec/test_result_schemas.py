@@ -65,6 +65,18 @@ def test_json_schema_and_shorthand_are_told_apart(mapping: dict[str, Any], expec
     assert is_json_schema(mapping) is expected
 
 
+@pytest.mark.parametrize(
+    ("written", "ours"),
+    [
+        ("list[string]", "string[]"), ("list[number]?", "number[]?"), ("list[int]", "integer[]"),
+        ("Array<List[int]>?", "integer[][]?"), ("list[a|b]", "(a|b)[]"), ("Sequence[dict]", "object[]"),
+        ("list[string[]]", "string[][]"), ("List< str >[]", "string[][]"),
+    ],
+)  # fmt: skip
+def test_lists_as_other_languages_write_them_are_lists(tree: Any, written: str, ours: str) -> None:
+    assert body(tree, f"{{tags: '{written}'}}") == body(tree, f"{{tags: '{ours}'}}")
+
+
 def test_a_schema_is_called_after_its_stage_or_its_file_as_every_provider_takes_it(tree: Any) -> None:
     tree.write("schemas/my result.json", '{"type": "object"}')
     assert tree.stage("{name: classify, output_schema: {a: string}}").output_schema.schema.name == "classify"
