@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import JSONValue, Outcome, Request
+from agac.core.types import JSONValue, Outcome, Request, RowId
 from agac.engine.caller import Answer
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, Work
@@ -25,12 +27,14 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
 from agac.store.records import Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
-from agac.tools.processes import Call, open_function
+from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
 
 MAX_KEYS = 512
 """Keys in one look-up."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+_log = logging.getLogger("agac.run")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -67,7 +71,7 @@ class LookupBatcher(Generic[K, V]):
                         found.set_result(fetched.get(key))
 
 
-FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue]], Awaitable[Answer | RowError]]
+FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue], RowId], Awaitable[Answer | RowError]]
 """What a stage's function gives for a row; an exception of its is the row's failure, with its traceback."""
 
 
@@ -77,11 +81,21 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
     one cannot be imported."""
     calls: dict[int, Call] = {}
     clean = work.redactor.clean
+    local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
+    called = [(stage, does) for stage, does in local if isinstance(does, Python)]
+    under_way: OpenCalls | None = None
 
-    async def call(stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue]) -> Answer | RowError:
+    def noted(stage: LocalStage, what: str) -> AbstractContextManager[None]:
+        assert isinstance(stage.operation, Python)
+        if under_way is None or stage.operation.processes is not None:
+            return nullcontext()
+        return under_way.noted(f"stage {stage.name}, {what} ({stage.operation.function})")
+
+    async def call(stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue], row: RowId) -> Answer | RowError:
         assert isinstance(stage.operation, Python)
         name = str(stage.operation.function)
-        value = await calls[stage.index](given)
+        with noted(stage, f"row {row!r}"):
+            value = await calls[stage.index](given)
         if isinstance(value, RowError):
             return RowError(value.type, clean(value.message), clean(value.detail))
         if isinstance(value, list) and stage.makes != "rows":
@@ -91,9 +105,17 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
         return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
 
     async with AsyncExitStack() as stack:
-        for stage in work.plan.stages:
-            if isinstance(stage, LocalStage) and isinstance(does := stage.operation, Python):
-                opened = open_function(does.function, work.root, does.processes, does.timeout)
+        file = work.batching.folder.with_name(f"{quote(work.plan.workflow, '')}.calls")
+        if all(does.processes is not None for _, does in called):
+            file.unlink(missing_ok=True)
+        else:
+            under_way = await stack.enter_async_context(open_calls(file, work.plan.workflow))
+            if under_way.left:
+                text = "the last invocation of %s ended in the middle of functions that it called: %s. %s"
+                _log.warning(text, work.plan.workflow, "; ".join(under_way.left[:9]), ALONE)
+        for stage, does in called:
+            opened = open_function(does.function, work.root, does.processes, does.timeout)
+            with noted(stage, "the import of its file"):
                 calls[stage.index] = await stack.enter_async_context(opened)
         yield call
 
@@ -281,7 +303,7 @@ class Tasks:
         try:
             if isinstance(task, LocalCall):
                 assert isinstance(asked.stage, LocalStage)
-                return await self._call_function(asked.stage, asked.fingerprint, task.given)
+                return await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
             assert isinstance(asked.stage, PlannedStage)
             return await self._source.ask(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
         finally:

@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -204,6 +204,76 @@ class Processes:
                 worker.kill()
             if late:
                 await asyncio.wait(late, timeout=MAX_WAIT_S)
+
+
+# Calls in agac's own process: what ends it there (`os._exit`, a crash of a C library) leaves nobody to say so. The
+# calls under way are in a file, which outlives it, and a small process of its own reads that once its pipe ends.
+
+_CALL = 200
+"""Bytes for a call in that file."""
+
+_REPORTER = """\
+import sys
+if not sys.stdin.buffer.read(1):
+    with open(sys.argv[1], encoding="utf-8", errors="replace") as file:
+        calls = [line.strip() for line in file if line.strip()]
+    more = [f"… and {len(calls) - 9} more"] if len(calls) > 9 else []
+    if calls:
+        sys.stderr.write("\\n  ".join([sys.argv[2], *calls[:9], *more, *sys.argv[3:]]) + "\\n")
+"""
+_ENDED = "error: agac ended in the middle of functions that it called in its own process:"
+_REMEDY = "Unless agac was killed from outside, one of these calls ended it (os._exit, a crash of a library)."
+ALONE = "With `processes: 2` at that stage, such a call fails its own row alone."
+_AGAIN = "Every answer is stored: run the same command again to resume."
+
+
+class OpenCalls:
+    """The calls under way in this process. `left` has those in the middle of which an earlier one ended."""
+
+    def __init__(self, file: Path) -> None:
+        self.left: list[str] = []
+        if file.exists():
+            lines = file.read_text("utf-8", "replace").split("\n")
+            self.left = [line.strip() for line in lines if line.strip()]
+        self._file = file.open("wb", 0)
+        self._free = [0]
+
+    @contextmanager
+    def noted(self, call: str) -> Iterator[None]:
+        """Within it a call is under way."""
+        place = self._free.pop()
+        if not self._free:
+            self._free.append(place + 1)
+        self._note(place, call)
+        try:
+            yield
+        finally:
+            self._note(place, "")
+            self._free.append(place)
+
+    def _note(self, place: int, call: str) -> None:
+        with suppress(OSError):  # a full disk is found by who has more to lose
+            self._file.seek(place * _CALL)
+            self._file.write(call.encode()[: _CALL - 1].ljust(_CALL - 1) + b"\n")
+
+    def close(self) -> None:
+        """No call is under way any more."""
+        self._file.close()
+
+
+@asynccontextmanager
+async def open_calls(file: Path, workflow: str) -> AsyncIterator[OpenCalls]:
+    """The calls of a workflow's functions; where this process ends within it, they are told on standard error."""
+    calls = OpenCalls(file)
+    words = (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
+    program, pipe = (sys.executable, "-ISE", "-c", _REPORTER), asyncio.subprocess.PIPE
+    reporter = await asyncio.create_subprocess_exec(*program, *words, stdin=pipe, start_new_session=True)
+    try:
+        yield calls
+    finally:
+        calls.close()
+        await asyncio.shield(reporter.communicate(b"."))
+        file.unlink(missing_ok=True)
 
 
 class _Died(Exception):

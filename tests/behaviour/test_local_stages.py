@@ -106,6 +106,31 @@ def test_a_function_that_hangs_is_ended_and_fails_its_row_alone(shop: ProjectFol
     shop.assert_sound()
 
 
+@pytest.mark.parametrize("define", ["def", "async def"])
+@pytest.mark.parametrize("how", ["import os; os._exit(0)", "import ctypes; ctypes.string_at(0)"], ids=["exit", "fault"])
+def test_a_function_that_ends_agac_is_told_each_time_with_its_row(shop: ProjectFolder, how: str, define: str) -> None:
+    shop.write("tools/clean.py", f"{define} f(row):\n    if row['id'] == 'r-2':\n        {how}\n    return row\n")
+    crash = {"name": "crash", "python": "tools/clean.py:f"}
+    workflow(shop, crash)
+    said = []
+    for _ in range(2):
+        process = shop.start("run", "-a", "reviews", "--concurrency", "1")
+        said.append(process.communicate()[1].decode())
+        assert process.returncode in (0, -11)
+    told = "workflow reviews\n  stage crash, row 'r-2' (tools/clean.py:f)\n  Unless agac was killed"
+    assert all(f"called in its own process: {told}" in text for text in said)
+    again = "the last invocation of reviews ended in the middle of functions that it called: stage crash, row 'r-2'"
+    assert [again in text for text in said] == [False, True]
+    workflow(shop, crash | {"processes": 2})
+    ran = shop.agac("run", "-a", "reviews", "--json", code=3)
+    assert (ran.json["rows"]["done"], ran.json["rows"]["failed"], "WARNING" in ran.err) == (4, 1, False)
+    workflow(shop, {"name": "ok", "python": "tools/clean.py:f"})
+    shop.rows(ROWS[:1])
+    assert "WARNING" not in shop.agac("run", "-a", "reviews", code=0).err
+    assert not [*shop.root.glob(".agac/*.calls")]
+    shop.assert_sound()
+
+
 PRINTS = """\
 import atexit, ctypes, os, subprocess, sys, threading
 from pydantic import BaseModel, AfterValidator
