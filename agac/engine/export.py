@@ -302,14 +302,23 @@ def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> in
 
 def _edited(outputs: Outputs, written: list[WrittenFiles], token: str, place: str) -> list[Path]:
     """Files that are about to be replaced and are not as any run left them. What is not known to have been written by a
-    run may be a user's own, or what a store wrote here that is lost; but not outputs that came from another place."""
+    run may be a user's own, or what a store wrote here that is lost; but not outputs that came from another place, and
+    no logs of that store."""
     found, told = [], read_summary(outputs.folder)
     foreign = written or told is None or (told.place == place and told.store != token)
     for file in (outputs.folder / name for name in outputs.names):
         stamps = [one.files[file.name] for one in written if file.name in one.files]
-        if (stamps or foreign) and file.is_file() and file.stat().st_size and _stamp(file) not in stamps:
-            found.append(file)
+        if not (stamps or foreign) or not file.is_file() or _stamp(file) in stamps or _left_alone(file):
+            continue
+        found += [file] if file.stat().st_size else []
     return found
+
+
+def _left_alone(file: Path) -> bool:
+    """Whether this is one of the two logs, both of which agac writes before it renames either, and older than that."""
+    logs = {"summary.json": "telemetry.jsonl", "telemetry.jsonl": "summary.json"}
+    other = file.with_name(logs.get(file.name, file.name))
+    return other != file and other.exists() and file.stat().st_mtime_ns <= other.stat().st_ctime_ns
 
 
 class WrittenSummary(NamedTuple):

@@ -13,6 +13,7 @@ from support.server import Faulty, Server
 SAY = [{"name": "say", "prompt": "${text}"}]
 ECHO = {"model": "local/echo"}
 STORE = ".agac/agac.db"
+LOGS = ("summary.edited.json", "telemetry.edited.jsonl")
 
 
 def workflow(project: ProjectFolder, prompt: str = "${text}", name: str = "reviews") -> str:
@@ -73,10 +74,13 @@ def test_a_lost_store_stops_a_run_that_would_pay_again(harm: str, copied: Projec
     assert (mark(copied), server.account()["requests"]) == (before, 0)
     # it is accepted, also where the run does not come to its end, and is then what results tell of
     shutil.copyfile(copied.root / "harmed.db", copied.root / STORE)
-    copied.agac("run", "-a", "reviews", "--accept-store", "--budget", "calls=1", "--concurrency", "1", code=4)
+    ran = copied.agac("run", "-a", "reviews", "--accept-store", "--budget", "calls=1", "--concurrency", "1", code=4)
+    assert [name for name in LOGS if name in ran.out + ran.err] == []
     copied.agac("run", "-a", "reviews", code=0)
     assert (server.account()["requests"], copied.output()) == (calls, results)
     assert (mark(copied)[0] == before[0]) == (harm == "older")
+    kept = {file.name for file in (copied.root / "output/reviews").iterdir()}
+    assert not kept & set(LOGS), "agac wrote them: they are not said to be edited"
     assert "summary" not in copied.agac("plan", "-a", "reviews", code=0).err
 
 
@@ -96,11 +100,13 @@ def test_fresh_goes_on_with_a_lost_store(copied: ProjectFolder, server: Server) 
 
 def test_results_of_a_lost_store_that_others_replace_are_kept(copied: ProjectFolder) -> None:
     copied.write("output/reviews/results.json", "edited")
+    copied.write("output/reviews/telemetry.jsonl", "edited")
     remove(copied)
     workflow(copied, "again ${text}")
     copied.agac("run", "-a", "reviews", "--accept-store", code=0)
     assert (copied.root / "output/reviews/results.edited.json").read_text() == "edited"
     assert len(copied.envelopes(file="results.edited.jsonl")) == 4
+    assert [(copied.root / "output/reviews" / name).exists() for name in LOGS] == [False, True]
 
 
 def test_a_lost_store_stops_a_retry_too(copied: ProjectFolder, server: Server) -> None:
