@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         write_schemas,
     )
     from agac.api.graph import GraphReport, graph, save_drawing
-    from agac.api.inspect import InspectReport, RunsReport, inspect, runs
+    from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.plan import plan
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import RunReport
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         retrieve,
     )
     from agac.api.run import RetryChoice, retry, retry_choice, run, run_several
-    from agac.api.status import StatusReport, asynchronous, export, row_ids, status
+    from agac.api.status import StatusReport, asynchronous, row_ids, status
     from agac.api.why import WhyReport, why
     from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
     from agac.engine.estimate import PlanReport
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
     aretry, aretry_choice, arun = asynchronous(retry), asynchronous(retry_choice), asynchronous(run)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
+    ashow = asynchronous(show)
 
 _HOMES = {
     name: f"agac.{module}"
@@ -71,13 +72,13 @@ _HOMES = {
         "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
         "show_card show_data sql write_schemas",
         "api.graph": "GraphReport graph save_drawing",
-        "api.inspect": "InspectReport RunsReport inspect runs",
+        "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.plan": "plan",
         "api.project": "CheckReport RunOptions validate",
         "api.report": "RunReport",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
         "api.run": "RetryChoice retry retry_choice run run_several",
-        "api.status": "StatusReport export row_ids status",
+        "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
         "core.errors": "AgacError ExitCode Problem RowError SpecError UsageError",
         "engine.estimate": "PlanReport",
@@ -95,10 +96,11 @@ __all__ = [
     "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport",
     "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aretrieve",
-    "aretry", "aretry_choice", "arun", "aruns", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
+    "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
     "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc",
     "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
-    "runs", "save_drawing", "show_card", "show_data", "sql", "status", "validate", "views", "why", "write_schemas",
+    "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why",
+    "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

@@ -22,13 +22,21 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from agac.api.project import open_project
-from agac.api.status import blocking, database_bytes, database_path, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.status import (
+    blocking,
+    database_bytes,
+    database_files,
+    database_path,
+    no_runs_yet,
+    refuse_unknown,
+    workflow_name,
+)
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
 from agac.data.files import (
     create_temporary,
     explained,
-    refuse_what_is_no_file,
+    refuse_target,
     remove_leftovers,
     sync_folder,
     write_whole,
@@ -124,7 +132,8 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     source, target = database_path(root), Path(file).absolute()
     if not source.exists():
         raise no_runs_yet()
-    _refuse_target(source, target, force)
+    own = dict.fromkeys(database_files(source), "the database itself")
+    refuse_target(target, own, "agac-backup.db", force=force)
     needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
     if free < needed:
         raise StoreError(
@@ -140,7 +149,7 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
         temporary.chmod(source.stat().st_mode & 0o777)
         copy_database(source, temporary)
         os.fsync(descriptor)
-        _refuse_target(source, target, force)  # somebody may have been faster
+        refuse_target(target, own, "agac-backup.db", force=force)  # somebody may have been faster
         temporary.replace(target)
     finally:
         os.close(descriptor)
@@ -149,20 +158,6 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     sync_folder(target.parent)
     remove_leftovers(target.parent)
     return BackupReport(source, target, target.stat().st_size)
-
-
-def _refuse_target(source: Path, target: Path, force: bool) -> None:
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder", remedy=f"Name a file in it: {target / 'agac-backup.db'}")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", remedy=f"mkdir -p {shlex.quote(str(target.parent))}")
-    refuse_what_is_no_file(target)
-    own = [source, *(source.with_name(source.name + end) for end in ("-wal", "-shm", "-journal"))]
-    resolved = target.resolve()
-    if resolved in [path.resolve() for path in own] or (target.exists() and target.samefile(source)):
-        raise UsageError(f"{target} is the database itself", remedy="Name another file for the copy.")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
 
 
 # Looking at an input without a workflow: what it is, what its columns hold, its first rows.

@@ -1,4 +1,5 @@
-"""`agac runs` and `agac inspect`: runs, and one row of a run with every task, its prompts, its parents and children."""
+"""`agac runs`, `agac inspect`, `agac show` and `agac export`: runs; one row of a run with every task, its prompts, its
+parents and children; results read from the store, and files written from it."""
 
 from __future__ import annotations
 
@@ -12,21 +13,28 @@ from typing import Any, NamedTuple
 from agac.api.status import (
     blocking,
     database_bytes,
+    database_files,
     database_path,
     find_rows,
+    find_run,
     full_report,
+    go_on,
     last_invocation,
+    no_runs_yet,
     position_of,
     refuse_unknown,
     state_of,
     stored_run,
     workflow_name,
 )
-from agac.core.errors import ErrorType
+from agac.core.errors import ErrorType, UsageError
 from agac.core.types import Message, Outcome, Report, iso, json_form
-from agac.engine.replay import RowHistory
+from agac.data.files import refuse_target
+from agac.data.sinks import FORMATS
+from agac.engine.export import Lines, export_file, export_run, files_of
+from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
-from agac.engine.telemetry import calls_of, share
+from agac.engine.telemetry import calls_of, share, summarise
 from agac.engine.validate import complaint
 from agac.plan.diff import workflow_changes
 from agac.plan.stage import RecordedStage, recorded_stages
@@ -38,6 +46,7 @@ from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, group_sizes, kept_rows
 from agac.store.runs import counters, definition_of, read_run, row_counts
+from agac.store.writer import open_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,84 @@ async def inspect(
         report["errors"] = [error for error in report["errors"] if error["stage"] == stage]
         report["definition"] = {**definition, "stages": [one for one in definition["stages"] if one["name"] == stage]}
     return InspectReport(root, report, None)
+
+
+@blocking
+async def show(
+    run: int | str = "last",
+    workflow: str | None = None,
+    *,
+    row: int | str | None = None,
+    head: int = 20,
+    project: Path | str | None = None,
+) -> InspectReport:
+    """The first `head` results of a run in the order of its outputs, whether it is finished or not, as `results.jsonl`
+    has them; with `row` those of the row with this id, or of the rows that were made of it, with their input. Changes
+    nothing.
+
+    Of the store no more is read than is shown, and open rows before that. Raises UsageError for a run or a row that
+    does not exist.
+    """
+    root = project_root(project)
+    async with stored_run(root, run, workflow) as (database, record):
+        report, full = await full_report(database, record), row is not None
+        final = FinalRows(await definition_of(database, record.id), inputs=full)
+        named = await find_rows(database, record.id, [row]) if row is not None else []
+        shown, found = {one.key for one in named}, list[str]()
+        tops = [(await history.rows_above(database, one.key) or [one])[-1].key for one in named]
+        for top in dict.fromkeys(tops) if full else [None]:
+            async for rows in final.rows(database, record.id, top=top):
+                rows = [one for one in rows if not full or top in shown or one.key in shown]
+                found += Lines(rows, full).results
+                if len(found) >= head:
+                    break
+    return InspectReport(root, report, [json.loads(line) for line in found[:head]])
+
+
+@blocking
+async def export(
+    workflow: str | None = None,
+    *,
+    run: int | str | None = None,
+    partial: bool = False,
+    to: Path | str | None = None,
+    format: str | None = None,  # noqa: A002 - the name of the flag
+    force: bool = False,
+    project: Path | str | None = None,
+) -> tuple[dict[str, Any], list[Path]]:
+    """Writes a run's output files again, from the store: the newest run of `workflow`, or the one numbered `run`. With
+    `to` only its results, into this file; its `format` is one of `FORMATS`; None: what its suffix says. The run's own
+    outputs and the store are left as they are, and an existing file is only replaced with `force`.
+
+    A run with open rows is refused unless `partial`. Gives the summary and the files.
+    """
+    root = project_root(project)
+    path, file = database_path(root), Path(to) if to is not None else None
+    kind = format or (file.suffix[1:].lower() if file is not None else "")
+    if file is not None and kind not in FORMATS:
+        what = f"{kind!r} is not a format" if kind else "its name tells no format"
+        raise UsageError(f"--to {file}: {what}", remedy=f"Choose one with --format: {', '.join(FORMATS)}.")
+    if not path.exists():
+        raise no_runs_yet()
+    async with open_database(path) if file is None else open_for_reading(path) as database:
+        record = await find_run(database, workflow, run)
+        assert database is not None
+        if record.finished_at is None and not partial:
+            raise UsageError(
+                f"run {record.id} of {record.workflow} is not finished",
+                remedy=f"Finish it with `{go_on(record)}`, or write what is there with --partial.",
+            )
+        summary = await summarise(database, record)
+        if file is not None:
+            outputs = dict.fromkeys(files_of(record, root, 0), "an output of the run, which `agac export` writes")
+            own = dict.fromkeys(database_files(path), "the database itself") | outputs
+            refuse_target(file, own, f"{record.workflow}.{kind}", force=force)
+            await export_file(database, record, root, file, kind)
+            return summary, [file]
+        exported = await export_run(database, record, root, summary)
+    if exported.not_written is not None:
+        raise exported.not_written
+    return summary, exported.files
 
 
 # One row of a run.

@@ -26,7 +26,6 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
-from agac.store.writer import open_database
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,9 +120,14 @@ def database_path(root: Path) -> Path:
     return root / ".agac" / "agac.db"
 
 
+def database_files(path: Path) -> list[Path]:
+    """A database, and what SQLite keeps beside it."""
+    return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
+
+
 def database_bytes(path: Path) -> int:
     """The size of a database with what waits beside it to be written into it."""
-    return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
+    return sum(p.stat().st_size for p in database_files(path)[:2] if p.exists())
 
 
 def no_runs_yet() -> UsageError:
@@ -399,35 +403,3 @@ async def status(
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
         return StatusReport(root, size, listed)
-
-
-@blocking
-async def export(
-    workflow: str | None = None,
-    *,
-    run: int | str | None = None,
-    partial: bool = False,
-    project: Path | str | None = None,
-) -> tuple[dict[str, Any], list[Path]]:
-    """Writes a run's output files again, from the store: the newest run of `workflow`, or the one numbered `run`.
-
-    A run with open rows is refused unless `partial`. Gives the summary and the files.
-    """
-    from agac.engine.export import export_run  # it brings plans and providers, which `agac status` does not need
-
-    root = project_root(project)
-    path = database_path(root)
-    if not path.exists():
-        raise no_runs_yet()
-    async with open_database(path) as database:
-        record = await find_run(database, workflow, run)
-        if record.finished_at is None and not partial:
-            raise UsageError(
-                f"run {record.id} of {record.workflow} is not finished",
-                remedy=f"Finish it with `{go_on(record)}`, or write what is there with --partial.",
-            )
-        summary = await summarise(database, record)
-        exported = await export_run(database, record, root, summary)
-    if exported.not_written is not None:
-        raise exported.not_written
-    return summary, exported.files

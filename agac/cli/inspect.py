@@ -1,4 +1,5 @@
-"""`agac inspect`, `agac why` and `agac sql`: a row with its stages and attempts, why a task was run, queries."""
+"""`agac show`, `agac inspect`, `agac why` and `agac sql`: results, a row with its stages and attempts, why a task was
+run, queries."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ import click
 
 from agac import api
 from agac.cli.batch import in_batch_words
-from agac.cli.main import Globals, json_option
+from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
-from agac.cli.status import run_lines
+from agac.cli.status import next_step_lines, run_lines
 from agac.cli.terminal import (
     cells,
     first_line,
@@ -57,6 +58,56 @@ def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_
     """Reads the store only."""
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
     print_report(report, inspect_lines, as_json=as_json)
+
+
+@click.command(
+    help="Show the first results of a run (RUN: its number, or `last`) as a table. They come from the store, so "
+    "an unfinished run has them too."
+)
+@click.argument("run", default="last")
+@workflow_option
+@click.option("--row", metavar="ID", help="Only this row, in full: its result or its error, and its input.")
+@click.option(
+    "--head", type=click.IntRange(1, 1_000), default=20, metavar="N", show_default=True, help="The first N results."
+)
+@json_option
+@click.pass_obj
+def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **which: Any) -> None:
+    """Reads no more of the store than it shows."""
+    report = api.show(run, workflow, **which, project=settings.project_dir)
+    print_report(report, lambda found: show_lines(found, **which), as_json=as_json)
+
+
+def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
+    """Results as a table with a column for each of their fields; those of one row in full."""
+    run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
+    yield f"{run['workflow']}, run {number}: {run['state']}"
+    yield ""
+    if row is not None:
+        yield from record_lines((one.items() for one in shown), cut=False)
+        if not shown:
+            yield f"No result of {row!r} is there. See what became of the row with: {row_command(number, row)}"
+    elif shown:
+        names = dict.fromkeys(name for one in shown for name in one if name != "row_number")
+        header = [name.removeprefix("result.") for name in names]
+        yield table(header, [[one.get(name, "") for name in names] for one in shown], one_line=True)
+    else:
+        yield f"No row has a result{' yet' if run['rows']['open'] else ''}."
+        yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
+    if len(shown) == head:
+        everything = f"agac export --run {number} --to {run['workflow']}.csv{'' if run['complete'] else ' --partial'}"
+        yield ""
+        yield f"The first {head:,}. More of them: --head N; one in full: --row ID; all in a file: {everything}"
+
+
+def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A line of results as names and texts."""
+    error = row["error"] and _error_text(row["error"])
+    for name, value in {**row, "error": error}.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", _text(one)) for inner, one in value.items())
+        elif value is not None and name != "ok":
+            yield name, _text(value)
 
 
 @click.command(
@@ -158,9 +209,7 @@ def _alias(stage: dict[str, Any]) -> Iterator[str]:
 
 
 def _model(stage: dict[str, Any]) -> str:
-    params = [
-        f"{name}={value if isinstance(value, str) else _compact(value)}" for name, value in stage["params"].items()
-    ]
+    params = [f"{name}={_text(value)}" for name, value in stage["params"].items()]
     return ", ".join([stage["model"], *params])
 
 
@@ -195,7 +244,7 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     if row["fields"] == {}:
         yield "  none of its own"
     for name, value in (row["fields"] or {}).items():
-        yield from _block(name, value if isinstance(value, str) else _compact(value))
+        yield from _block(name, _text(value))
     for stage in row["stages"]:
         yield ""
         yield from _stage(stage)
@@ -360,6 +409,10 @@ def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
 
 LONG_BLOCK = 2_000
 """Characters of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _compact(value)
 
 
 def _compact(value: Any) -> str:

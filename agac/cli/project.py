@@ -302,15 +302,22 @@ MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 """The largest drawing of a page with Mermaid's default settings (`maxEdges`, `maxTextSize`)."""
 
 
-@click.command(help="Write a run's output files again, from the store.")
+@click.command(help="Write a run's output files again, from the store; with --to its results into a file of their own.")
 @click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
 @click.option("--run", metavar="RUN", help="The run with this number, or `last`.")
 @click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Write the results here, and nothing else anywhere."
+)
+@click.option("--format", metavar="NAME", help="With --to: jsonl, json, csv, tsv, txt or parquet; else by its suffix.")
+@click.option("--force", is_flag=True, help="With --to: replace FILE if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
-def export(settings: Globals, workflow: str | None, run: str | None, partial: bool, as_json: bool) -> None:
+def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
     """Prints the files that were written."""
-    summary, files = long_running(api.export)(workflow, run=run, partial=partial, project=settings.project_dir)
+    if how["to"] is None and (how["format"] or how["force"]):
+        raise click.UsageError("--format and --force are for --to FILE", click.get_current_context())
+    summary, files = long_running(api.export)(workflow, **how, project=settings.project_dir)
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:

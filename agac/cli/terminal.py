@@ -93,18 +93,18 @@ def first_line(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
-LONG = 400
-"""Characters of one value on a terminal, where it may be cut; in a file or a pipe nothing is."""
-
-
 def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
-    """The fields of each row below one another, further lines of a value indented; with `cut`, only the beginning of a
-    long one."""
+    """The fields of each row below one another, further lines of a value indented; with `cut`, each on one line of the
+    terminal, of a longer one the beginning and its length."""
+    width = shutil.get_terminal_size().columns
     for number, row in enumerate(rows, start=1):
         yield f"row {number}"
         for name, text in row:
-            shown = text if not cut or len(text) <= LONG else f"{text[:LONG]}… ({len(text):,} characters)"
-            yield f"  {plain(name)}: " + shown.rstrip("\n").replace("\n", "\n    ")
+            if cut:
+                line, note = f"  {plain(name)}: {plain(_cell(text))}", f"… ({len(text):,} characters)"
+                yield line if cells(line) <= width else cropped(line, width - len(note), "") + note
+            else:
+                yield f"  {plain(name)}: " + text.rstrip("\n").replace("\n", "\n    ")
 
 
 def sentence(text: str) -> str:
@@ -208,14 +208,18 @@ def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
     return f"{budget['name']}: {'; '.join(units)}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: bool = False) -> str:
     """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
-    is too wide, cells wrap between words, or the cells of each row stand below one another; elsewhere it is plain text.
-    Nothing is ever cut off but there, and long values only."""
+    is too wide, cells wrap between words or, with `one_line`, are cut; where they do not, the cells of each row stand
+    below one another. Elsewhere it is plain text. Nothing is ever cut off but there, and long values only."""
     if not sys.stdout.isatty():
         return "\n".join(table_lines(header, [rows]))
     width = shutil.get_terminal_size().columns
-    columns = [*zip(header, *([plain(_cell(value)) for value in row] for row in rows), strict=True)]
+    columns = [*zip(header, *([cropped(plain(_cell(value)), width) for value in row] for row in rows), strict=True)]
+    if one_line:
+        widest, room = [max(map(cells, one)) for one in columns], width - 2 * len(columns) + 2
+        fits = next((n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room), width)
+        columns = [tuple(cropped(text, fits) for text in one) for one in columns]
     least = [max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns]
     if sum(least) + 2 * (len(least) - 1) > width:
         return "\n".join(record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True))
@@ -233,6 +237,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         console.print(shown)
     return "\n".join(line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n"))
 
+
+NARROW = 8
+"""Cells of a column that may be cut: of less nothing could be read."""
 
 STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
                  "killed": "red", "failed": "red"}  # fmt: skip

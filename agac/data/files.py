@@ -10,11 +10,12 @@ import io
 import itertools
 import os
 import re
+import shlex
 import shutil
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -415,6 +416,21 @@ def refuse_what_is_no_file(path: Path) -> None:
         raise UsageError(f"{path}: is a link; agac does not write through links", remedy="Remove the link.")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: is not a file, so it cannot be replaced", remedy="Move it away.")
+
+
+def refuse_target(target: Path, own: Mapping[Path, str], example: str, *, force: bool) -> None:
+    """Raises UsageError where a file that a user names cannot be written: `target` is a folder, or in none, or one of
+    agac's `own` files, or is there already and not to be replaced (`force`)."""
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", remedy=f"Name a file in it: {target / example}")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", remedy=f"mkdir -p {shlex.quote(str(target.parent))}")
+    refuse_what_is_no_file(target)
+    for path, what in own.items():
+        if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
+            raise UsageError(f"{target} is {what}", remedy="Name another file.")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
 
 
 def remove_leftovers(folder: Path) -> None:

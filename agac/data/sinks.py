@@ -16,7 +16,6 @@ from agac.data.json_formats import decode, encode
 from agac.data.parquet import ParquetSink
 from agac.data.tables import OutputRow, TableLayout
 from agac.data.text_formats import DelimitedSink, TextSink
-from agac.spec.workflow import OutputFormat
 
 
 class Ending(Protocol):
@@ -245,7 +244,7 @@ class IsolatedSink:
             self.abort()
 
 
-TABLES: dict[OutputFormat, Callable[[Path, TableLayout, bool, bool], RowSink]] = {
+TABLES: dict[str, Callable[[Path, TableLayout, bool, bool], RowSink]] = {
     "csv": lambda path, layout, safe, bom: DelimitedSink(path, layout, ",", safe=safe, bom=bom),
     "tsv": lambda path, layout, safe, bom: DelimitedSink(path, layout, "\t", safe=safe, bom=bom),
     "txt": lambda path, layout, safe, bom: TextSink(path),
@@ -254,10 +253,13 @@ TABLES: dict[OutputFormat, Callable[[Path, TableLayout, bool, bool], RowSink]] =
 """Every format that `output.format` takes. Called with the path, the columns, whether cells must be safe, and
 whether the file begins with a byte order mark."""
 
+FORMATS = ("jsonl", "json", *TABLES)
+"""The formats of one file with results; the suffix of a file's name tells which."""
+
 PREVIEW_DATABASE = "results.db"
 """The database that stands in a preview's folder in the place of the one that `output.to` names."""
 
 
-def file_of(format: OutputFormat) -> str:  # noqa: A002 - it is the key's name
+def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
     """The name of a format's file in the output folder."""
     return f"results.{format}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -249,10 +249,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     again. A table of a database that cannot be written keeps nothing else from being replaced.
     """
     outputs = Outputs(run, root, summary["rows"]["total"])
-    layout = None
-    if outputs.formats or outputs.to is not None or outputs.merge not in PLAIN_MERGES:
-        layout = await _observe_layout(database, run, outputs)
-    ended = FinalRows(await definition_of(database, run.id), formed=layout is not None, inputs=run.include_input)
+    ended, layout = await _final_rows(database, run, outputs, tables=bool(outputs.formats or outputs.to))
     written = await files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
     replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
@@ -263,19 +260,14 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
         async for rows in ended.rows(database, run.id):
-            lines = Lines(run.include_input, layout, outputs.merge)
-            for row in rows:
-                lines.add(row)
+            lines = Lines(rows, run.include_input, layout, outputs.merge)
             results.write_texts(lines.results)
             array.write_texts(lines.values)
             errors.write_texts(lines.errors)
             for sink in others:
                 sink.write(lines.rows)
         async for rows in ended.failed(database, run.id):
-            lines = Lines(run.include_input)
-            for row in rows:
-                lines.add(row)
-            errors.write_texts(lines.errors)
+            errors.write_texts(Lines(rows, run.include_input).errors)
         document.write(dict(summary) | mark)
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
@@ -291,6 +283,39 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     stamps = outputs.stamps(unwritten=failure is not None)
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
+
+
+async def _final_rows(
+    database: Database, run: RunRecord, outputs: Outputs, *, tables: bool
+) -> tuple[FinalRows, TableLayout | None]:
+    """What reads the rows that are written, and the columns for `tables` and for results that are merged with rows."""
+    layout = None
+    if tables or outputs.merge not in PLAIN_MERGES:
+        layout = await _observe_layout(database, run, outputs)
+    definition = await definition_of(database, run.id)
+    return FinalRows(definition, formed=layout is not None, inputs=run.include_input), layout
+
+
+async def export_file(database: Database, run: RunRecord, root: Path, file: Path, format: str) -> None:  # noqa: A002
+    """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder holds or would hold. It appears
+    whole or not at all; nothing is noted of it, and the store is only read."""
+    outputs = Outputs(run, root, 0)
+    ended, layout = await _final_rows(database, run, outputs, tables=format in TABLES)
+    sink: RowSink | JsonSink
+    if layout is not None and format in TABLES:
+        sink = TABLES[format](file, layout, outputs.csv_safe, outputs.bom)
+    else:
+        sink = FILES[file_of(format)](file)
+    try:
+        async for rows in ended.rows(database, run.id):
+            lines = Lines(rows, run.include_input, layout, outputs.merge)
+            if isinstance(sink, JsonSink):
+                sink.write_texts(lines.results if format == "jsonl" else lines.values)
+            else:
+                sink.write(lines.rows)
+        sink.commit()
+    finally:
+        sink.abort()
 
 
 def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> int | None:
@@ -512,14 +537,19 @@ class Lines:
     """Some rows as the lines of the output files; with a `layout` also as rows of tables. Where they are merged with
     the fields of their rows (`merge`), the results in the JSON files are too."""
 
-    def __init__(self, include_input: bool, layout: TableLayout | None = None, merge: Merge | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[ExportRow], include_input: bool, layout: TableLayout | None = None,
+        merge: Merge | None = None,
+    ) -> None:  # fmt: skip
         self._include_input, self._layout, self._merge = include_input, layout, merge
         self.results: list[str] = []
         self.values: list[str] = []
         self.errors: list[str] = []
         self.rows: list[OutputRow] = []
+        for row in rows:
+            self._add(row)
 
-    def add(self, row: ExportRow) -> None:
+    def _add(self, row: ExportRow) -> None:
         """Adds a row; one without an outcome, or dropped, has no line. Of one whose results were all skipped it is
         null."""
         layout = self._layout

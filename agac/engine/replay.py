@@ -33,6 +33,7 @@ from agac.store.rows import (
     any_open_part,
     child_counts,
     children_export,
+    export_row,
     export_rows,
     failed_rows,
     group_rows,
@@ -269,10 +270,11 @@ class FinalRows:
         self._joins = len(self._ends) > 1 or self._made_again or elsewhere
         self._formed, self._inputs = formed and self._last is not None, inputs or formed
 
-    async def rows(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be."""
+    async def rows(self, database: Database, run: int, *, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
+        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be;
+        `top`: those only that were made of the row with this key, of the input or a group, or the row itself."""
         views = self._views(database)
-        async for rows in self._written(database, run).rows():
+        async for rows in self._written(database, run).rows(top):
             yield await self._with_results(database, views, rows)
 
     async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
@@ -368,11 +370,16 @@ class WrittenRows:
         ]
         self.met = {*origins, *(position for functions in self._functions for position in functions)}
 
-    async def rows(self) -> AsyncIterator[list[ExportRow]]:
-        """All of them, and those of which nothing was made since they failed, some hundred at a time."""
-        first = export_rows(self._db, self._run)
-        if self._groups is not None:
-            first = group_rows(self._db, self._run, self._groups.index)
+    async def rows(self, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
+        """All of them, and those of which nothing was made since they failed, some hundred at a time; of all rows or,
+        with its key, of one."""
+        origin = self._groups.index if self._groups is not None else None
+        if top is not None:
+            first = export_row(self._db, top, -1 if origin is None else origin)
+        elif origin is not None:
+            first = group_rows(self._db, self._run, origin)
+        else:
+            first = export_rows(self._db, self._run)
         async for rows in first:
             if not self._makers and not self._functions[0] and self._groups is None:
                 yield rows

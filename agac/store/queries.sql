@@ -225,6 +225,11 @@ SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message,
 FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = :run AND r.ordinal > :after ORDER BY r.ordinal, r.key LIMIT :limit;
 
+-- name: row_export
+-- One row of the input (-1) or one that the stage at this position made, with its result.
+SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key, NULL AS form, r.origin IS NOT NULL AS made
+FROM row r LEFT JOIN result v ON v.id = r.result_id WHERE r.key = ? AND coalesce(r.origin, -1) = ?;
+
 -- name: results_of_rows
 -- The results of these rows' stages, and which stages were skipped.
 SELECT t.row_key, t.stage, v.value, t.outcome = 'skipped' FROM task t LEFT JOIN result v ON v.id = t.result_id

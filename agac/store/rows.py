@@ -367,6 +367,11 @@ def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     return _pages(database, "rows_export", ExportRow, run=run)
 
 
+async def export_row(database: Database, key: int, origin: int) -> AsyncIterator[list[ExportRow]]:
+    """The row with this key, where the stage at `origin` made it (-1: the input)."""
+    yield await select(database, "row_export", ExportRow, key, origin)
+
+
 def group_rows(
     database: Database, run: int, origin: int, statement: str = "groups_export"
 ) -> AsyncIterator[list[ExportRow]]:

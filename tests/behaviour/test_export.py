@@ -112,3 +112,66 @@ def test_two_workflows_in_one_folder_replace_each_other(project: ProjectFolder, 
     project.run("one")
     assert project.output("shared")[0] == "I love number 1"
     assert server.account()["requests"] == 6
+
+
+def test_results_go_into_another_file_and_format_and_leave_everything_else(
+    project: ProjectFolder, server: Server, tmp_path: Path
+) -> None:
+    formats = ["csv", "tsv", "txt", "parquet"]
+    project.numbered(700)
+    project.workflow(defaults=ECHO, stages=SAY, output={"format": formats, "merge": "extend"})
+    assert project.run().exit_code == 0
+    folder = project.root / "output/reviews"
+    before, run = contents(folder), project.query("SELECT * FROM run")
+    for one in ("jsonl", "json", *formats):
+        file = tmp_path / f"Mine.{one.upper()}"
+        assert project.agac("export", "--to", str(file), "--run", "1", code=0).out == f"{file}\n"
+        assert file.read_bytes() == before[f"results.{one}"]
+    # of what the workflow does not ask for, after its input and itself are gone, and only as a whole
+    project.workflow("others", defaults=ECHO, stages=SAY)
+    project.run("others")
+    shutil.rmtree(project.root / "data")
+    summary, (file,) = agac.export("others", to=tmp_path / "x", format="csv", project=project.root)
+    assert file.read_text("utf-8").startswith("id,text,result,error\nr-1,I love number 1,I love number 1,\n")
+    assert summary["rows"]["done"] == 700
+    assert [contents(folder), project.query("SELECT * FROM run WHERE id = 1")] == [before, run]
+    assert server.account()["requests"] == 700
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--to x",
+            "--to x: its name tells no format\n  Choose one with --format: jsonl, json, csv, tsv, txt, parquet.",
+        ),
+        ("--to x.csv --format xlsx", "--to x.csv: 'xlsx' is not a format"),
+        ("--to there.csv", "there.csv exists\n  Name another file, or replace it with --force."),
+        ("--to output --format csv", "output is a folder\n  Name a file in it: output/reviews.csv"),
+        ("--to nowhere/x.csv", "there is no folder nowhere\n  mkdir -p nowhere"),
+        ("--to output/reviews/results.json --force", "results.json is an output of the run"),
+        ("--to .agac/agac.db --format csv --force", "agac.db is the database itself"),
+        ("--format csv", "--format and --force are for --to FILE"),
+        ("--to x.csv --run 1", "run 1 of reviews is not finished\n  Finish it with `agac run -a reviews --limit 2`"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_before_a_file_changes(
+    words: str, said: str, refusing: tuple[ProjectFolder, dict[str, bytes]]
+) -> None:
+    project, before = refusing
+    ended = project.agac("export", *words.split(), code=2)
+    assert said in ended.err
+    assert {**contents(project.root), **contents(project.root / "output/reviews")} == before
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProjectFolder, dict[str, bytes]]:
+    """A project with a finished run and one that is not, and the content of its files."""
+    project = ProjectFolder(tmp_path_factory.mktemp("refusing") / "project")
+    project.workflow(rows=5, stages=[{"name": "keep", "select": ["text"]}])
+    project.write("there.csv", "mine")
+    project.run(limit=2)
+    project.run()
+    with project.changed() as ask:
+        ask("UPDATE run SET finished_at = NULL WHERE id = 1")
+    return project, {**contents(project.root), **contents(project.root / "output/reviews")}

@@ -1,6 +1,7 @@
 """What was asked, answered and paid can be looked at: run by run, and row by row down to the raw reply."""
 
 import json
+import re
 import shlex
 import unicodedata
 from typing import Any
@@ -12,6 +13,7 @@ from support.batched import store
 from support.processes import killed, listening, row_count, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty
+from support.terminals import on_pty
 
 import agac
 from agac.cli.terminal import plain, selection_words
@@ -204,6 +206,69 @@ class TestStatusOfARun:
             ran = project.agac(*arguments, code=2)
             assert ran.err.startswith("error: nothing was run in this project yet\n  Run `agac run -a WORKFLOW` first.")
         assert project.agac("runs").out == "No workflow was run in this project yet. Start with: agac run -a WORKFLOW\n"
+
+
+class TestShowingResults:
+    def test_they_are_a_table_that_fits_the_terminal_and_is_whole_in_a_pipe(
+        self, project: ProjectFolder, faulty: Faulty
+    ) -> None:
+        project.asks(faulty([{"kind": "refusal", "match": "r-2"}]))
+        say = {"name": "say", "prompt": "${id} ${text}", "output_schema": {"long": "string", "n": "integer"}}
+        project.run(project.workflow(rows=5, stages=[say]))
+        with project.changed() as ask:
+            ask("UPDATE result SET value = ?", json.dumps({"long": "word " * 100 + "\n\x1b[2J", "n": 7}))
+        with on_pty(project.root, "show", columns=60, env={"NO_COLOR": "1"}) as terminal:
+            assert terminal.ended() == 0
+        lines = re.sub(r"\x1b\[[01]m", "", terminal.seen).split("\r\n")
+        assert lines[:2] == ["reviews, run 1: finished", ""]
+        assert [line.split()[0] for line in lines[2:8]] == ["id", "r-1", "r-2", "r-3", "r-4", "r-5"]
+        assert lines[3] == f"r-1  {'word ' * 4}word…  7"
+        assert {max(map(len, lines)), lines[4].count("…")} == {60, 1}
+        with on_pty(project.root, "show", columns=20) as terminal:  # no room for columns
+            assert terminal.ended() == 0
+        assert "row 5\r\n  id: r-5\r\n" in terminal.seen
+        assert f"r-4  {'word ' * 100}\\n\x1b[2J  7" in project.agac("show", code=0).out
+        shown = project.agac("show", "--json", "-a", "reviews", code=0).json
+        assert shown["rows"][1] == project.envelopes()[1]
+        ran = project.agac("show", "1", "--head", "2", code=0)
+        assert [line.split()[0] for line in ran.out.split("\n")[3:5]] == ["r-1", "r-2"]
+        followed(project, ran.out, "all in a file: ")
+        assert (project.root / "reviews.csv").read_text("utf-8").count("r-") == 5
+
+    def test_one_row_is_shown_in_full_with_all_that_was_made_of_it(self, project: ProjectFolder) -> None:
+        rows = [{"id": f"r-{i}", "parts": ["a", "b" * 500]} for i in range(3)]
+        stages = [{"name": "say", "explode": "parts", "prompt": "${item}"}]
+        echo = {"defaults": {"model": "local/echo"}, "path": "data/rows.jsonl"}
+        project.run(project.workflow(rows=rows, stages=stages, **echo))
+        ids = [row["id"] for row in agac.show(row="r-1", project=project.root).rows]
+        assert ids == [e["id"] for e in project.envelopes() if e["row_number"] == 2]
+        (child,) = agac.show(1, row=ids[1], project=project.root).rows
+        assert (child["result"], child["ok"], child["input"]["id"]) == ("b" * 500, True, "r-1")
+        with on_pty(project.root, "show", "--row", ids[1], columns=60) as terminal:
+            assert terminal.ended() == 0
+        assert f"  result: {'b' * 500}\r\n" in terminal.seen
+        group = {"name": "all", "group_by": "id", "prompt": "${rows_json}"}
+        project.run(project.workflow("grouped", stages=[group], **echo))
+        (found,) = agac.show(project=project.root, row="r-1").rows
+        assert (found["id"], found["row_number"]) == ("r-1", None)
+
+    def test_no_more_is_read_than_is_shown_and_what_is_open_says_what_to_do(
+        self, project: ProjectFolder, faulty: Faulty
+    ) -> None:
+        assert "nothing was run in this project yet" in project.agac("show", code=2).err
+        project.asks(faulty([{"kind": "unauthorized", "at": [1, 3]}]))
+        project.run(project.workflow(rows=1_300, stages=[{"name": "keep", "select": ["text"]}]))
+        with project.changed() as ask:  # what is not read cannot be in the way
+            ask("UPDATE row SET data = '{' WHERE ordinal > 600")
+        assert [row["id"] for row in agac.show(head=2, project=project.root).rows] == ["r-1", "r-2"]
+        project.run(project.workflow("others"), concurrency=1)
+        ran = project.agac("show", "-a", "others", code=0)
+        assert "No row has a result yet.\n" in ran.out
+        followed(project, ran.out, "Resume with: ")
+        assert [row["id"] for row in agac.show(project=project.root).rows] == ["r-1"]
+        ran = project.agac("show", "--row", "r-2", code=0)
+        followed(project, ran.out, "No result of 'r-2' is there. See what became of the row with: ")
+        assert "has no row 'nothing'" in project.agac("show", "--row", "nothing", code=2).err
 
 
 class TestInspectingARun:

@@ -311,7 +311,7 @@ def test_a_terminal_too_narrow_for_the_table_shows_values_below_one_another(fini
     with on_pty(finished.root, "sql", query, columns=60) as terminal:
         assert terminal.ended() == 0
     shown = terminal.seen.replace("\r\n", "\n")
-    assert shown == f"row 1\n  n: 7\n  long: {'a' * 400}… (500 characters)\n  evil: x\\x1b[2J\n"
+    assert shown == f"row 1\n  n: 7\n  long: {'a' * 34}… (500 characters)\n  evil: x\\x1b[2J\n"
     with on_pty(finished.root, "sql", "SELECT 7 AS n", columns=60) as terminal:
         assert terminal.ended() == 0
     assert terminal.seen == "n\r\n7\r\n"

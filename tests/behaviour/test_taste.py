@@ -40,10 +40,11 @@ def test_the_public_names_are_these() -> None:
         "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport",
         "RunsReport", "SchemasReport", "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport",
         "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph",
-        "ainspect", "aplan", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "astatus", "awhy", "backup",
-        "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples",
+        "ainspect", "aplan", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy",
+        "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator",
+        "examples",
         "export", "file_schema", "gc", "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice",
-        "row_ids", "run", "run_several", "runs", "save_drawing", "show_card", "show_data", "sql", "status",
+        "row_ids", "run", "run_several", "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status",
         "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])

@@ -174,6 +174,12 @@ class ProjectFolder:
         with closing(sqlite3.connect(f"file:{self.root}/.agac/agac.db?mode=ro", uri=True)) as connection:
             yield lambda sql, *values: connection.execute(sql, values).fetchall()
 
+    @contextmanager
+    def changed(self) -> Iterator[Callable[..., object]]:
+        """The database for statements that change it, which no command would."""
+        with closing(sqlite3.connect(self.root / ".agac/agac.db")) as connection, connection:
+            yield lambda sql, *values: connection.execute(sql, values)
+
     def assert_sound(self) -> None:
         """The database is whole, and its roll-ups say what a count of the rows says."""
         with self.connected() as ask:
