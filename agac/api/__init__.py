@@ -3,7 +3,7 @@
 import agac
 
 report = agac.run("product_reviews", project=".")
-print(report.summary["rows"], report.exit_code)
+print(report.rows.done, report.exit_code)
 
 Functions that wait are synchronous and work where an event loop runs already, as in a notebook; each has an async twin
 whose name begins with `a`: `await agac.arun("product_reviews")`.
@@ -15,47 +15,36 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # one line a module, where ruff has one a name
+    # isort: off
+    # fmt: off
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.extras import (
-        BackupReport,
-        CardReport,
-        DataReport,
-        GcReport,
-        SchemasReport,
-        backup,
-        examples,
-        file_schema,
-        gc,
-        init,
-        show_card,
-        show_data,
-        sql,
-        write_schemas,
+        BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
+        show_card, show_data, sql, write_schemas,
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.plan import plan
     from agac.api.project import CheckReport, RunOptions, validate
-    from agac.api.report import RunReport
+    from agac.api.report import RowCounts, RunReport
     from agac.api.retrieve import (
-        CancelReport,
-        DoctorReport,
-        RetrieveReport,
-        WaitReport,
-        batch_cancel,
-        batch_wait,
-        doctor,
-        retrieve,
+        CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
     from agac.api.run import RetryChoice, retry, retry_choice, run, run_several
     from agac.api.status import StatusReport, asynchronous, row_ids, status
     from agac.api.why import WhyReport, why
-    from agac.core.errors import AgacError, ExitCode, Problem, RowError, SpecError, UsageError
+    from agac.core.errors import (
+        AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
+        StoreOutdated, StoreTooNew, UsageError,
+    )
     from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
     from agac.simulator.server import embedded_simulator
+    from agac.spec.workflow import Budget
     from agac.store.query import QueryAnswer, View, views
+    # fmt: on
+    # isort: on
 
     abatch_cancel, abatch_list = asynchronous(batch_cancel), asynchronous(batch_list)
     abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
@@ -75,15 +64,17 @@ _HOMES = {
         "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.plan": "plan",
         "api.project": "CheckReport RunOptions validate",
-        "api.report": "RunReport",
+        "api.report": "RowCounts RunReport",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
         "api.run": "RetryChoice retry retry_choice run run_several",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
-        "core.errors": "AgacError ExitCode Problem RowError SpecError UsageError",
+        "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
+        "StoreOutdated StoreTooNew UsageError",
         "engine.estimate": "PlanReport",
         "engine.invocation": "Retry",
         "simulator.server": "embedded_simulator",
+        "spec.workflow": "Budget",
         "store.query": "QueryAnswer View views",
     }.items()
     for name in names.split()
@@ -91,10 +82,11 @@ _HOMES = {
 """The public names, each with the module that has it."""
 
 __all__ = [
-    "AgacError", "BackupReport", "BatchReport", "CancelReport", "CardReport", "CheckReport", "DataReport",
-    "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "PlanReport", "Problem", "QueryAnswer",
-    "RetrieveReport", "Retry", "RetryChoice", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport",
-    "SpecError", "StatusReport", "UsageError", "View", "WaitReport", "WhyReport", "abatch_cancel", "abatch_list",
+    "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
+    "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport",
+    "Problem", "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions",
+    "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt", "StoreError",
+    "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aretrieve",
     "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
     "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc",

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.api.batches import batch_lines
 from agac.api.plan import planned
@@ -210,6 +210,17 @@ def severities(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     return [{"severity": problem.severity, "message": problem.message} for problem in problems]
 
 
+class RowCounts(NamedTuple):
+    """The rows of a run by outcome; `open` have none yet."""
+
+    total: int
+    done: int
+    skipped: int
+    failed: int
+    dropped: int
+    open: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
     """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
@@ -239,6 +250,11 @@ class RunReport(Report):
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
+
+    @property
+    def rows(self) -> RowCounts:
+        """The rows of the run, those of the input."""
+        return RowCounts(**self.summary["rows"])
 
     @property
     def rows_by_remedy(self) -> Counter[str]:

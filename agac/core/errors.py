@@ -78,6 +78,8 @@ class AgacError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        if remedy is not None:
+            self.add_note(remedy)  # for programs and notebooks, which show a traceback
 
 
 class UsageError(AgacError):
@@ -144,6 +146,9 @@ class SpecError(UsageError):
         errors = sum(problem.severity == "error" for problem in problems)
         super().__init__(f"{errors} {'problem' if errors == 1 else 'problems'} found")
         self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.message}:", *(f"  {one}" for one in self.problems)])
 
 
 class StoreError(AgacError):

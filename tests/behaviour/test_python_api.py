@@ -3,7 +3,12 @@
 import asyncio
 import inspect
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +20,7 @@ import agac
 from agac.api.report import WatchedRun
 from agac.core.errors import ExitCode
 
+ROOT = Path(__file__).parents[2]
 ROWS = 12
 
 
@@ -85,3 +91,64 @@ def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
     assert project.run().summary["rows"]["done"] == ROWS
     assert server.account()["charged"] == ROWS
     project.assert_sound()
+
+
+PROGRAM = """
+import asyncio
+from typing import assert_type
+
+import agac
+from agac.plan.plan import Plan
+
+report = agac.run("reviews", agac.RunOptions(limit=3, budget=agac.Budget(usd=5)), project=".")
+assert_type(report.rows.done, int)
+assert_type(report.exit_code, agac.ExitCode)
+assert_type(agac.plan("reviews").calls, int)
+assert_type(agac.status(), agac.StatusReport)
+assert_type(agac.graph("reviews").mermaid(), str)
+assert_type(agac.retrieve().run, agac.RunReport)
+
+
+async def main() -> None:
+    assert_type(await agac.arun("reviews"), agac.RunReport)
+    assert_type(await agac.ainspect("last", "r-1"), agac.InspectReport)
+
+
+try:
+    asyncio.run(main())
+except agac.SpecError as error:
+    print([problem.where.line for problem in error.problems], Plan.__name__)
+"""
+CHECKERS = {
+    "mypy": [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache/program")],
+    "basedpyright": ["basedpyright", "--level", "error", "--pythonpath", sys.executable],
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_program_is_typed_and_every_public_name_is_there(checker: str, tmp_path: Path) -> None:
+    """basedpyright brings a Node of 280 MB, so it is no dependency: whoever has it checks with it, too."""
+    if shutil.which(CHECKERS[checker][0]) is None:
+        pytest.skip(f"{checker} is not here")
+    (tmp_path / "right.py").write_text(PROGRAM + "".join(f"print(agac.{name})\n" for name in agac.api.__all__))
+    (tmp_path / "wrong.py").write_text("import agac\n\nagac.rnu('reviews')\nagac.run(3)\nagac.run('x').rows.dnoe\n")
+    right, wrong = (
+        subprocess.run([*CHECKERS[checker], name], cwd=tmp_path, capture_output=True, text=True)
+        for name in ("right.py", "wrong.py")
+    )
+    assert right.returncode == 0, right.stdout
+    assert re.findall(r"wrong\.py:(\d)", wrong.stdout.replace(str(tmp_path), "")) == ["3", "4", "5"], wrong.stdout
+
+
+def test_errors_say_in_a_program_what_is_wrong_and_what_to_do(project: ProjectFolder) -> None:
+    project.workflow(rows=1, stages=[{"name": "classify", "promt": "x"}, {"name": "reply", "needs": ["clasify"]}])
+    with pytest.raises(agac.SpecError) as raised:
+        agac.run("reviews", project=project.root)
+    assert str(raised.value).split("\n") == [
+        f"{len(raised.value.problems)} problems found:",
+        *(f"  {problem}" for problem in raised.value.problems),
+    ]
+    assert re.search(r"\n  workflows/reviews\.yml:\d+:\d+: stages\[0\]\.promt: .*[Dd]id you mean", str(raised.value))
+    with pytest.raises(agac.UsageError) as usage:
+        agac.inspect(1, project=project.root)
+    assert traceback.format_exception_only(usage.value)[1:] == [f"{usage.value.remedy}\n"]
