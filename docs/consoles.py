@@ -1,9 +1,10 @@
 # ruff: noqa: INP001, S310, S603, S607
-"""The console blocks of the pages: run for real, in a copy of the project, and compared with what the page shows.
+"""The console blocks of the pages: typed for real, and compared with what the page shows.
 
-A block is lines `$ command`, each followed by its output. A page is one session: what a block changes, the next one
-finds. Every page starts in a copy of the example project; `<!-- project: new -->` starts again in what `agac init`
-makes, `<!-- project: empty -->` in an empty folder. What differs from run to run (times, sizes) is not compared.
+A page is typed by somebody who begins in an empty folder, has `agac` on the PATH and does nothing else: every command
+of its console blocks goes in order into one bash, as it stands there; a file is written where the page shows it, into a
+folder that is there; a Python block is a program. A block is lines `$ command`, each followed by its output. What
+differs from run to run (times, sizes) is not compared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sqlite3
@@ -24,15 +24,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pages import ROOT, Block, blocks
+from pages import Block, blocks, generated
 
 COMMANDS = Path(sys.executable).parent
 """Where the reader's `agac` is."""
 
-SHOWN_FOLDER = "/home/me/shop"
+SHOWN_HOME = "/home/me"
 SHOWN_PORT = "8088"
 WAIT_SECONDS = 60.0
-_SECRET = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
+_END = "--- end of output"
+_SECRET = re.compile(r"API_KEY|TOKEN|PROXY|VIRTUAL_ENV|PYTHON|AGAC(?!_TEST)", re.IGNORECASE)
 _VARIES = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-11-20T12:00:00Z"),
     (re.compile(r"Store: [\d.,]+ MB"), "Store: 0.2 MB"),
@@ -61,52 +62,64 @@ class Step:
 
 @dataclass
 class Session:
-    """The folder in which a page's commands run, and what has to end with it."""
+    """The bash into which a page is typed: it begins in an empty folder, the reader's home."""
 
     home: Path
     stack: ExitStack
     port: str
-    cwd: Path = field(init=False)
-    root: Path = field(init=False)
+    bash: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
-        self.start("example")
+        self.bash = self.popen("--noprofile", "--norc", cwd=self.home)
+        self.stack.callback(self.close)
 
-    def start(self, kind: str) -> None:
-        """A project to begin with."""
-        self.root = self.cwd = self.home / f"{kind}-{len(list(self.home.iterdir()))}"
-        self.root.mkdir()
-        if kind == "example":
-            for name in ("agac.yml", "workflows", "agentcards", "schemas", "prompts", "data", "tools"):
-                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-                copy(ROOT / name, self.root / name)
-        elif kind == "new":
-            self.shell("agac init")
+    def close(self) -> None:
+        """Ends the shell, and what it left in the background."""
+        os.killpg(self.bash.pid, signal.SIGTERM)
+        self.bash.communicate(b"exit\n", timeout=WAIT_SECONDS)
 
     def environment(self) -> dict[str, str]:
         """The reader's: our agac first, no key, no proxy, a home of his own."""
         kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         path = os.pathsep.join([str(COMMANDS), str(Path(sys.executable).parent), kept["PATH"]])
-        return {**kept, "PATH": path, "HOME": str(self.home), "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
+        return {**kept, "PATH": path, "HOME": str(self.home), "COLUMNS": "100"}
 
-    def popen(self, command: str) -> subprocess.Popen[bytes]:
-        """The command in a shell that stays in the page's current folder."""
-        script = f"cd {self.cwd}\n{self.inward(command)}\nstatus=$?; pwd > {self.home}/cwd; exit $status"
+    def popen(self, *arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+        """A bash that can be ended with all that it started."""
         return subprocess.Popen(
-            ["bash", "-c", script],
+            ["bash", *arguments],
+            cwd=cwd,
             env=self.environment(),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def shell(self, command: str) -> tuple[int, list[str]]:
-        """Runs a command to its end: its exit code and its lines."""
-        process = self.popen(command)
-        out, _ = process.communicate(timeout=WAIT_SECONDS)
-        self.cwd = Path((self.home / "cwd").read_text("utf-8").strip())
-        return process.returncode, self.outward(out)
+    def type(self, words: str) -> tuple[int, list[str]]:
+        """Types a line (or a few), and waits until it was done: the exit code, and the lines that came.
+
+        What goes on in the background (`&`) is a server: it was started once its first line came.
+        """
+        assert self.bash.stdin is not None
+        assert self.bash.stdout is not None
+        self.bash.stdin.write(f"{self.inward(words)}\n".encode())
+        self.bash.stdin.flush()
+        out = self.bash.stdout.readline() if words.endswith("&") else b""
+        self.bash.stdin.write(f"printf '%s %s\\n' '{_END}' $?\n".encode())
+        self.bash.stdin.flush()
+        for line in self.bash.stdout:
+            before, mark, code = line.decode().partition(f"{_END} ")
+            out += before.encode()
+            if mark:
+                return int(code), self.outward(out)
+        raise AssertionError(f"the shell ended with `{words}`:\n" + out.decode())
+
+    @property
+    def folder(self) -> Path:
+        """Where the reader is."""
+        return Path(self.type("pwd")[1][0].replace(SHOWN_HOME, str(self.home), 1))
 
     def inward(self, text: str) -> str:
         """What the page says, with the port that is free here."""
@@ -114,23 +127,35 @@ class Session:
 
     def outward(self, out: bytes) -> list[str]:
         """What was printed, as the page may show it."""
-        text = re.sub(rf"\b{self.port}\b", SHOWN_PORT, out.decode().replace(str(self.root), SHOWN_FOLDER))
+        text = re.sub(rf"\b{self.port}\b", SHOWN_PORT, out.decode().replace(str(self.home), SHOWN_HOME))
         return [line.rstrip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
 
-    def write(self, path: str, text: str) -> None:
-        """A file that the page shows."""
-        target = self.cwd / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.inward(text) + "\n", encoding="utf-8")
+    def show_or_write(self, block: Block, path: str) -> None:
+        """A file of the page: one that is made from the repository is there as it is shown; others are written."""
+        if block.text in from_files(block.page):
+            text = block.text.removeprefix(f"# {path}\n")
+            code, out = self.type(f"cat {path}")
+            wrong = code or out != [line.rstrip() for line in text.split("\n")]
+        else:
+            code, out = self.type(f"cat > {path} <<'END_OF_FILE'\n{block.text}\nEND_OF_FILE")
+            wrong = bool(code or out)
+        if wrong:
+            raise AssertionError(f"{block.where}: {path}:\n" + "\n".join(out))
 
     def faults(self, rules: str) -> str:
         """From now on `simulator/…` is answered by a simulator with these faults; gives its address."""
-        base_url = self.stack.enter_context(simulator(self.home, rules, self.environment()))
-        settings = self.root / "agac.yml"
-        provider = f"\nproviders: {{simulator: {{base_url: {base_url}}}}}\n"
-        kept = re.sub(r"\nproviders: \{simulator: .*\n", "", settings.read_text("utf-8"))
-        settings.write_text(kept + provider, encoding="utf-8")
+        base_url = self.stack.enter_context(simulator(self.home.parent, rules, self.environment()))
+        settings = self.folder / "agac.yml"
+        settings.write_text(
+            f"{settings.read_text('utf-8')}\nproviders: {{simulator: {{base_url: {base_url}}}}}\n", encoding="utf-8"
+        )
         return base_url
+
+
+def from_files(page: Path) -> set[str]:
+    """The blocks of a page that show files of the repository: the page tells nobody to write them."""
+    parts = [part[2] for part in generated(page.read_text("utf-8"))]
+    return {block for part in parts for block in re.findall(r"```\w+\n(.*?)\n```", part, re.DOTALL)}
 
 
 @contextmanager
@@ -173,21 +198,17 @@ def steps(block: Block) -> list[Step]:
 
 
 def run_page(page: Path, folder: Path) -> list[tuple[Block, str]]:
-    """Runs every console block of a page: the block, and the text that it should hold."""
+    """Types a page: its console blocks, and the text that each should hold."""
     found: list[tuple[Block, str]] = []
     with ExitStack() as stack:
         session = Session(folder, stack, free_port())
         for block in blocks(page):
-            if kind := block.directives.get("project"):
-                session.start(kind)
-            if rules := block.directives.get("faults"):
-                session.faults(rules)
             if path := file_of(block):
-                session.write(path, block.text)
-            if block.language == "console" and "not run" not in block.directives:
+                session.show_or_write(block, path)
+            elif block.language == "console" and "not run" not in block.directives:
                 found.append((block, played(block, session)))
             elif block.language == "python":
-                code, out = session.shell(f"python - <<'END'\n{block.text}\nEND")
+                code, out = session.type(f"python - <<'END'\n{block.text}\nEND")
                 if code:
                     raise AssertionError(f"{block.where}: ended with {code}:\n" + "\n".join(out))
     return found
@@ -205,20 +226,16 @@ def file_of(block: Block) -> str | None:
 def played(block: Block, session: Session) -> str:
     """The block's text with the output that its commands have now."""
     lines: list[str] = []
-    todo = steps(block)
-    with ExitStack() as stack:
-        for number, step in enumerate(todo):
-            lines.append(f"$ {step.command}")
-            if number == 0 and "background" in block.directives:
-                out = stack.enter_context(in_background(step.command, session))
-            elif number == 0 and "killed" in block.directives:
-                out = killed(step.command, session, block.directives["killed"])
-            else:
-                code, out = session.shell(step.command)
-                if code:
-                    raise AssertionError(f"{block.where}: `{step.command}` ended with {code}:\n" + "\n".join(out))
-            lines += step.shown if matches(step.shown, out, loose="killed" in block.directives) else out
-            lines += [""] * step.gap
+    for number, step in enumerate(steps(block)):
+        lines.append(f"$ {step.command}")
+        if number == 0 and "killed" in block.directives:
+            out = killed(step.command, session, block.directives["killed"])
+        else:
+            code, out = session.type(step.command)
+            if code:
+                raise AssertionError(f"{block.where}: `{step.command}` ended with {code}:\n" + "\n".join(out))
+        lines += step.shown if matches(step.shown, out, loose="killed" in block.directives) else out
+        lines += [""] * step.gap
     return "\n".join(lines)
 
 
@@ -235,18 +252,6 @@ def plain(line: str, loose: bool) -> str:
     return re.sub(r" +", " ", line)
 
 
-@contextmanager
-def in_background(command: str, session: Session) -> Iterator[list[str]]:
-    """A server: its first line, and Ctrl-C when the block ends."""
-    process = session.popen(command.removesuffix("&").rstrip())
-    assert process.stdout is not None
-    try:
-        yield session.outward(process.stdout.readline())
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=WAIT_SECONDS)
-
-
 def killed(command: str, session: Session, how: str) -> list[str]:
     """Runs a command, and kills it with signal 9 when it waits for answers that do not come."""
     numbers = re.fullmatch(r"after (\d+) calls, (\d+) in flight", how)
@@ -254,9 +259,10 @@ def killed(command: str, session: Session, how: str) -> list[str]:
         raise ValueError(f"killed: {how}: write `after 40 calls, 4 in flight`")
     calls, flying = int(numbers[1]), int(numbers[2])
     base_url = session.faults(json.dumps([{"kind": "hang", "at": list(range(calls + 1, calls + flying + 1))}]))
-    process = session.popen(f"exec {command}")
+    root = session.folder
+    process = session.popen("-c", f"exec {command}", cwd=root)
     account = base_url.removesuffix("/v1") + "/account"
-    until(lambda: asked(account) >= calls + flying and stored(session.root) >= calls, command)
+    until(lambda: asked(account) >= calls + flying and stored(root) >= calls, command)
     os.killpg(process.pid, signal.SIGKILL)
     out, _ = process.communicate(timeout=WAIT_SECONDS)
     return [*session.outward(out), "Killed"]

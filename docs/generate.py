@@ -1,5 +1,6 @@
 # ruff: noqa: INP001, T201
-"""Writes the generated parts of the documentation: reference pages from the program, console output from real runs.
+"""Writes the generated parts of the documentation: reference pages from the program; console output and the pictures of
+the front page from real runs.
 
     python docs/generate.py             writes what is out of date
     python docs/generate.py --check     says what is out of date, and exits with 1
@@ -21,6 +22,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 from consoles import refreshed
 from fragments import unreleased
 from pages import ROOT, generated, pages, replace_generated
+from pictures import pictures
 from reference import PARTS, shown_file
 
 
@@ -63,6 +65,14 @@ def main(arguments: list[str]) -> int:
             print(f"{'out of date' if flags.check else 'written'}: {page.relative_to(ROOT)}")
         if not flags.check:
             page.write_text(after, encoding="utf-8")
+    if not flags.pages and not flags.no_consoles:
+        with tempfile.TemporaryDirectory() as folder:
+            made = pictures(Path(folder) / "home")
+        for path in (path for path, text in made.items() if text != path.read_text("utf-8")):
+            stale += 1
+            print(f"{'out of date' if flags.check else 'written'}: {path.relative_to(ROOT)}")
+            if not flags.check:
+                path.write_text(made[path], encoding="utf-8")
     return 1 if flags.check and stale else 0
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
 """The pages of the documentation as data: their fenced blocks, and what a comment before a block says about it.
 
-A comment on the lines before a block: `<!-- not run: reason -->`, `<!-- file: path -->`, `<!-- project: new -->`,
-`<!-- faults: [...] -->`, `<!-- killed: after 40 calls, 4 in flight -->`, `<!-- background -->`.
+A comment on the lines before a block: `<!-- not run: reason -->`, `<!-- file: path -->`,
+`<!-- killed: after 40 calls, 4 in flight -->`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(r"<!-- ([a-z][a-z ]*?)(?:: (.*?))? -->\Z")
 _GENERATED = re.compile(r"<!-- generated: ([^>]*?) -->\n(.*?)<!-- /generated -->", re.DOTALL)
 
-DIRECTIVES = frozenset({"not run", "file", "project", "faults", "killed", "background"})
+DIRECTIVES = frozenset({"not run", "file", "killed"})
 
 
 @dataclass(frozen=True)

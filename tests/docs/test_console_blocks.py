@@ -1,6 +1,9 @@
-"""Every console and Python block of every page is run, in a copy of the example project, and shows what is printed."""
+"""Every page is typed word for word into one shell, in an empty folder, and shows what its commands print."""
 
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,17 +11,16 @@ from pathlib import Path
 import consoles
 import pytest
 import yaml
-from consoles import matches, refreshed, steps
+from consoles import file_of, matches, refreshed, steps
 from pages import DIRECTIVES, ROOT, Block, blocks, pages
+from pictures import pictures, words_of
 from support.commands import template
 from support.server import simulator
 
-TYPED = ROOT / "docs/guide/getting-started.md"
-"""`test_getting_started.py` types this page into one shell."""
+NOT_FORKED = ROOT / "docs/guide/getting-started.md"
+"""The `agac` of this page is the one that pip installed."""
 
-WITH_CONSOLES = [
-    page for page in pages() if page != TYPED and any(block.language in ("console", "python") for block in blocks(page))
-]
+WITH_CONSOLES = [page for page in pages() if any(block.language in ("console", "python") for block in blocks(page))]
 
 
 @contextmanager
@@ -34,14 +36,26 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", WITH_CONSOLES, ids=name_of)
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its `agac` is forked; the one of `test_getting_started.py` is not."""
-    monkeypatch.setattr(consoles, "COMMANDS", template().typed)
+    if page != NOT_FORKED:
+        monkeypatch.setattr(consoles, "COMMANDS", template().typed)
     monkeypatch.setattr(consoles, "simulator", simulated)
     before = page.read_text("utf-8")
     if "$ curl " in before and shutil.which("curl") is None:
         pytest.skip("this page shows curl, which is not here")
     after = refreshed(page, before, tmp_path / "home")
     assert after.split("\n") == before.split("\n"), "run: python docs/generate.py"
+
+
+def test_the_pictures_of_the_front_page_show_what_a_terminal_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consoles, "COMMANDS", template().typed)
+    for path, made in pictures(tmp_path / "home").items():
+        assert words_of(path.read_text("utf-8")) == words_of(made), "run: python docs/generate.py"
+        assert not re.search(r"href|<image|@import|url\((?!#)", made), "a picture needs nothing else"
+        assert 'role="img" aria-label="' in made
+        for page in ("README.md", "docs/README.md"):
+            assert f"assets/{path.name})" in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
@@ -52,6 +66,23 @@ def test_a_block_names_its_language_and_one_that_is_not_run_says_why(page: Path)
         if "not run" in block.directives:
             assert len(block.directives["not run"]) > 10, block.where
             assert not any(step.shown for step in steps(block)), f"{block.where}: shows output that nobody compares"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_file_that_a_page_shows_has_its_name_where_a_reader_sees_it(page: Path) -> None:
+    for block in blocks(page):
+        if path := file_of(block):
+            before = "\n".join(page.read_text("utf-8").split("\n")[: block.first])
+            near = re.sub(r"<!-- .*? -->", "", before).split()[-60:]
+            assert path in block.text.partition("\n")[0] or f"`{path}`" in " ".join(near), f"{block.where}: {path}"
+
+
+def test_the_command_that_is_typed_is_the_one_that_pip_installed() -> None:
+    script = shutil.which("agac", path=str(Path(sys.executable).parent))
+    assert script is not None, "agac is not installed in this environment: pip install -e '.[dev]'"
+    program = "import agac; print(agac.__file__)"
+    where = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+    assert Path(where.strip()).parent == ROOT / "agac"
 
 
 def test_the_readme_shows_a_run_a_crash_and_a_real_model() -> None:
