@@ -102,7 +102,7 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     level that looks at all rows before it has to wait where some of those are left open: its own open rows are then
     counted as left."""
     await context.ledger.durable()
-    (database, run, _), origin = context.places, level.origin
+    (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None
     assert origin is not None
     record, counts = await read_run(database, run), await made_counts(database, run)
@@ -115,7 +115,11 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
         pending = [count for count in counts if count.state == State.PENDING]
         upstream = sum(count.rows for count in pending if count.origin < origin)
         if upstream + row_counts(await counters(database, run))["open"]:
-            context.totals.made_parked += sum(count.rows for count in pending if count.origin == origin)
+            parked = sum(count.rows for count in pending if count.origin == origin)
+            if context.work.retry is not None:  # what it chose is opened, to be worked on when those are through
+                async for rows in LevelPass(context, level).rows():
+                    parked += sum(row.state != State.PENDING for row in rows)
+            context.totals.made_parked = before + parked
             return False
     return True
 

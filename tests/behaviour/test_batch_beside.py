@@ -98,6 +98,23 @@ def test_a_run_is_not_complete_while_a_retried_row_of_a_stage_is_in_a_batch(make
     assert len(project.envelopes()) == 10
 
 
+def test_a_retry_asks_groups_that_wait_for_others_once_those_came(batches_at: Make) -> None:
+    """Both fail until a run leaves them alone. The groups of the second stage wait for those of the first, which fail
+    again; were they not opened by the retry, they would have to wait for another one each time."""
+    project = batches_at({"kind": "refusal", "first": 6}, seconds=SECONDS)
+    one = {"name": "one", "group_by": ["id"], "prompt": "one ${rows_json}", "model": "local/echo"}
+    two = {**one, "name": "two", "needs": [], "group_by": [], "prompt": "two ${rows_json}"}
+    project.batched(one, two, rows=1, output={"stages": "two"})
+    for _ in range(4):
+        project.run()
+        project.to_the_end(seconds=SECONDS)
+    before = project.account["charged"]
+    assert agac.retry("last", agac.Retry(), project=project.root).summary["complete"] is False
+    project.to_the_end(seconds=SECONDS)
+    assert project.account["charged"] - before == 2
+    assert project.run().invocation["calls"] == 0
+
+
 def test_what_is_finished_is_exported_on_demand_alone(make: Make) -> None:
     project = make(defaults={"batch": {"max_requests": 5}})
     project.run()
