@@ -231,7 +231,7 @@ def _opened(root: Path) -> tuple[Project | None, str]:
         opened, wrong = None, error.message
     if opened is not None and wrong is None:
         return opened, ""
-    return None, f"agac.yml cannot be used: {wrong}; `agac validate` says all of it"
+    return None, f"the project cannot be used: {wrong}; `agac validate` says all of it"
 
 
 async def stored_again(database: Database, found: Sequence[BatchView]) -> list[BatchView]:

@@ -22,7 +22,7 @@ from agac.api.status import position_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.redact import Redactor
 from agac.core.types import Report, Row
-from agac.data.files import Source
+from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
 from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
 from agac.data.text_formats import separator_hint
@@ -152,14 +152,15 @@ class Project:
 
 
 def open_project(project: Path | str | None) -> Project:
-    """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems.
+    """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's.
 
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
     """
     root = project_root(project)
-    env = environment(root)
+    env, broken = environment(root)
     spec, problems = load_project(root, env)
+    problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
 
@@ -177,24 +178,26 @@ def open_project(project: Path | str | None) -> Project:
     return Project(spec, providers, problems, env)
 
 
-def environment(root: Path) -> dict[str, str]:
-    """The process's environment over the project's .env: what is exported wins."""
-    file = root / ".env"
-    if not file.is_file():
-        return dict(os.environ)
+def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:
+    """The process's environment over the project's .env (what is exported wins), and each line that cannot be read."""
+    file, raw, problems = root / ".env", b"", list[Problem]()
     try:
-        text = file.read_text("utf-8-sig")
-        broken = [str(one.original.line) for one in parse_stream(StringIO(text)) if one.error]
-        if broken:
-            remedy = "Write each line as NAME=value, a value of several lines in quotes, and comments with #."
-            raise UsageError(f".env:{broken[0]}: line {', '.join(broken)} cannot be read", remedy=remedy)
-        values = dotenv_values(stream=StringIO(text))
-    except UnicodeDecodeError as error:
-        line = file.read_bytes()[: error.start].count(b"\n") + 1
-        raise UsageError(f".env:{line}: is not UTF-8", remedy="Save the file as UTF-8.") from None
+        raw = file.read_bytes() if file.is_file() else b""
     except OSError as error:
-        raise UsageError(f".env: cannot be read: {error.strerror}", remedy="Give the file read permission.") from error
-    return {**{key: value for key, value in values.items() if value is not None}, **os.environ}
+        problems = [Problem(Where(".env"), f"cannot be read: {error.strerror}; give the file read permission")]
+    text = raw.decode("utf-8-sig", errors="surrogateescape")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if unreadable(line, "line", None):
+            problems.append(Problem(Where(".env", number), "the line is not UTF-8; save the file as UTF-8"))
+    good, remedy = "", "write each line as NAME=value, a value of several lines in quotes, and comments with #"
+    for one in parse_stream(StringIO(text)):
+        written, at = one.original
+        if one.error:  # what is written begins with the blank lines before it
+            place = Where(".env", at + written[: len(written) - len(written.lstrip())].count("\n"))
+            problems.append(Problem(place, f"the line cannot be read; {remedy}"))
+        good += "" if one.error else written
+    values = dotenv_values(stream=StringIO(good))
+    return {**{key: value for key, value in values.items() if value is not None}, **os.environ}, problems
 
 
 # Checking workflows without running them: every problem of every file, and nothing of the user's is imported.

@@ -281,18 +281,25 @@ def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project:
     assert "dialect is missing" not in checked.out
 
 
-def test_an_env_file_that_is_not_utf8_is_named_with_its_line(project: ProjectFolder) -> None:
+def test_what_is_wrong_in_an_env_file_is_told_among_the_other_problems(project: ProjectFolder) -> None:
     project.workflow(rows=1)
-    (project.root / ".env").write_bytes(b"A=1\nB=\xff\n")
-    ran = project.agac("validate")
-    assert (ran.code, ran.err) == (2, "error: .env:2: is not UTF-8\n  Save the file as UTF-8.\n")
-    project.write(".env", "# keys\nA=1\nMY_KEY sk-canary\nB='x\ny'\nC=\"never closed\n")
-    for words in (["validate"], ["run", "-a", "reviews"]):
+    project.write("workflows/w.yml", "input: data/gone.csv\nstages: [{name: a, promptt: x}]\n")
+    (project.root / ".env").write_bytes(b"A=1\n\nB=\xff\n\nMY_KEY sk-canary\nB='x\ny'\nC=\"never closed\n")
+    for words in (["validate"], ["run", "-a", "w"], ["plan", "w"]):
         ran = project.agac(*words, code=2)
-        assert ran.err.startswith("error: .env:3: line 3, 6 cannot be read\n  Write each line as NAME=value"), ran.err
-        assert "canary" not in ran.err
+        said = (ran.out + ran.err).splitlines()
+        remedy = "write each line as NAME=value, a value of several lines in quotes, and comments with #"
+        for line, wrong in ((3, "the line is not UTF-8; save the file as UTF-8"), (5, remedy), (8, remedy)):
+            assert any(f".env:{line}: " in one and wrong in one for one in said), said
+        assert any("data/gone.csv" in one for one in said)
+        assert any("promptt: unknown key; did you mean 'prompt'?" in one for one in said)
+        assert "canary" not in ran.out + ran.err
+    kept = (project.root / "agac.yml").read_text("utf-8")
+    project.write("agac.yml", "limit: [\n")
+    assert ".env:5: the line cannot be read" in project.agac("validate", code=2).out
+    project.write("agac.yml", kept)
     project.write(".env", "A=1\nB='x\ny'\nexport C=\"z\"\n\n")
-    project.agac("validate", code=0)
+    project.agac("validate", "reviews", code=0)
 
 
 def test_the_workflow_may_be_an_argument(finished: ProjectFolder) -> None:
