@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from io import StringIO
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from dotenv import dotenv_values
@@ -38,7 +38,7 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import in_order, load_project, load_workflow, workflow_keys, workflow_names
-from agac.spec.paths import output_folder, project_root
+from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
 _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "concurrency", "output", "run_mode")
@@ -252,7 +252,17 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
         if checked is not None:
             schemas = {stage.name: stage.schema for stage in checked.workflow.asking}
             problems += outside_strict(checked.workflow, checked.models, schemas)
+            problems += _for_windows(checked.workflow, opened.spec)
     return CheckReport(names, in_order(problems))
+
+
+def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
+    """Warnings of a workflow or a folder for results that a computer with Windows could not hold."""
+    table = [workflow.output.to.path] if workflow.output.to else []
+    written = [workflow.file, *map(project.shown, [workflow.output.dir, *table])]
+    parts = {PurePath(part).stem: (path, part) for path in reversed(written) for part in refused_by_windows(path)}
+    message = "{}: Windows has no files or folders called {!r}; rename it if the project is to be used there"
+    return [Problem(Where(workflow.file), message.format(*found), "warning") for found in parts.values()]
 
 
 def check_workflow(

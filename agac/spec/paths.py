@@ -112,6 +112,15 @@ def near_files(path: Path, root: Path) -> str:
     return did_you_mean(path.relative_to(real).as_posix(), known, f"files in {folder.relative_to(real).as_posix()}/")
 
 
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9¹²³]|lpt[1-9¹²³]) *(\..*)?", re.IGNORECASE)
+_NO_NAME = re.compile(r"""[<>:"|?*\\\x00-\x1f]|[. ]\Z""")
+
+
+def refused_by_windows(path: str) -> list[str]:
+    """The parts of `path` that no file or folder of Windows can be called, by Microsoft's "Naming Files, Paths"."""
+    return [part for part in path.split("/") if _DEVICE.fullmatch(part) or _NO_NAME.search(part)]
+
+
 # Where results go.
 
 

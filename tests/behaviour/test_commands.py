@@ -302,6 +302,29 @@ def test_what_is_wrong_in_an_env_file_is_told_among_the_other_problems(project: 
     project.agac("validate", "reviews", code=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "folder", "warned"),
+    [
+        ("aux", None, "workflows/aux.yml: Windows has no files or folders called 'aux.yml'"),
+        ("fine", "results/con", "results/con: Windows has no files or folders called 'con'"),
+        ("fine", "results/a:b", "results/a:b: Windows has no files or folders called 'a:b'"),
+        ("fine", "results/Lpt1.old/x", "results/Lpt1.old/x: Windows has no files or folders called 'Lpt1.old'"),
+        ("fine", "results/what?", "results/what?: Windows has no files or folders called 'what?'"),
+        ("fine", "results/end.", "results/end.: Windows has no files or folders called 'end.'"),
+        ("console", "results/com/auxiliary.nul", None),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="these names cannot be made there")
+def test_names_that_windows_cannot_hold_are_warned_of(
+    project: ProjectFolder, name: str, folder: str | None, warned: str | None
+) -> None:
+    project.workflow(name, rows=1, output={"dir": folder} if folder else {})
+    checked = project.agac("validate", code=0)
+    assert checked.out.count("Windows") == (warned is not None)
+    assert warned is None or f"workflows/{name}.yml: warning: {warned}; rename it" in checked.out
+    assert "Windows" not in project.agac("run", name, code=0).err
+
+
 def test_the_workflow_may_be_an_argument(finished: ProjectFolder) -> None:
     finished.workflow("other", rows=2)
     for words in (["run", "reviews"], ["plan", "reviews"], ["validate", "reviews"], ["graph", "reviews", "--mermaid"]):
