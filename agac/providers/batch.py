@@ -8,6 +8,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -22,8 +23,9 @@ from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.bodies import json_of, moment, text
-from agac.providers.dialect import unreadable
+from agac.providers.dialect import too_large, unreadable
 from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
+from agac.providers.http import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.transport import EXCEPTION_RULES, ConnectionSettings, ExceptionRule, reason_of
 
@@ -343,11 +345,17 @@ class BatchApi:
             verify=self._settings.tls or False,
             proxy=str(self._settings.proxy) if self._settings.proxy else None,
             trust_env=False,
-            event_hooks={"request": [self._with_our_headers]},
+            event_hooks={"request": [self._with_our_headers], "response": [self._read]},
         )
         # the key is set by us with every request, or none is
         self._client = client(api_key="unused", base_url=provider.base_url, http_client=http, max_retries=0)
-        self._lost: tuple[type[Exception], ...] = (sdk_error, httpx2.HTTPError, httpx2.StreamError, ssl.SSLError)
+        self._lost: tuple[type[Exception], ...] = (
+            sdk_error,
+            httpx2.HTTPError,
+            httpx2.StreamError,
+            ssl.SSLError,
+            ReplyTooLarge,
+        )
 
     @staticmethod
     def sdk() -> Sdk:
@@ -449,6 +457,20 @@ class BatchApi:
             del request.headers[name]
         request.headers.update(self._headers)
 
+    async def _read(self, response: httpx2.Response) -> None:
+        """Reads an answer, but for files of results, before the SDK does, which has no bound. Raises ReplyTooLarge."""
+        if response.is_success and response.request.headers["accept"] != "application/json":
+            return
+        body, most = bytearray(), self._provider.limits.reply_bytes
+        async with aclosing(response.aiter_bytes()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > most and response.is_error:
+                    break  # its beginning says enough
+                if len(body) > most:
+                    raise ReplyTooLarge
+        response._content = bytes(body)  # there is no other way to give it
+
     async def _ask(
         self, method: str, path: str, *, known: bool = False, creates: bool = False, model: str = "", **sent: Any
     ) -> Any | Fault:
@@ -483,7 +505,10 @@ class BatchApi:
         except self._status_error as problem:
             return self._fault(problem.response, known=known, creates=creates, model=model)
         except self._lost as problem:
-            return lost(problem, self._settings, creates=creates)
+            if ReplyTooLarge not in (type(problem), type(problem.__cause__)):  # some SDKs wrap it
+                return lost(problem, self._settings, creates=creates)
+            fault = too_large(self._provider, "ask a server that has batches")
+            return replace(fault, kind=FaultKind.FATAL, ambiguous=creates)
 
     async def _save(self, path: str, target: Path, accept: str, most: float) -> tuple[int, bool] | Fault:
         """Writes the body that is at `path` to `target`, and syncs it to the disk: its size, and whether its length

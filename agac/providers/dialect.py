@@ -136,10 +136,10 @@ def unreadable(provider: Provider, status: int, what: str) -> Fault:
     return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, status=status, ambiguous=True)
 
 
-def too_large(provider: Provider) -> Fault:
+def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> Fault:
     """A reply of more bytes than are read. It was paid for, and the next would be as large."""
     message = (
-        f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; ask for a shorter answer, or raise "
+        f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; {remedy}, or raise "
         f"`limits: {{reply_mb}}` of {provider.name} in agac.yml"
     )
     return Fault(FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, message, ambiguous=True)

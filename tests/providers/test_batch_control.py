@@ -1,6 +1,7 @@
 """Files and batches over an SDK: one request a call, what every answer means, and bodies that never fill the memory."""
 
 import asyncio
+import gzip
 import itertools
 import json
 import socket
@@ -169,6 +170,30 @@ def test_every_call_is_sent_once(answer: Answer, server: Canned, tmp_path: Path)
             assert len(asked) == len({one.path for one in asked}) <= 1 + (call == "GET /files"), call
             assert found is None or name == "anthropic" or (isinstance(found, Fault) and asked == server.asked)
             assert found is None or not found.ambiguous or call == "POST /files"
+
+
+@both
+def test_an_answer_is_read_as_far_as_it_may_be_large(name: str, server: Canned, tmp_path: Path) -> None:
+    bomb, path = gzip.compress(b'{"id": "' + bytes(200_000_000), 1), order(tmp_path).path
+    calls: dict[str, Callable[[BatchApi], Awaitable[Any]]] = {
+        f"POST {BATCHES[name]}": lambda api: api.create(order(tmp_path)),
+        f"GET {BATCHES[name]}/b": lambda api: api.look("b"),
+        f"GET {BATCHES[name]}": lambda api: anext(api.candidates(order(tmp_path), 0.0)),
+        **({"POST /files": lambda api: api.upload(path, "agac-key.jsonl")} if name == "openai" else {}),
+    }
+    tracemalloc.start()
+    try:
+        for call, do in calls.items():
+            faults = []
+            for status in (200, 500):
+                server.answers(call, Answer(bomb, status, {"Content-Encoding": "gzip"}))
+                faults.append(talk(name, server.base_url, do))
+            assert [one.kind for one in faults] == [FaultKind.FATAL, FaultKind.RETRY]
+            assert (faults[0].type, faults[0].ambiguous) == (ErrorType.REPLY_TOO_LARGE, call.startswith("POST"))
+            assert f"or raise `limits: {{reply_mb}}` of {name}" in faults[0].message
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @both
