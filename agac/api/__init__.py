@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
-    from agac.api.run import RetryChoice, retry, retry_choice, run, run_several
+    from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run, run_several
     from agac.api.status import StatusReport, asynchronous, row_ids, status
     from agac.api.why import WhyReport, why
     from agac.core.errors import (
@@ -66,7 +66,7 @@ _HOMES = {
         "api.project": "CheckReport RunOptions validate",
         "api.report": "RowCounts RunReport",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
-        "api.run": "RetryChoice retry retry_choice run run_several",
+        "api.run": "RetryChoice Workflow retry retry_choice run run_several",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
         "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
@@ -86,11 +86,11 @@ __all__ = [
     "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport",
     "Problem", "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions",
     "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt", "StoreError",
-    "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "abatch_cancel", "abatch_list",
-    "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aretrieve",
-    "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
-    "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc",
-    "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
+    "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel",
+    "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan",
+    "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel",
+    "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema",
+    "gc", "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
     "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why",
     "write_schemas",
 ]  # fmt: skip

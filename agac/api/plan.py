@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import RunOptions, open_project, ready_workflow, selected_rows, with_kept_rows
+from agac.api.project import RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows
 from agac.api.status import blocking, database_path
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.types import dollars
@@ -23,6 +23,7 @@ from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan
+from agac.spec.loader import WorkflowSource
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
@@ -31,13 +32,13 @@ from agac.store.db import Database, open_for_reading
 
 @blocking
 async def plan(
-    workflow: str, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
+    workflow: WorkflowSource, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
 ) -> PlanReport:
     """What `run` with the same options would do. Writes nothing and asks nobody; keys need not be there.
 
     `show` rendered prompts are kept in the report.
     """
-    opened = open_project(project)
+    opened = project_of(workflow, project)
     options = await with_kept_rows(options or RunOptions(), opened.root)
     checked, options = ready_workflow(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])

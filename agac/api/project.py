@@ -37,7 +37,15 @@ from agac.providers.table import build_providers
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec.inputs import INPUTS
-from agac.spec.loader import in_order, load_project, load_workflow, workflow_keys, workflow_names
+from agac.spec.loader import (
+    BuiltWorkflow,
+    WorkflowSource,
+    in_order,
+    load_project,
+    load_workflow,
+    workflow_keys,
+    workflow_names,
+)
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
@@ -151,13 +159,20 @@ class Project:
         )
 
 
-def open_project(project: Path | str | None) -> Project:
-    """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's.
+def project_of(workflow: WorkflowSource, project: Path | str | None) -> Project:
+    """The project in which a workflow runs. One that was made in Python needs no agac.yml: where there is none, the
+    folder itself is its project."""
+    return open_project(project_root(project, bare=isinstance(workflow, BuiltWorkflow)), bare=True)
+
+
+def open_project(project: Path | str | None, *, bare: bool = False) -> Project:
+    """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
+    `bare`: it may lack an agac.yml.
 
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
     """
-    root = project_root(project)
+    root = project_root(project, bare=bare)
     env, broken = environment(root)
     spec, problems = load_project(root, env)
     problems = [*broken, *problems]
@@ -228,14 +243,16 @@ class CheckedWorkflow:
     warnings: list[Problem]
 
 
-def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str | None = None) -> CheckReport:
+def validate(
+    workflow: WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None
+) -> CheckReport:
     """Checks one workflow, several, or all of the project, and agac.yml."""
+    wanted = [workflow] if isinstance(workflow, WorkflowSource) else list[WorkflowSource](workflow or ())
     try:
-        opened = open_project(project)
+        opened = project_of(wanted[0] if wanted else "", project)
     except SpecError as error:
         return CheckReport([], in_order([*error.problems, *workflow_keys(project_root(project))]))
-    wanted = [workflow] if isinstance(workflow, str) else list(dict.fromkeys(workflow or ()))
-    names = wanted or workflow_names(opened.spec)
+    names = list(dict.fromkeys(wanted)) or workflow_names(opened.spec)
     problems = list(opened.problems)
     if not names:
         folder = Where(opened.spec.shown(opened.spec.paths.workflows) + "/")
@@ -246,14 +263,14 @@ def validate(workflow: str | Sequence[str] | None = None, *, project: Path | str
         except UsageError as error:
             if len(names) == 1:
                 raise
-            problems.append(Problem(Where(name), f"{error.message}. {error.remedy or ''}".strip()))
+            problems.append(Problem(Where(str(name)), f"{error.message}. {error.remedy or ''}".strip()))
             continue
         problems += found
         if checked is not None:
             schemas = {stage.name: stage.schema for stage in checked.workflow.asking}
             problems += outside_strict(checked.workflow, checked.models, schemas)
             problems += _for_windows(checked.workflow, opened.spec)
-    return CheckReport(names, in_order(problems))
+    return CheckReport(list(map(str, names)), in_order(problems))
 
 
 def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
@@ -266,7 +283,7 @@ def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
 
 
 def check_workflow(
-    project: Project, name: str, overrides: Overrides, *, partial: bool = False
+    project: Project, name: WorkflowSource, overrides: Overrides, *, partial: bool = False
 ) -> tuple[CheckedWorkflow | None, list[Problem]]:
     """One workflow with everything that can be known of it before its first call.
 
@@ -343,7 +360,9 @@ def count_rows(checked: CheckedWorkflow, selection: Selection) -> int:
 # A workflow made ready for work, with its rows at hand also where they are piped in.
 
 
-def ready_workflow(project: Project, workflow: str, options: RunOptions) -> tuple[CheckedWorkflow, RunOptions]:
+def ready_workflow(
+    project: Project, workflow: WorkflowSource, options: RunOptions
+) -> tuple[CheckedWorkflow, RunOptions]:
     """The workflow, checked, with what `options` change. Standard input is read to its end first, where it is the
     input, and the options then name the file in which it is kept: what goes on later finds the rows there.
 

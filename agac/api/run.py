@@ -24,6 +24,7 @@ from agac.api.project import (
     check_workflow,
     embedded_address,
     open_project,
+    project_of,
     ready_workflow,
     selected_rows,
     with_kept_rows,
@@ -62,7 +63,7 @@ from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles
-from agac.spec.loader import in_order, load_workflow
+from agac.spec.loader import BuiltWorkflow, WorkflowSource, in_order, load_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides
 from agac.store import runs
@@ -75,6 +76,9 @@ FOLDER = "batches"
 """Where batches' files lie, beside the database."""
 
 _log = logging.getLogger("agac.api")
+
+Workflow = BuiltWorkflow
+"""`agac.Workflow`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,7 +100,7 @@ def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 @calling
 async def run(
-    workflow: str,
+    workflow: WorkflowSource,
     options: RunOptions | None = None,
     *,
     project: Path | str | None = None,
@@ -113,13 +117,19 @@ async def run(
     failed rows are no exception but `exit_code` 3.
     """
     return await _invoke(
-        open_project(project), workflow, options or RunOptions(), None, confirm, watch, handle_signals=handle_signals
+        project_of(workflow, project),
+        workflow,
+        options or RunOptions(),
+        None,
+        confirm,
+        watch,
+        handle_signals=handle_signals,
     )
 
 
 async def _invoke(
     opened: Project,
-    workflow: str,
+    workflow: WorkflowSource,
     options: RunOptions,
     retry: Retry | None,
     confirm: Confirm | None,
@@ -133,7 +143,7 @@ async def _invoke(
     if missing:
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    invocation = Invocation(given=options.given())
+    invocation = Invocation(given=options.given() | ({"in_python": True} if isinstance(workflow, Workflow) else {}))
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         names = {one.provider.name for models in checked.models.values() for one in models}

@@ -21,7 +21,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
 from agac.core.types import Outcome, Report, RowId, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
-from agac.spec.paths import PROJECT_FILE, project_root
+from agac.spec.paths import PROJECT_FILE, STORE, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
@@ -117,7 +117,7 @@ def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 def database_path(root: Path) -> Path:
     """Where a project keeps its state."""
-    return root / ".agac" / "agac.db"
+    return root / STORE
 
 
 def database_files(path: Path) -> list[Path]:
@@ -234,7 +234,7 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
 def _workflow_files(root: Path) -> set[str]:
     """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
     folder = root / "workflows"
-    if b"workflows" in (root / PROJECT_FILE).read_bytes():
+    if (root / PROJECT_FILE).is_file() and b"workflows" in (root / PROJECT_FILE).read_bytes():
         from agac.spec.loader import load_project  # loads pydantic and YAML: most projects do without
 
         spec, _ = load_project(root, {})
@@ -322,8 +322,10 @@ def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
-    words = ["agac", "run", "-a", record.workflow]
-    for name, value in given_flags(record).items():
+    words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
+    if given.get("in_python"):
+        return f"agac.run(agac.Workflow({record.workflow!r}, …))"
+    for name, value in given.items():
         if name == "var":
             words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
         else:

@@ -156,6 +156,7 @@ def planned_stage(
         **{**_fields_of(stage), "schema": schema},
         models=tuple(models),
         extra_check=resolved.validate_extra if resolved else None,
+        model=resolved.model if resolved else None,
         python_schema=python_schema,
         prints=Fingerprinter(
             provider=first.provider.name,

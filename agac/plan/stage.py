@@ -90,12 +90,13 @@ class LocalStage(Stage):
 class PlannedStage(Stage):
     """A stage that is ready to be run: its `models`, in the order in which they are called, and all texts are known.
 
-    `python_schema` is what `schema` and `extra_check` were made of. `judge`: answers are held to this in place of
-    `schema`, with which they were asked for.
+    `python_schema` is what `schema` and `extra_check` were made of, `model` the class itself. `judge`: answers are held
+    to this in place of `schema`, with which they were asked for.
     """
 
     judge: Schema | None = None
     extra_check: ExtraCheck | None = None
+    model: type | None = None
     python_schema: PythonSchema | None = None
     models: tuple[PlannedModel, ...]
     prints: Fingerprinter

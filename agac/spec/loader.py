@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed
+from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, StageFile, WorkflowFile
@@ -57,8 +57,13 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
 
 
 def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | None, Document, list[Problem]]:
-    """A file as it can be read, and every problem; `place` is where the keys belong that stages share."""
-    document = read_yaml(path, shown)
+    """A file as it can be read, and every problem; `place` is where the keys belong that stages share. A project need
+    not have its file: one with a workflow that was made in Python, or with a store."""
+    missing = kind is ProjectFile and not path.exists()
+    return _checked(kind, Document(shown, None, []) if missing else read_yaml(path, shown), place)
+
+
+def _checked(kind: type[File], document: Document, place: str) -> tuple[File | None, Document, list[Problem]]:
     problems, data = list(document.problems), document.data
     if document.empty and kind is WorkflowFile:
         problems.append(document.problem((), "is empty; a workflow has at least input and stages"))
@@ -73,8 +78,33 @@ def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | 
     return file, document, problems + found
 
 
+_OF_STAGES = "`defaults` or a stage"
+
+
 def _read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:
-    return _read(WorkflowFile, path, shown, "`defaults` or a stage")
+    return _read(WorkflowFile, path, shown, _OF_STAGES)
+
+
+class BuiltWorkflow:
+    """A workflow made in Python: the keys of a workflow's file, by a `name` of letters, digits, `_` and `-`. In it
+    `output_schema` may be a Pydantic model, too."""
+
+    def __init__(self, name: str, **keys: Any) -> None:
+        """Raises SpecError with all that is wrong with the keys alone."""
+        document = Document(f"Workflow({name!r})", keys, [])
+        self.name, self.read = name, _checked(WorkflowFile, document, _OF_STAGES)
+        problems = list(self.read[2])
+        if not re.fullmatch(r"[\w-]+", name):
+            problems.insert(0, document.problem(("name",), "has more in it than letters, digits, _ and -"))
+        if problems:
+            raise SpecError(problems)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+WorkflowSource = str | Path | BuiltWorkflow
+"""A workflow by its name, by the path of its file, or made in Python."""
 
 
 def workflow_keys(root: Path) -> list[Problem]:
@@ -94,9 +124,10 @@ def _workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
     return sorted(file for file in found if name in ("*", file.stem) and file.is_file())
 
 
-def find_workflow(project: ProjectSpec, name: str) -> Path:
-    """The file of the workflow called `name`, or at the path `name` inside the project. Raises `UsageError`."""
+def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
+    """The file of the workflow called `named`, or at this path inside the project. Raises `UsageError`."""
     folder = project.paths.workflows
+    name = str(named.resolve() if isinstance(named, Path) and named.is_file() else named)
     if Path(name).is_absolute() and Path(name).resolve().is_relative_to(project.root):
         name = Path(name).resolve().relative_to(project.root).as_posix()
     try:
@@ -117,21 +148,24 @@ def find_workflow(project: ProjectSpec, name: str) -> Path:
 
 
 def load_workflow(
-    project: ProjectSpec, name: str, overrides: Overrides | None = None
+    project: ProjectSpec, source: WorkflowSource, overrides: Overrides | None = None
 ) -> tuple[Workflow | None, list[Problem]]:
     """The workflow with everything it names, as far as it can be read, and every problem.
 
     With an error among them it is only good for finding more; None when nothing is.
     Raises `UsageError` for a name that does not exist and for overrides that the workflow cannot take.
     """
-    path = find_workflow(project, name)
+    if isinstance(source, BuiltWorkflow):
+        name, (file, document, problems) = source.name, source.read
+    else:
+        path = find_workflow(project, source)
+        name, (file, document, problems) = path.stem, _read_workflow(path, project.shown(path))
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
-    file, document, problems = _read_workflow(path, project.shown(path))
     if file is None:
         return None, in_order(problems)
-    workflow, more = _resolved(file, document, project, path.stem, overrides)
+    workflow, more = _resolved(file, document, project, name, overrides)
     return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, problems))])
 
 

@@ -20,6 +20,8 @@ from agac.spec.python_code import EDITED, as_written, bound_names, import_file, 
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from agac.spec.models import StageFile
     from agac.spec.yaml import Document
 
@@ -33,11 +35,16 @@ def schema_name(text: str) -> str:
 
 
 def load_schema(
-    value: str | dict[str, Any], project: ProjectSpec, document: Document, path: Path_, *, name: str
+    value: str | dict[str, Any] | type, project: ProjectSpec, document: Document, path: Path_, *, name: str
 ) -> tuple[SchemaSpec | None, list[Problem]]:
     """The schema that stands at `path` of `document`; `name` is what an inline one is called."""
     if isinstance(value, dict):
         return _inline(value, document, path, name)
+    if isinstance(value, type):
+        try:
+            return JsonSchema(_of_model(value, schema_name(value.__name__), value.__name__).schema, value), []
+        except UsageError as error:
+            return None, [document.problem(path, f"{error.message}. {error.remedy}")]
     try:
         if value.startswith(PREFIX):
             return _python_schema(value, project.root), []
@@ -142,10 +149,11 @@ def _not_finite(text: str) -> NoReturn:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A schema ready for use. `validate_extra` gives what the model's own validators say against a value that already
-    satisfies the schema: an empty list when nothing."""
+    satisfies the schema: an empty list when nothing. `model` is the class that both were made of."""
 
     schema: Schema
     validate_extra: Callable[[JSONValue], list[str]] | None = None
+    model: type[BaseModel] | None = None
 
 
 def _python_schema(text: str, root: Path) -> PythonSchema:
@@ -189,12 +197,18 @@ def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
     Raises `UsageError` when that module cannot be used.
     """
     if isinstance(spec, JsonSchema):
-        return Resolved(spec.schema)
-    from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
-
+        told = spec.schema.name
+        return Resolved(spec.schema) if spec.model is None else _of_model(spec.model, told, told)
     name = f"{PREFIX}{spec.module}.{spec.cls}"
     with redirect_stdout(sys.stderr):  # stdout belongs to what agac itself says
-        model = _imported(spec, name, root)
+        return _of_model(_imported(spec, name, root), spec.name, name)
+
+
+def _of_model(model: object, told: str, name: str) -> Resolved:
+    """What a Pydantic model asks of answers: `told` to providers by one name, users by another. Raises UsageError."""
+    from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
+
+    with redirect_stdout(sys.stderr):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
         adapter: TypeAdapter[Any] = TypeAdapter(model)
@@ -217,7 +231,7 @@ def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
             return [f"{name} raised {type(error).__name__}: {error}"]
         return []
 
-    return Resolved(Schema(spec.name, body), validate_extra)
+    return Resolved(Schema(told, body), validate_extra, model)
 
 
 def _imported(spec: PythonSchema, name: str, root: Path) -> object:

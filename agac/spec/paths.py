@@ -16,31 +16,39 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean
 # Finding the project: light enough for commands that only read the store.
 
 PROJECT_FILE = "agac.yml"
+STORE = Path(".agac") / "agac.db"
 STATE_FOLDERS = (".agac", ".git")
 
 
-def find_project(start: Path, explicit: Path | None = None) -> Path:
-    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward.
+def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
+    """The project's root: `explicit` when given, else the nearest folder with an agac.yml, or with a store, from
+    `start` upward; where there is none, `start` itself if it may be `bare`.
 
     Raises `UsageError` when there is none.
     """
     if explicit is not None:
-        if (explicit / PROJECT_FILE).is_file():
+        if _is_project(explicit) or (bare and explicit.is_dir()):
             return explicit.resolve()
         raise UsageError(f"{explicit} has no {PROJECT_FILE}", remedy=f"Run `agac init {explicit}` to make a project.")
     here = start.resolve()
     for folder in (here, *here.parents):
-        if (folder / PROJECT_FILE).is_file():
+        if _is_project(folder):
             return folder
+    if bare:
+        return here
     raise UsageError(
         f"no {PROJECT_FILE} in {here} or any folder above it",
         remedy="Run `agac init` to make a project here, or name one with --project-dir.",
     )
 
 
-def project_root(project: Path | str | None, start: Path | None = None) -> Path:
+def _is_project(folder: Path) -> bool:
+    return (folder / PROJECT_FILE).is_file() or (folder / STORE).is_file()
+
+
+def project_root(project: Path | str | None, start: Path | None = None, *, bare: bool = False) -> Path:
     """The root of the project that a caller names, else of the one around `start` or the current folder."""
-    return find_project(start or Path.cwd(), Path(project) if project is not None else None)
+    return find_project(start or Path.cwd(), Path(project) if project is not None else None, bare=bare)
 
 
 MAX_LENGTH = 1_000

@@ -331,8 +331,8 @@ def deadline(value: Any) -> float | DayTime:
 
 
 def schema_form(value: Any) -> Any:
-    """A path, `python:…`, or a mapping; which of them is decided where it is resolved."""
-    if isinstance(value, bool) or not isinstance(value, (str, dict)):
+    """A path, `python:…`, a mapping, or in Python a class; which of them is decided where it is resolved."""
+    if isinstance(value, bool) or not isinstance(value, (str, dict, type)):
         raise refused("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
     if not value:
         raise refused("is empty; name a file or list the fields of the result")

@@ -119,9 +119,10 @@ class RunRules:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """A result schema that is known from files alone."""
+    """A result schema that is known from files alone, or made of the Pydantic `model` that a program gave."""
 
     schema: Schema
+    model: type | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Document:
     @property
     def empty(self) -> bool:
         """Nothing but white space and comments: not even a null was written."""
-        return self.root is None and not self.problems
+        return self.root is None and self.data is None and not self.problems
 
     def where(self, path: Path_, *, key: bool = False) -> Where:
         """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""

@@ -65,7 +65,7 @@ def test_rows_of_a_program_are_those_of_a_file_and_pay_for_nothing_again(
     project.run(project.workflow(path="data/rows.jsonl"))
     before, calls = project.output(), server.account()["requests"]
     assert calls == 3
-    plan = agac.plan_run("reviews", agac.RunOptions(input=WAYS[way]()), project=project.root)
+    plan = agac.plan("reviews", agac.RunOptions(input=WAYS[way]()), project=project.root)
     assert (plan.calls, plan.rows["total"]) == (0, 3)
     report = project.run(input=WAYS[way]())
     assert (report.exit_code, report.invocation["tasks_reused"], server.account()["requests"]) == (0, 3, calls)
