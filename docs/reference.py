@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import click
+import yaml
 from pages import ROOT
 from pydantic import BaseModel
 from support import outcomes
@@ -332,6 +333,29 @@ def mistakes() -> str:
     return text
 
 
+def failure_modes() -> str:
+    """What goes wrong in engines of this kind, with the tests against it. Raises ValueError where one is not there."""
+    lines = []
+    for subject, modes in yaml.safe_load((ROOT / "docs/failure-modes.yml").read_text("utf-8")).items():
+        lines += [f"\n## {subject}\n"]
+        for name, mode in modes.items():
+            if "absent" in mode:
+                lines.append(f"- **{name}** {mode['trouble']}\n  *Not here:* {mode['absent']}.")
+                continue
+            tests = ", ".join(f"`{test}`" for test in map(_found_test, mode["tests"]))
+            lines.append(f"- **{name}** {mode['trouble']}\n  *agac:* {mode['does']}\n  *Tests:* {tests}")
+    return "\n".join(lines) + "\n"
+
+
+def _found_test(test: str) -> str:
+    """A test's path and name, if it is there."""
+    path, _, name = test.partition("::")
+    file = ROOT / "tests" / path
+    if not file.is_file() or not re.search(rf"def {name}\(|^{name} = ", file.read_text("utf-8"), re.MULTILINE):
+        raise ValueError(f"docs/failure-modes.yml names a test that is not there: tests/{test}")
+    return f"tests/{test}"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "store": store,
@@ -345,6 +369,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "faults": fault_kinds,
     "batch faults": batch_fault_kinds,
     "mistakes": mistakes,
+    "failure modes": failure_modes,
     "outcomes of stages": outcomes.stage_table,
     "outcomes of made rows": outcomes.maker_table,
     "outcomes of outputs": outcomes.output_table,

@@ -1,9 +1,11 @@
 """Links within the documentation lead somewhere, and every page can be reached."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from pages import ROOT, pages
 
 PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "changelog.d/README.md"]
@@ -47,3 +49,25 @@ def test_a_page_is_of_agac_alone(page: Path) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/guide").glob("*.md")), ids=lambda page: page.name)
 def test_a_guide_begins_with_what_its_reader_can_do_afterwards(page: Path) -> None:
     assert page.read_text("utf-8").split("\n")[2].startswith("After this page you ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_test_that_a_page_names_is_there(page: Path) -> None:
+    for path, name in re.findall(r"\b(tests/[\w/]+\.py)::(\w+)", page.read_text("utf-8")):
+        found = (ROOT / path).read_text("utf-8")
+        assert re.search(rf"def {name}\(|^{name} = ", found, re.MULTILINE), f"{page.name}: {path}::{name}"
+
+
+def test_every_failure_mode_has_a_test_or_a_reason_why_it_cannot_be() -> None:
+    modes = [
+        (name, mode)
+        for subject in yaml.safe_load((ROOT / "docs/failure-modes.yml").read_text("utf-8")).values()
+        for name, mode in subject.items()
+    ]
+    assert Counter(name[0] for name, _ in modes) == Counter(
+        C=8, T=7, R=12, B=8, X=7, P=6, A=6, M=4, F=5, E=5, U=4, Z=10
+    )
+    assert len(dict(modes)) == len(modes)
+    for name, mode in modes:
+        assert mode["trouble"], name
+        assert mode.get("absent") or (mode["does"] and mode["tests"]), name
