@@ -65,7 +65,7 @@ row_timeout: 9m
 keep_replies: failed
 telemetry: {file: true, ttft: true}
 stages:
-  - {name: clean, python: "tools/clean.py:clean", processes: 2, on_empty: warn}
+  - {name: clean, python: "tools/clean.py:clean", processes: 2, timeout: 30, on_empty: warn}
   - {name: slow, python: "tools/clean.py:wait"}
   - {name: old, filter: 'text != "x"', on_empty: error}
   - {name: pick, select: [id, text, list]}
