@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -158,6 +159,12 @@ def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
 
 Watch = Callable[[WatchedRun], Awaitable[None]]
 """A coroutine that shows progress until it is cancelled."""
+
+
+def display() -> Watch:
+    """The display of the commands. By name: who wants to see nothing loads nothing of the command line."""
+    watch: Watch = import_module("agac.cli.progress").progress(quiet=False)
+    return watch
 
 
 LOOK_SECONDS = 1.0

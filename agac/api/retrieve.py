@@ -90,7 +90,7 @@ async def retrieve(
     run: int | str | None = None,
     submit: bool = True,
     project: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Watch | bool = False,
     handle_signals: bool = False,
 ) -> RetrieveReport:
     """Takes in what has ended of a batch (our number of it, or the provider's id), or of all open ones of a `run` (its
@@ -127,7 +127,7 @@ async def retrieve(
         else:
             await confirm_store(database, work)
             with interruptible(invocation, signals=handle_signals):
-                await walk_through(database, work, invocation, [], watch, lambda: None)
+                await walk_through(database, work, invocation, [], progress, lambda: None)
 
         report = await report_of(database, work, invocation, [], writes=newer is None)
         return await _retrieved(database, before, invocation, report, providers, newer)

@@ -35,6 +35,7 @@ from agac.api.report import (
     Watch,
     WatchedRun,
     counted_or_estimated,
+    display,
     report_of,
     show,
     stale_facts,
@@ -104,27 +105,23 @@ async def run(
     options: RunOptions | None = None,
     *,
     project: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Watch | bool = False,
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
     """Runs what is left of a workflow's rows and writes its outputs when all of them have an outcome.
 
     Killed at any point, the same call goes on; Ctrl-C stops it in good order, then KeyboardInterrupt comes out.
+    `progress`: whether to show it on standard error as the command does, or below a notebook's cell; or what shows it.
     `confirm` is asked whether to go on above `confirm_above`; without it such a run is refused unless `options.yes`.
     `handle_signals`: SIGINT and SIGTERM stop it in good order, and a report comes out (main thread only). Raises
     SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a user can mend;
     failed rows are no exception but `exit_code` 3.
     """
     return await _invoke(
-        project_of(workflow, project),
-        workflow,
-        options or RunOptions(),
-        None,
-        confirm,
-        watch,
+        project_of(workflow, project), workflow, options or RunOptions(), None, confirm, progress,
         handle_signals=handle_signals,
-    )
+    )  # fmt: skip
 
 
 async def _invoke(
@@ -133,7 +130,7 @@ async def _invoke(
     options: RunOptions,
     retry: Retry | None,
     confirm: Confirm | None,
-    watch: Watch | None,
+    progress: Watch | bool,
     *,
     handle_signals: bool,
 ) -> RunReport:
@@ -176,7 +173,7 @@ async def _invoke(
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
         with interruptible(invocation, signals=handle_signals):
-            await walk_through(database, work, invocation, warnings, watch, count_of)
+            await walk_through(database, work, invocation, warnings, progress, count_of)
 
         report = await report_of(database, work, invocation, warnings, checked.workflow)
         if left is not None and not left.most_left and invocation.complete:
@@ -314,13 +311,14 @@ async def walk_through(
     work: Work,
     invocation: Invocation,
     warnings: list[Problem],
-    watch: Watch | None,
+    progress: Watch | bool,
     count: Callable[[], RowCount | None],
 ) -> None:
-    """The invocation itself, shown to `watch` while it goes on; `count` says how many rows it is about."""
+    """The invocation itself, with its `progress` while it goes on; `count` says how many rows it is about."""
     plan = work.plan
     watching: asyncio.Task[Any] | None = None
-    if watch is not None:
+    if progress is not False:
+        watch = display() if progress is True else progress
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
         in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
         watched = WatchedRun(
@@ -378,7 +376,7 @@ def run_several(
     *,
     tell: Callable[[RunReport], None],
     project: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Watch | bool = False,
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> ExitCode:
@@ -390,7 +388,9 @@ def run_several(
         _check(workflows, options, project)
     codes = []
     for workflow in workflows:
-        report = run(workflow, options, project=project, watch=watch, confirm=confirm, handle_signals=handle_signals)
+        report = run(
+            workflow, options, project=project, progress=progress, confirm=confirm, handle_signals=handle_signals
+        )
         tell(report)
         codes.append(report.exit_code)
         if report.exit_code not in GOING_ON:
@@ -453,7 +453,7 @@ async def retry(
     options: RunOptions | None = None,
     *,
     project: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Watch | bool = False,
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
@@ -478,7 +478,7 @@ async def retry(
         concurrency=before.concurrency if options.concurrency is None else options.concurrency,
         run_mode=before.run_mode if options.run_mode is None else options.run_mode,
     )
-    return await _invoke(opened, record.workflow, merged, due, confirm, watch, handle_signals=handle_signals)
+    return await _invoke(opened, record.workflow, merged, due, confirm, progress, handle_signals=handle_signals)
 
 
 def _begun(record: runs.RunRecord, choice: Retry) -> float | None:

@@ -99,7 +99,7 @@ def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit
     if batch_id is not None and run is not None:
         raise click.UsageError("--run takes all batches of a run: leave out ID", click.get_current_context())
     report = long_running(api.retrieve)(
-        batch_id, run=run, submit=not no_submit, project=settings.project_dir, watch=progress(settings.quiet),
+        batch_id, run=run, submit=not no_submit, project=settings.project_dir, progress=progress(settings.quiet),
         handle_signals=True,
     )  # fmt: skip
     ended, quiet = report.run, settings.quiet or as_json

@@ -16,8 +16,9 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import inf
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say, waits_text
 from agac.core.types import dollars
@@ -31,14 +32,19 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.125
 """Between two pictures on a terminal."""
 
+NOTEBOOK_SECONDS = 0.5
+"""The same in a notebook: each picture is a message to the browser."""
+
 LOG_CHECK_SECONDS = 1.0
 """Between two checks whether plain lines are due."""
 
 
-def progress(quiet: bool) -> Callable[[WatchedRun], Awaitable[None]] | None:
-    """A watcher for `api.run`; None for a quiet command."""
+def progress(quiet: bool) -> Callable[[WatchedRun], Awaitable[None]] | Literal[False]:
+    """What shows the progress of `api.run`; nothing for a quiet command."""
     if quiet:
-        return None
+        return False
+    if "IPython" in sys.modules and import_module("rich.console").Console().is_jupyter:
+        return in_notebook
     return on_terminal if is_live(sys.stderr, os.environ) else plainly
 
 
@@ -72,6 +78,20 @@ async def on_terminal(watched: WatchedRun) -> None:
     finally:
         sys.stderr.flush()  # the beginning of a line that was not ended
         live.stop()
+
+
+async def in_notebook(watched: WatchedRun) -> None:
+    """Show the lines below the cell that runs, until it is cancelled; the last ones stay."""
+    observed, style = ObservedRun(watched), LineStyle(None, "utf-8")
+    below: Any = import_module("IPython.display").DisplayHandle()
+    paint = below.display
+    try:
+        while True:
+            paint({"text/plain": "\n".join(run_lines(*observed.look(time.monotonic()), style))}, raw=True)
+            paint = below.update
+            await asyncio.sleep(NOTEBOOK_SECONDS)
+    finally:
+        paint({"text/plain": "\n".join(run_lines(*observed.look(time.monotonic()), style))}, raw=True)
 
 
 async def plainly(
@@ -354,7 +374,8 @@ def in_foreground(stream: TextIO) -> bool:
 def _on_stop(live: Live) -> Iterator[None]:
     """Ctrl-Z restores the terminal before the process stops; after `fg` the lines are painted again."""
     loop, stop = asyncio.get_running_loop(), getattr(signal, "SIGTSTP", None)
-    if stop is None or signal.getsignal(stop) is not signal.SIG_DFL:
+    on_main = threading.current_thread() is threading.main_thread()  # else that of the program does as it likes
+    if stop is None or not on_main or signal.getsignal(stop) is not signal.SIG_DFL:
         yield
         return
 

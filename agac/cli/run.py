@@ -105,7 +105,7 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
     raised = True
     try:
         code = long_running(api.run_several)(
-            workflows, options, tell=print_ended, project=settings.project_dir, watch=progress(settings.quiet),
+            workflows, options, tell=print_ended, project=settings.project_dir, progress=progress(settings.quiet),
             confirm=confirmed, handle_signals=True,
         )  # fmt: skip
         raised = False
@@ -156,8 +156,8 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
             )
     options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
     report = long_running(api.retry)(
-        found.run, selection, options, project=settings.project_dir, watch=progress(settings.quiet), confirm=confirmed,
-        handle_signals=True,
+        found.run, selection, options, project=settings.project_dir, progress=progress(settings.quiet),
+        confirm=confirmed, handle_signals=True,
     )  # fmt: skip
     print_run(report, typed_command(), quiet=settings.quiet or as_json)
     if as_json:

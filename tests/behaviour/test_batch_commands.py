@@ -141,7 +141,7 @@ def test_who_watches_sees_how_the_batches_stand(shop: ProjectFolder, slow: Serve
         assert [stage.total for stage in watched.snapshot().stages] == [RowCount(5, exact=True)]
         await asyncio.to_thread(advance, slow, 200)
 
-    assert agac.run("reviews", agac.RunOptions(wait=True), project=shop.root, watch=watch).exit_code == 0
+    assert agac.run("reviews", agac.RunOptions(wait=True), project=shop.root, progress=watch).exit_code == 0
     assert {one.stage for one in seen[0]} == {"classify"}
     assert sum(one.requests for one in seen[0]) == 5
 

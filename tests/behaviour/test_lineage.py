@@ -243,5 +243,5 @@ def test_progress_says_nothing_that_is_not_known(
             seen[:] = [(s.name, s.settled, s.total.rows if s.total else None) for s in watched.snapshot().stages]
             await asyncio.sleep(0)
 
-    agac.run("reviews", agac.RunOptions(), project=project.root, watch=watch)
+    agac.run("reviews", agac.RunOptions(), project=project.root, progress=watch)
     assert seen == expected

@@ -104,7 +104,8 @@ def test_ctrl_c_during_the_export_ends_it_and_the_next_run_writes_it(project: Pr
         project.run(project.workflow(rows=4))
     monkeypatch.undo()
     assert not (project.root / "output/reviews/results.jsonl").exists()
-    report = agac.run("reviews", project=project.root, watch=fails)  # a watcher that fails costs nothing but its words
+    # a watcher that fails costs nothing but its words
+    report = agac.run("reviews", project=project.root, progress=fails)
     assert (report.exit_code, report.invocation["calls"], len(project.envelopes())) == (0, 0, 4)
 
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.project import ProjectFolder
 from support.server import Faulty, Server
+from support.terminals import PseudoTerminal
 
 import agac
 from agac.api.report import WatchedRun
@@ -82,7 +84,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
 
     options = agac.RunOptions(concurrency=2)
     with pytest.raises(KeyboardInterrupt):
-        around(lambda: agac.run("reviews", options, project=project.root, watch=interrupt))
+        around(lambda: agac.run("reviews", options, project=project.root, progress=interrupt))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     (run,) = agac.status(project=project.root).runs
     assert run["last_invocation"]["exit_code"] == ExitCode.INTERRUPTED
@@ -91,6 +93,27 @@ def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
     assert project.run().summary["rows"]["done"] == ROWS
     assert server.account()["charged"] == ROWS
     project.assert_sound()
+
+
+def test_progress_is_shown_on_a_terminal_only_when_asked_for_also_where_a_loop_runs(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([], "--latency", "0.3"))
+    project.workflow(rows=ROWS)
+    program = """if True:
+        import agac, asyncio
+        silent = agac.run("reviews", agac.RunOptions(limit=2))
+        print("silent", silent.rows.done)
+        async def cell():
+            return agac.run("reviews", agac.RunOptions(concurrency=1), progress=True)
+        print("shown", asyncio.run(cell()).rows.done)
+    """
+    terminal = PseudoTerminal([sys.executable, "-c", program], project.root, {}, 120, 24)
+    with closing(terminal):
+        assert re.sub(r"\s", "", terminal.until("silent 2")) == "silent2"
+        terminal.until(r"classify [█░]{10} \d+/12")
+        assert terminal.ended() == 0
+    assert terminal.seen.endswith(f"shown {ROWS}\r\n")
 
 
 PROGRAM = """

@@ -302,7 +302,7 @@ def interrupted_run(project: ProjectFolder, after: int) -> agac.RunReport:
             await asyncio.sleep(0)
         watched.invocation.stop_signal.interrupt()
 
-    return agac.run("reviews", agac.RunOptions(concurrency=2), project=project.root, watch=watch)
+    return agac.run("reviews", agac.RunOptions(concurrency=2), project=project.root, progress=watch)
 
 
 def files(project: ProjectFolder) -> list[bytes]:

@@ -250,7 +250,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.provider.when_asked = stopping = Interrupter(number)
         try:
             options = agac.RunOptions(concurrency=concurrency, wait=True, yes=True)
-            report = agac.run("reviews", options, project=self.project.root, watch=stopping.watch)
+            report = agac.run("reviews", options, project=self.project.root, progress=stopping.watch)
         finally:
             self.provider.when_asked = None
         assert report.exit_code in (0, 3, 130)
