@@ -27,12 +27,13 @@ from agac.cli.terminal import (
     cells,
     first_line,
     is_unicode,
-    plain,
     print_json,
     print_lines,
     print_report,
+    printable,
     record_lines,
     say,
+    shortened,
     table,
     table_lines,
 )
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
     """Reads the store only."""
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
-    print_report(report, inspect_lines, as_json=as_json)
+    print_report(report, lambda found: map(printable, inspect_lines(found)), as_json=as_json)
 
 
 @click.command(
@@ -122,7 +123,7 @@ def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
     """Reads the store only."""
     report = api.why(run, row, stage, project=settings.project_dir)
-    print_report(report, why_lines, as_json=as_json)
+    print_report(report, lambda found: map(printable, why_lines(found)), as_json=as_json)
 
 
 @click.command(help="Run one SELECT on the store. Without QUERY, list the views.")
@@ -159,13 +160,12 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
 
 
 def inspect_lines(report: InspectReport) -> Iterator[str]:
-    """A run or its rows. Text of models and inputs is shown with escapes for control characters."""
+    """A run or its rows."""
     run, rows = report.run, report.rows
     if rows is None:
-        yield from map(plain, _run(run))
-        return
-    for number, row in enumerate(rows):
-        yield from map(plain, ["", *_row(run, row)] if number else _row(run, row))
+        yield from _run(run)
+    for number, row in enumerate(rows or ()):
+        yield from ["", *_row(run, row)] if number else _row(run, row)
 
 
 def _run(run: dict[str, Any]) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     if row["error"]:
         yield f"  {_error_text(row['error'])}"
     if "kept_row" in row:
-        yield f"  its id is that of row {row['kept_row']}, which is kept (on_duplicate_id of the input)"
+        yield f"  left before any stage: its id is that of row {row['kept_row']}, which is kept (on_duplicate_id)"
     yield from _relatives(run["run"], row)
     yield from ("", "Fields:")
     if row["fields"] is None:
@@ -398,17 +398,12 @@ def _error_text(error: dict[str, Any]) -> str:
 
 def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
     """`name: text`, or the name and the lines of the text below it; on a terminal the beginning of a long one."""
-    if len(text) > LONG_BLOCK and sys.stdout.isatty():
-        text = f"{text[:LONG_BLOCK]}… ({len(text):,} characters: all of them with --json, or in a pipe)"
+    text = shortened(text)
     if "\n" in text:
         yield f"{by}{name}:"
         yield from (f"{by}  {line}".rstrip() for line in text.split("\n"))
     else:
         yield f"{by}{name}: {text}"
-
-
-LONG_BLOCK = 2_000
-"""Characters of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
 
 
 def _text(value: Any) -> str:
@@ -441,7 +436,7 @@ def why_lines(report: WhyReport) -> Iterator[str]:
     yield ""
     if found["passed_over"]:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
-        yield plain(skip_words(found["passed_over"]))
+        yield skip_words(found["passed_over"])
     else:
         yield from _task(now, found)
     yield ""
@@ -469,13 +464,13 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
     if found["error"]:
-        yield plain(f"error: {found['error']['type']}: {found['error']['message']}")
+        yield f"error: {found['error']['type']}: {found['error']['message']}"
     if found["answered_by"] and operation is None:
         how = f" ({found['how']})" if found["how"] else ""
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
     yield ""
     if operation is not None:
-        yield f"This stage calls no model. It does: {plain(_compact(operation.body()))}"
+        yield f"This stage calls no model. It does: {_compact(operation.body())}"
         return
     yield "The fingerprint is made of:"
     yield f"  model: {parts['model']}"
@@ -490,7 +485,7 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
         yield f"  messages: {'none' if found['outcome'] is None else 'cannot be shown'}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
-        yield from (f"    {line}".rstrip() for line in plain(message["text"]).split("\n"))
+        yield from (f"    {line}".rstrip() for line in shortened(message["text"]).split("\n"))
 
 
 def _compared(report: WhyReport) -> Iterator[str]:
@@ -502,7 +497,7 @@ def _compared(report: WhyReport) -> Iterator[str]:
     run, reason = f"run {before.run}", before.passed_over
     is_guarded = reason is not None or now.passed_over is not None
     if is_guarded:
-        yield f"In {run}: {f'{before.outcome}: {plain(skip_words(reason))}' if reason else 'it was run'}"
+        yield f"In {run}: {f'{before.outcome}: {skip_words(reason)}' if reason else 'it was run'}"
     elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
         again = (
             f", but the task was run again: {report.anew}." if report.anew is not None else ": its answer is reused."
@@ -522,9 +517,9 @@ def _compared(report: WhyReport) -> Iterator[str]:
     for one in report.differences:
         if "diff" in one:
             yield f"  {one['what']}:"
-            yield from (f"    {plain(line)}" for line in one["diff"][2:])
+            yield from (f"    {line}" for line in shortened("\n".join(one["diff"][2:])).split("\n"))
         else:
-            yield f"  {one['what']}: {plain(_compact(one['before']))} → {plain(_compact(one['now']))}"
+            yield f"  {one['what']}: {_compact(one['before'])} → {_compact(one['now'])}"
 
 
 Rows = Iterable[tuple[Any, ...]]

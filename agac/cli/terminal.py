@@ -93,6 +93,23 @@ def first_line(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
+LONG_CHARACTERS, LONG_LINES = 2_000, 100
+"""The most of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
+
+
+def shortened(text: str, characters: int = LONG_CHARACTERS) -> str:
+    """The text or, on a terminal, the beginning of a long one."""
+    some = "\n".join(text[:characters].split("\n")[:LONG_LINES])
+    if some == text or not sys.stdout.isatty():
+        return text
+    return f"{some}… ({len(text):,} characters: all of them with --json, or in a pipe)"
+
+
+def printable(line: str) -> str:
+    """A line as it is shown. Its texts may be cut already, and say so at its end."""
+    return plain(shortened(line, 2 * LONG_CHARACTERS))
+
+
 def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
     """The fields of each row below one another, further lines of a value indented; with `cut`, each on one line of the
     terminal, of a longer one the beginning and its length."""

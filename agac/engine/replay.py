@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agac.core.errors import ErrorType
 from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint, snapshot
 from agac.core.types import JSONValue, Message, Outcome
 from agac.engine.derived_rows import MemberView
@@ -189,10 +190,12 @@ class RowHistory:
 
     def stages_met(self) -> list[RecordedStage]:
         """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where
-        a function gave a list, its rows go through those that follow, and not this one."""
+        a function gave a list, its rows go through those that follow, and not this one; a record that repeats an id
+        comes to none."""
         if self.row.place is not None and self.row.place < 0 and self.row.origin is not None:
             return [self.stages[self.row.origin]]
-        own, lists = self.own, set(self.lists)
+        repeats = self.row.state == State.DROPPED or self.row.error_type == ErrorType.DUPLICATE_ID
+        own, lists = frozenset[str]() if repeats else self.own, set(self.lists)
         return [
             stage
             for stage in self.stages

@@ -210,6 +210,20 @@ def test_a_terminal_gets_states_in_colour_and_only_the_beginning_of_long_texts(p
     assert len(project.agac("inspect", "last", "a").out) > 500_000
 
 
+def test_no_look_floods_a_terminal_whatever_the_values(project: ProjectFolder) -> None:
+    """A prompt of many lines and its difference to the one before, a long value, a column with a long name."""
+    row = {"id": "a", "text": "long " * 100_000, "lines": "line\n" * 10_000, "long name " * 100: ""}
+    project.rows([row], "data/rows.jsonl")
+    for prompt in ("${lines}", "${text}\n${lines}"):
+        project.run(project.workflow(path="data/rows.jsonl", stages=[{"name": "say", "prompt": prompt}]))
+    for words in ("inspect last a", "why last a say", "data data/rows.jsonl"):
+        with on_pty(project.root, *words.split(), columns=60) as terminal:
+            assert terminal.ended() == 0
+        assert len(terminal.seen) < 20_000, words
+        assert terminal.seen.count("\n") < 400, words
+        assert len(project.agac(*words.split()).out) > 50_000
+
+
 def test_columns_are_as_wide_as_their_cells_and_a_line_is_a_row() -> None:
     assert table(["a", "n"], [["行列", 1], ["x\ny", 20_000]]).split("\n") == [
         "a          n",

@@ -102,7 +102,11 @@ def test_repeated_ids_are_dropped_or_get_a_suffix(
     assert {row["row_number"]: row["kept_row"] for row in rows if row["state"] == "dropped"} == left
     shown = project.agac("run", "-a", "reviews").out
     assert f"Dropped: {counted(len(left), 'row')} by on_duplicate_id: {mode}; why, for each: output/" in shown
-    assert "  its id is that of row " in project.agac("inspect", "last", "a").out
+    assert [row["stages"] for row in rows if row["state"] == "dropped"] == [[]] * len(rows[1:])
+    for number in left:
+        assert (
+            "  left before any stage: its id is that of row " in project.agac("inspect", "last", names[number - 1]).out
+        )
 
 
 def test_a_suffix_that_is_taken_is_passed_over(project: ProjectFolder, server: Server) -> None:
