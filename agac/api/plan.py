@@ -13,7 +13,7 @@ from typing import Any
 from agac.api.project import RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows
 from agac.api.status import blocking, database_path
 from agac.core.errors import AgacError, Problem, UsageError, Where
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
@@ -120,7 +120,7 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
     except AgacError:  # the run itself meets what cannot be read, and says it
         return None, ""
     if found is not None and found.empty and not plan.input.allow_empty:
-        held = f"the results of {found.rows:,} row{'' if found.rows == 1 else 's'}" if found.rows else "results"
+        held = f"the results of {counted(found.rows, 'row')}" if found.rows else "results"
         raise UsageError(
             f"{plan.input.shown}: the input has no rows, and {folder} holds {held}: nothing is replaced",
             remedy="Put the rows back, then run again. If the input is meant to be empty, set "
@@ -168,7 +168,7 @@ async def confirm_store(database: Database, work: Work, *, accept: bool = False)
 
 def _needs(report: PlanReport) -> str:
     """What a run would make again."""
-    about, calls = "" if report.exact else "about ", f"{report.calls:,} call{'' if report.calls == 1 else 's'}"
+    about, calls = "" if report.exact else "about ", counted(report.calls, "call")
     simulated = any(one.simulated for one in report.stages if one.run)
     cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"
     return f"With this store {about}{calls} would be made{cost}"
@@ -203,7 +203,7 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
     held = [one["held_usd"] for one in stale]
     mark = "simulated " if any(one["simulated"] for one in stale) else ""
     price = "price unknown" if None in held else f"up to {mark}{_exact(sum(held))}"
-    batches = "1 open batch" if len(numbers) == 1 else f"{len(numbers):,} open batches"
+    batches = counted(len(numbers), "open batch", "open batches")
     said = f"{workflow} no longer needs {requests:,} of the requests in {batches} ({price})"
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
     question = f"They run on; to cancel them: {cancel}. Submit the others now?"

@@ -25,7 +25,7 @@ from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
 from agac.api.status import asynchronous, blocking, database_path, find_run, given_flags, go_on
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
-from agac.core.types import Report
+from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
@@ -153,8 +153,8 @@ async def _retrieved(
     elif done:
         message = "all rows have an outcome"
     elif summed is not None:
-        open_ = "1 batch is open" if summed.batches == 1 else f"{summed.batches} batches are open"
-        message = f"{open_}, with {summed.done + summed.failed:,} of {summed.requests:,} requests done"
+        open_ = counted(summed.batches, "batch is", "batches are")
+        message = f"{open_} open, with {summed.done + summed.failed:,} of {summed.requests:,} requests done"
         message = message if moved else f"nothing is ready yet: {message}"
     elif await runs.input_read_at(database, before.id) is None:
         message = "the input was not read to its end: `agac run` resumes it"

@@ -15,7 +15,6 @@ from agac.cli.run import print_run, retrieved_line, undecided_lines
 from agac.cli.terminal import (
     batch_name,
     cost_of,
-    counted,
     duration,
     first_line,
     plain,
@@ -28,7 +27,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
-from agac.core.types import iso
+from agac.core.types import counted, iso
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchLine, BatchReport

@@ -11,7 +11,6 @@ from agac import api
 from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options, workflow_options
 from agac.cli.terminal import (
     command_to_run,
-    counted,
     duration,
     outcome_names,
     plain,
@@ -22,7 +21,7 @@ from agac.cli.terminal import (
     spent_line,
     table,
 )
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.engine.estimate import Guess, PlannedBatches, PlanReport, StageForecast
@@ -158,7 +157,7 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
-        yield f"{parts:,} more {'call' if parts == 1 else 'calls'}, for parts of large groups"
+        yield f"{counted(parts, 'more call')}, for parts of large groups"
     if found.guess is not None:
         yield _guessed(found.guess)
     if found.undecided:

@@ -20,8 +20,8 @@ from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from agac.cli.terminal import cells, counted, cropped, duration, is_unicode, on_one_line, padded, say, waits_text
-from agac.core.types import dollars
+from agac.cli.terminal import cells, cropped, duration, is_unicode, on_one_line, padded, say, waits_text
+from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -26,7 +26,6 @@ from agac.cli.main import (
     workflow_options,
 )
 from agac.cli.terminal import (
-    counted,
     from_here,
     is_unicode,
     megabytes,
@@ -43,6 +42,7 @@ from agac.cli.terminal import (
     typed_command,
 )
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.types import counted
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from agac.cli.terminal import (
     command_to_resume,
     confirmed,
     cost_of,
-    counted,
     duration,
     first_line,
     from_here,
@@ -52,7 +51,7 @@ from agac.cli.terminal import (
     without,
 )
 from agac.core.errors import ErrorType, ExitCode
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport

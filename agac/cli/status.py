@@ -15,7 +15,6 @@ from agac.cli.terminal import (
     ROW_OUTCOMES,
     TASK_OUTCOMES,
     cost_of,
-    counted,
     first_line,
     from_here,
     megabytes,
@@ -28,7 +27,7 @@ from agac.cli.terminal import (
     waits_text,
 )
 from agac.core.errors import ExitCode
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport

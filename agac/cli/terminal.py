@@ -26,7 +26,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from agac.core.errors import Problem
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
@@ -133,11 +133,6 @@ ROW_OUTCOMES = ("done", "skipped", "failed", "dropped", "open")
 TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
 BY_GUARDS = ("skipped", "dropped")
 """Outcomes that most workflows do not have."""
-
-
-def counted(count: int, what: str, plural: str = "") -> str:
-    """`1 row`, `2 rows`; `plural` where an `s` is not enough."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
 def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -205,6 +205,11 @@ def dollars(amount: float, digits: int | None = 4, *, simulated: bool = False, a
     return f"{'simulated ' if simulated else ''}{about}${amount:,.{digits}f}"
 
 
+def counted(count: int, what: str, plural: str = "") -> str:
+    """`1 row`, `2 rows`; `plural` where an `s` is not enough."""
+    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+
+
 Moment = Annotated[float, iso]
 """Seconds since 1970, printed as text."""
 

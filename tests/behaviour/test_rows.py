@@ -18,7 +18,7 @@ from support.soak import campaign
 
 import agac
 from agac.api.report import WatchedRun
-from agac.cli.terminal import counted
+from agac.core.types import counted
 from agac.engine import input_rows
 
 ECHO = {"model": "local/echo"}
