@@ -167,19 +167,20 @@ def cancel(settings: Globals, batch_id: str | None, as_json: bool) -> int:
 @click.option(
     "--batch-id", metavar="ID", help="With --adopt or --resubmit: which batch, where several need a decision."
 )
+@click.option("--install", is_flag=True, help="Only show what agac needs to be installed, and what is missing.")
 @json_option
 @click.pass_obj
-def doctor(
-    settings: Globals, clean: bool, adopt: str | None, resubmit: bool, batch_id: str | None, as_json: bool
-) -> int:
+def doctor(settings: Globals, /, install: bool, as_json: bool, **given: Any) -> int:
     """Exit 0 when all is well or was repaired, 75 when a batch needs a decision, 1 when a provider failed."""
-    if adopt is not None and resubmit:
+    if install:
+        from agac.cli.project import print_installation
+
+        return print_installation(as_json=as_json)
+    if given["adopt"] is not None and given["resubmit"]:
         raise click.UsageError("--adopt and --resubmit exclude one another", click.get_current_context())
-    if batch_id is not None and adopt is None and not resubmit:
+    if given["batch_id"] is not None and given["adopt"] is None and not given["resubmit"]:
         raise click.UsageError("--batch-id goes with --adopt or --resubmit", click.get_current_context())
-    report = long_running(api.doctor)(
-        clean=clean, adopt=adopt, resubmit=resubmit, batch_id=batch_id, project=settings.project_dir
-    )
+    report = long_running(api.doctor)(project=settings.project_dir, **given)
     print_report(report, doctor_lines, as_json=as_json)
     return report.exit_code
 

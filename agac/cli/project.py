@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,7 +43,7 @@ from agac.cli.terminal import (
     table,
     typed_command,
 )
-from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.errors import AgacError, ExitCode, UsageError, requirements
 from agac.core.types import counted
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
 
@@ -103,14 +105,48 @@ def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> in
     return ExitCode.DONE if report.ok else ExitCode.USAGE
 
 
-@click.command(help="Show the version of agac and of Python.")
+def running() -> dict[str, Any]:
+    """Which agac runs, by which Python; the command `agac` that a shell finds, and whether it starts this one."""
+    command, package = shutil.which("agac"), Path(api.__file__ or "").parents[1]
+    script = Path(command).read_bytes() if command else b""  # it names its Python and what it starts
+    ours = os.fsencode(Path(sys.executable).parent) in script and b"agac.cli.main" in script
+    own = {"agac": __version__, "python": platform.python_version(), "package": str(package)}
+    return own | {"interpreter": sys.executable, "on_path": command, "on_path_is_this": ours}
+
+
+def running_text() -> str:
+    """What runs, as text."""
+    version, python, package, interpreter, command, ours = running().values()
+    where = plain(f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}")
+    return f"agac {version} (Python {python})\n{where}{'' if ours else '; `python -m agac` is this one'}"
+
+
+@click.command(help="Show the version of agac and of Python, and which agac it is that runs.")
 @json_option
 def version(as_json: bool) -> None:
-    value = {"agac": __version__, "python": platform.python_version()}
+    print_json(running()) if as_json else print_text(running_text())
+
+
+USED_FOR = {
+    "anthropic": "batches of Anthropic", "duckdb": "parquet", "json-repair": "json_repair: true",
+    "uvloop": "a fifth less CPU per call", "zstandard": ".zst files",
+}  # fmt: skip
+"""What the packages of extras are used for; agac itself needs all others."""
+
+
+def print_installation(*, as_json: bool) -> int:
+    """What agac needs, and what of it is missing or too old. Exit 1 when agac cannot do without it."""
+    found = requirements()
+    lacking = [one for one in found if not one.ok]
     if as_json:
-        print_json(value)
+        print_json({**running(), "packages": [{**one._asdict(), "ok": one.ok} for one in found]})
     else:
-        print_text(f"agac {value['agac']} (Python {value['python']})")
+        rows = [(one.package, one.bounds, one.installed or "none", USED_FOR.get(one.package, "all")) for one in found]
+        print_text(f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}")
+    if lacking and not as_json:
+        names = " ".join(f"'{one.package}{one.bounds}'" for one in lacking)
+        print_text(f"Missing, or of another version: pip install {names}")
+    return ExitCode.FAILED if any(one.extra is None for one in lacking) else ExitCode.DONE
 
 
 @click.command(

@@ -1,12 +1,14 @@
-"""Every error that agac raises on purpose, its exit code, and suggestions for a name that does not exist."""
+"""Every error that agac raises on purpose, its exit code, and suggestions for a name or a package that is not there."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 # AgacError                    exit 1   something failed; says where, what, remedy
 # ├── UsageError               exit 2   a command was used wrongly
@@ -226,3 +228,49 @@ def did_you_mean(name: str, known: Iterable[str], kind: str = "known") -> str:
     names = list(known)
     match = nearest(name, names)
     return f"did you mean {match!r}?" if match else f"{kind}: {listed(names)}"
+
+
+class Requirement(NamedTuple):
+    """A package that agac needs: its bounds (`>=2.0`), its extra (None: the core), its installed version, if any."""
+
+    package: str
+    bounds: str = ""
+    extra: str | None = None
+    installed: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether a version within the bounds is installed."""
+        have, *bounds = map(_numbers, [self.installed or "", *self.bounds.split(",")])
+        above = [one.startswith(">") for one in self.bounds.split(",")]
+        return bool(self.installed) and (not self.bounds or [have >= one for one in bounds] == above)
+
+
+def _numbers(version: str) -> list[int]:
+    return [*map(int, re.findall(r"\d+", version)), 0, 0, 0][:3]
+
+
+def requirements(package: str = "") -> list[Requirement]:
+    """What the metadata of the installed agac names, developers' extras left out; or only this package of it."""
+    from importlib.metadata import distributions  # 20 ms
+
+    lines = next((one.requires or [] for one in distributions(name="agac")), [])
+    read = (re.match(r"([\w.-]+)([^\s;]*)(?:.*extra == '([\w-]+)')?", line) for line in lines)
+    found = [one for one in read if one and one[3] not in ("dev", "docs") and package in ("", one[1])]
+    versions = (next((it.version for it in distributions(name=one[1])), None) for one in found)
+    return [Requirement(one[1], one[2], one[3], version) for one, version in zip(found, versions, strict=True)]
+
+
+def lack_of(subject: str, package: str) -> str | None:
+    """Says that a package is not installed, or too old, and what installs it; None where `subject` can use it."""
+    from importlib.util import find_spec
+
+    module = package.replace("-", "_")
+    if sys.modules.get(module):  # found good before
+        return None
+    needed = next(iter(requirements(package)), Requirement(package))
+    there = find_spec(module) is not None
+    if there and (needed.ok or not needed.installed):
+        return None
+    wanted, state = package + needed.bounds, f"and {needed.installed} is" if there else "which is not"
+    return f"{subject} needs {wanted}, {state} installed: pip install '{wanted}'"

@@ -18,13 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from io import BufferedReader, FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError, sentence
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of, sentence
 from agac.core.types import JSONValue
 
 if sys.platform != "win32":
@@ -236,9 +235,8 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
     if head.startswith(GZIP):
         pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
     elif head.startswith(ZSTANDARD):
-        if find_spec("zstandard") is None:
-            needs = f"{shown}: .zst files want a library: pip install 'agac[data]'"
-            raise UsageError(needs, remedy="Or unpack the file.")
+        if lack := lack_of(f"{shown}: unpacking", "zstandard"):
+            raise UsageError(lack, remedy="Or unpack the file.")
         pieces = _zstandard_pieces(file)
     else:
         return file

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agac.core.errors import AgacError, UsageError
+from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
 from agac.data.json_formats import encode
@@ -57,11 +56,8 @@ class ParquetSource(FileSource):
 
     def __init__(self, path: Path, shown: str) -> None:
         super().__init__(path, shown)
-        if find_spec("duckdb") is None:
-            raise UsageError(
-                f"{shown}: reading parquet needs a library: pip install 'agac[data]'",
-                remedy="Or convert the file to csv or jsonl.",
-            )
+        if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
+            raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
             table = connection.read_parquet(_no_pattern(self._path))
             self._columns = tuple(table.columns)
@@ -144,8 +140,6 @@ def _iso(text: str) -> str:
     """`2024-05-01 10:00:00+00` as `2024-05-01T10:00:00+00:00`."""
     return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
 
-
-INSTALL = "pip install 'agac[data]'"
 
 _TYPES = {
     Kind.TEXT: "VARCHAR", Kind.NESTED: "VARCHAR", Kind.MIXED: "VARCHAR", Kind.NOTHING: "VARCHAR",
@@ -239,10 +233,10 @@ class ParquetSink(AtomicFile):
 
 
 def _memory_database(path: Path) -> duckdb.DuckDBPyConnection:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise AgacError(f"{path}: parquet needs duckdb, which is not installed", remedy=f"Run {INSTALL}.") from error
+    if lack := lack_of(f"{path}: parquet", "duckdb"):
+        raise AgacError(lack, remedy="Or remove parquet from output.format.")
+    import duckdb
+
     # one thread keeps the memory flat, and nothing is spilled into the current folder
     config: dict[str, str | bool | int | float | list[str]] = {
         "threads": "1",

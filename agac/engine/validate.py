@@ -29,7 +29,7 @@ def mended_json(text: str) -> str | None:
     """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it.
 
     None when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it:
-    nothing is made out of prose, and nothing is filled in. Wants the extra `agac[json-repair]`.
+    nothing is made out of prose, and nothing is filled in. Needs the package json-repair.
     """
     bare = text.strip()
     if not bare.startswith(("{", "[")):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from agac.core.errors import Problem, Where
+from agac.core.errors import Problem, Where, lack_of
 from agac.core.types import Params, Schema
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
@@ -158,20 +156,12 @@ def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
     """Keys that need a library which is not installed, or only in a version that is too old."""
-    found, lack = [], None
+    found: list[Problem] = []
     stages = [stage for stage in workflow.asking if stage.json_repair]
-    if stages and find_spec("json_repair") is None:
-        lack = "not installed"
-    elif stages:
-        from json_repair import loads
-
-        lack = None if "strict" in signature(loads).parameters else "installed in too old a version"
-    if lack:
-        message = f"json_repair needs a library that is {lack}: pip install 'agac[json-repair]'"
-        found = [Problem(stage.at("json_repair"), message) for stage in stages]
-    if "parquet" in workflow.output.formats and find_spec("duckdb") is None:
-        message = "parquet needs a library that is not installed: pip install 'agac[data]'"
-        found.append(Problem(workflow.output.where, message))
+    if stages and (lack := lack_of("json_repair", "json-repair")):
+        found = [Problem(stage.at("json_repair"), lack) for stage in stages]
+    if "parquet" in workflow.output.formats and (lack := lack_of("parquet", "duckdb")):
+        found.append(Problem(workflow.output.where, lack))
     return found
 
 
@@ -260,11 +250,8 @@ def _unfit(where: Where, model: PlannedModel) -> Iterator[Problem]:
         if getattr(model.params, name) is not None:
             yield Problem(where, f"{name} cannot be asked for in batches of {model.provider.name}: {remedy}")
     library = _EXTRAS.get(traits.api)
-    if library is not None and find_spec(library) is None:
-        message = (
-            f"batches of {model.provider.name} want a library that is not installed: pip install 'agac[{library}]'"
-        )
-        yield Problem(where, message)
+    if library is not None and (lack := lack_of(f"batch mode of {model.provider.name}", library)):
+        yield Problem(where, lack)
 
 
 def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from agac.core.errors import AgacError, UsageError, sentence
+from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import error_tables
@@ -345,13 +345,10 @@ class AnthropicBatches(BatchApi):
     @staticmethod
     def sdk() -> Sdk:
         """The anthropic package, an extra. Raises AgacError when it is not installed."""
-        try:
-            import anthropic
-        except ImportError as problem:
-            raise AgacError(
-                "Anthropic's batches need the anthropic package, which is not installed",
-                remedy="Run `pip install 'agac[anthropic]'`, or write run_mode: sync.",
-            ) from problem
+        if lack := lack_of("batch mode of Anthropic", "anthropic"):
+            raise AgacError(lack, remedy="Or write run_mode: sync.")
+        import anthropic
+
         return anthropic.AsyncAnthropic, anthropic.APIStatusError, anthropic.AnthropicError
 
     async def create(self, order: Order) -> ProviderBatch | Fault:

@@ -408,7 +408,7 @@ def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = Fal
     if version > newest:
         raise StoreTooNew(
             f"{path} was written by a newer agac (schema {version}, this one knows {newest})",
-            remedy="upgrade: pip install --upgrade agac",
+            remedy="Upgrade the agac that runs here: `agac version` says which one that is.",
         )
     if 0 < version < baseline and not to_copy:
         raise StoreOutdated(

@@ -1,6 +1,6 @@
 """What is said before anything is sent, when a stage is to be asked in batches and cannot be."""
 
-import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -119,13 +119,10 @@ def test_the_time_to_the_first_token_is_warned_of_where_all_stages_are_asked_in_
 
 
 def test_a_library_that_is_not_installed_is_named(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = importlib.util.find_spec
-    monkeypatch.setattr(
-        "agac.plan.checks.find_spec", lambda name, *rest: None if name == "anthropic" else whole(name, *rest)
-    )
+    monkeypatch.setitem(sys.modules, "anthropic", None)
     configure(project, local=LOCAL, claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"})
     [problem] = found(project, {"model": "claude/big"})
-    words = "batches of claude want a library that is not installed: pip install 'agac[anthropic]'"
+    words = "batch mode of claude needs anthropic<3,>=2.11, which is not installed: pip install 'anthropic<3,>=2.11'"
     assert problem.endswith(f": stages[0].model: {words}")
     configure(
         project,

@@ -1,5 +1,6 @@
 """What becomes of the kinds of values that parquet has and JSON has not, and files that are no parquet."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,6 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "rows.parquet", "SELECT 1 AS id")
-    monkeypatch.setattr("agac.data.parquet.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet needs a library: pip install 'agac\[data\]'"):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet needs duckdb>=2.0, which is not installed"):
         opened(path, "rows.parquet")
