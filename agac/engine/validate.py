@@ -12,7 +12,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.plan.stage import ExtraCheck, PlannedStage
-from agac.spec.json_schema import BACKTRACK_LIMIT, compiled
+from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator, ValidationError
@@ -225,11 +225,11 @@ def _described(error: ValidationError) -> str:
     words = error.message
     if error.kind.name == "enum":
         words = f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
-    elif type(error.kind).__name__ == "BacktrackLimitExceeded":
+    elif words == GAVE_UP or type(error.kind).__name__ == "BacktrackLimitExceeded":
         pattern = ".".join(map(str, error.schema_path))
         words = (
-            f"matching {pattern} of output_schema was given up after going back {BACKTRACK_LIMIT:,} times; "
-            "write the pattern without a repetition inside a repetition"
+            f"matching {pattern} of output_schema was given up after going back {BACKTRACK_LIMIT:,} times, "
+            "or fewer in a long text; write the pattern without a repetition inside a repetition or a look-around"
         )
     short = words if len(words) <= MOST_CHARACTERS else f"{words[:MOST_CHARACTERS]}…"
     return f"{place.removeprefix('.') or 'the reply'}: {short}"

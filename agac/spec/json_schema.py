@@ -157,13 +157,40 @@ BACKTRACK_LIMIT = 1_000_000
 """How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
 
 
+_READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
+"""A repetition within a look-around, or after a back-reference, may read the whole text each time that matching goes
+back: `^(?:(?!.*bad).)*$`."""
+_CHARACTERS = 100_000_000
+"""How many such a pattern may read, which takes some 0.2 s."""
+GAVE_UP = "given up"
+"""What is said where a pattern has met its limit."""
+
+
+class _Pattern:
+    """`pattern` in a schema that has such a one, for which it may go back less often in a long text."""
+
+    def __init__(self, _: object, pattern: str, __: object) -> None:
+        self._pattern = pattern
+        _validator({"pattern": pattern})
+
+    def validate(self, instance: object) -> None:
+        if isinstance(instance, str):
+            most = _CHARACTERS // (len(instance) + 1) if _READS_ON.search(self._pattern) else BACKTRACK_LIMIT
+            for error in _validator({"pattern": self._pattern}, min(most, BACKTRACK_LIMIT)).iter_errors(instance):
+                raise ValueError(GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message)
+
+
 def compiled(body: dict[str, Any], *, formats: bool = True) -> Draft202012Validator:
     """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, nothing is
     ever fetched, no pattern is matched for ever. Raises ValueError for a schema that cannot be compiled."""
+    slow = any(_READS_ON.search(str(sub.get("pattern"))) for _, sub in subschemas(body))
+    return _validator(body, validate_formats=formats, offline=True, keywords={"pattern": _Pattern} if slow else None)
+
+
+def _validator(body: dict[str, Any], most: int = BACKTRACK_LIMIT, **options: Any) -> Draft202012Validator:
     from jsonschema_rs import Draft202012Validator, FancyRegexOptions  # 0.04 s, and most commands check no schema
 
-    bounded = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
-    return Draft202012Validator(body, validate_formats=formats, offline=True, pattern_options=bounded)
+    return Draft202012Validator(body, pattern_options=FancyRegexOptions(backtrack_limit=most), **options)
 
 
 def compiles(body: dict[str, Any]) -> bool:

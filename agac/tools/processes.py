@@ -231,12 +231,9 @@ class OpenCalls:
     """The calls under way in this process. `left` has those in the middle of which an earlier one ended."""
 
     def __init__(self, file: Path) -> None:
-        self.left: list[str] = []
-        if file.exists():
-            lines = file.read_text("utf-8", "replace").split("\n")
-            self.left = [line.strip() for line in lines if line.strip()]
-        self._file = file.open("wb", 0)
-        self._free = [0]
+        lines = file.read_text("utf-8", "replace").split("\n") if file.exists() else []
+        self.left = [line.strip() for line in lines if line.strip()]
+        self.file, self._free = file.open("wb", 0), [0]
 
     @contextmanager
     def noted(self, call: str) -> Iterator[None]:
@@ -253,25 +250,20 @@ class OpenCalls:
 
     def _note(self, place: int, call: str) -> None:
         with suppress(OSError):  # a full disk is found by who has more to lose
-            self._file.seek(place * _CALL)
-            self._file.write(call.encode()[: _CALL - 1].ljust(_CALL - 1) + b"\n")
-
-    def close(self) -> None:
-        """No call is under way any more."""
-        self._file.close()
+            self.file.seek(place * _CALL)
+            self.file.write(call.encode()[: _CALL - 1].ljust(_CALL - 1) + b"\n")
 
 
 @asynccontextmanager
 async def open_calls(file: Path, workflow: str) -> AsyncIterator[OpenCalls]:
     """The calls of a workflow's functions; where this process ends within it, they are told on standard error."""
-    calls = OpenCalls(file)
-    words = (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
-    program, pipe = (sys.executable, "-ISE", "-c", _REPORTER), asyncio.subprocess.PIPE
-    reporter = await asyncio.create_subprocess_exec(*program, *words, stdin=pipe, start_new_session=True)
+    calls, words = OpenCalls(file), (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
+    program = (sys.executable, "-ISE", "-c", _REPORTER, *words)
+    reporter = await asyncio.create_subprocess_exec(*program, stdin=asyncio.subprocess.PIPE, start_new_session=True)
     try:
         yield calls
     finally:
-        calls.close()
+        calls.file.close()
         await asyncio.shield(reporter.communicate(b"."))
         file.unlink(missing_ok=True)
 

@@ -114,6 +114,18 @@ def test_a_pattern_that_goes_back_for_ever_fails_the_row_and_says_so(schema: dic
     assert error.type is ErrorType.SCHEMA_MISMATCH
 
 
+@pytest.mark.parametrize("pattern", ["^(?:(?!.*bad).)*$", r"(?!.*bad)x$", r"(?=(?:a|b){2,})a.*c", r"(a|b)\1.*x"])
+def test_a_pattern_that_reads_on_each_time_is_given_up_in_a_long_text(pattern: str) -> None:
+    body = {"properties": {"a": {"pattern": pattern}, "b": {"pattern": "^(?:(?!bad).)*$"}}}
+    assert schema_faults(body) == []
+    error = error_of(json.dumps({"a": "a" * 1_000_000, "b": "b" * 500_000}), body=body)
+    assert error.message.startswith("a: matching properties.a.pattern of output_schema was given up after going back")
+    assert "properties.b" not in error.message
+    valid = Checker(stage(body)).check(reply(json.dumps({"a": "aacx", "b": "b" * 500_000})))
+    assert isinstance(valid, ValidReply)
+    assert "does not match" in error_of(json.dumps({"a": "b", "b": "bad"}), body=body).message
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "valid"),
     [
