@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.plan import plan
     from agac.api.project import CheckReport, RunOptions, validate
-    from agac.api.report import RowCounts, RunReport
+    from agac.api.report import ResultRow, RowCounts, RunReport
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
@@ -64,7 +64,7 @@ _HOMES = {
         "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.plan": "plan",
         "api.project": "CheckReport RunOptions validate",
-        "api.report": "RowCounts RunReport",
+        "api.report": "ResultRow RowCounts RunReport",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
         "api.run": "RetryChoice Workflow retry retry_choice run run_several",
         "api.status": "StatusReport row_ids status",
@@ -84,15 +84,15 @@ _HOMES = {
 __all__ = [
     "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
     "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport",
-    "Problem", "QueryAnswer", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions",
-    "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt", "StoreError",
-    "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel",
-    "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan",
-    "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel",
-    "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema",
-    "gc", "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
-    "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why",
-    "write_schemas",
+    "Problem", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
+    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt",
+    "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
+    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect",
+    "aplan", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup",
+    "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export",
+    "file_schema", "gc", "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run",
+    "run_several", "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status", "validate", "views",
+    "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

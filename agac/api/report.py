@@ -4,32 +4,38 @@ the invocation ended: its outputs written, its report made, and what finishing t
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from agac.api.batches import batch_lines
 from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
-from agac.api.status import rows_by_remedy
-from agac.core.errors import AgacError, ExitCode, Problem, RowError, StoreError, Where, any_error
-from agac.core.types import Report, RowId, iso, json_form, waits_left
+from agac.api.status import blocking, database_path, rows_by_remedy, stored_run
+from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, RowError, StoreError, Where, any_error
+from agac.core.types import JSONValue, Report, RowId, iso, json_form, waits_left
+from agac.data.frames import frame
 from agac.data.sources import estimated_rows
+from agac.data.tables import TableColumn
 from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.estimate import Finishing, finishing
-from agac.engine.export import Exported, export_run, files_of, is_shown
+from agac.engine.export import Exported, Lines, export_run, files_of, is_shown, table_of
 from agac.engine.invocation import Work
 from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
+from agac.engine.replay import FinalRows
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.graph import StageNode, homes
 from agac.spec.workflow import Workflow
@@ -229,6 +235,38 @@ class RowCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRow:
+    """A row of a run: its `result` where it is `ok`, None where all of it was skipped; else its `error`. `row_number`
+    counts rows of the input from 1, None of one that stages made; `input` has the fields that it came with."""
+
+    id: RowId
+    row_number: int | None
+    ok: bool
+    result: Any
+    error: RowError | None
+    input: dict[str, JSONValue] | None
+
+
+@blocking
+async def _spooled(root: Path, run: int) -> IO[str]:
+    """The lines of a run's results with their input, in a file that ends with this process."""
+    async with stored_run(root, run) as (database, record):
+        folder = database_path(root).parent
+        file = TemporaryFile("w+", dir=folder, encoding="utf-8", errors="backslashreplace", newline="\n")  # noqa: SIM115
+        final = FinalRows(await runs.definition_of(database, run), inputs=True)
+        async for rows in final.rows(database, record.id):
+            file.writelines(line.replace("\n", " ") + "\n" for line in Lines(rows, include_input=True).results)
+    file.seek(0)
+    return file
+
+
+@blocking
+async def _table(root: Path, run: int) -> tuple[Sequence[TableColumn], list[list[JSONValue]]]:
+    async with stored_run(root, run) as (database, record):
+        return await table_of(database, record, root)
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport(Report):
     """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
 
@@ -236,7 +274,8 @@ class RunReport(Report):
     At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
     the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
     `copies` the files that keep the changes, in the same order.
-    `empty` are the stages that were to have a result (`on_empty`) and have none.
+    `empty` are the stages that were to have a result (`on_empty`) and have none. `project` is the project's folder;
+    `kinds` are the types of results where a Pydantic model tells them, by stage.
     """
 
     JSON_KEYS = (
@@ -257,6 +296,47 @@ class RunReport(Report):
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
+    project: Path = field(default=Path(), repr=False)
+    kinds: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def results(self) -> Iterator[ResultRow]:
+        """The rows of the run as the store has them now, finished or not, in the order of its outputs and with no more
+        in memory than one. Where a Pydantic model is the schema of a result, that is an instance of it.
+
+        Raises AgacError for a stored result that the model no longer takes."""
+        from pydantic import TypeAdapter, ValidationError  # heavy
+
+        adapters: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in self.kinds.items() if kind}
+
+        def instances(parts: Mapping[str, JSONValue]) -> dict[str, Any]:
+            known = {name for name, value in parts.items() if name in adapters and value is not None}
+            return {**parts, **{name: adapters[name].validate_json(json.dumps(parts[name])) for name in known}}
+
+        only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
+        with _spooled(self.project, self.summary["run"]) as lines:
+            for row in map(json.loads, lines):
+                if row["error"]:
+                    row["error"] = RowError(ErrorType(row["error"]["type"]), row["error"]["message"])
+                try:
+                    value = row.pop("result")
+                    value = instances({only: value})[only] if only else value and instances(value)
+                except ValidationError as error:
+                    wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
+                    what = f"row {row['id']!r}: the stored result is not what its model takes: {wrong}"
+                    raise AgacError(what, remedy="Take the model as it was, or run again with fresh=True.") from error
+                yield ResultRow(**row, result=value)
+
+    def to_pandas(self) -> Any:
+        """The table of the run, as `output.format: csv` has it: each row's fields, its result's, and its error."""
+        return frame("pandas", *_table(self.project, self.summary["run"]))
+
+    def to_polars(self) -> Any:
+        """The same for polars."""
+        return frame("polars", *_table(self.project, self.summary["run"]))
+
+    def to_arrow(self) -> Any:
+        """The same as a table of pyarrow."""
+        return frame("pyarrow", *_table(self.project, self.summary["run"]))
 
     @property
     def rows(self) -> RowCounts:
@@ -312,7 +392,15 @@ async def report_of(
         tuple(exported.edited),
         tuple(exported.edited.values()),
         empty,
+        work.root,
+        {one.name: _kind_of(one) for one in work.plan.ends},
     )
+
+
+def _kind_of(stage: AnyStage) -> Any:
+    """The type of a stage's results; None where no Pydantic model tells it."""
+    model: Any = stage.model if isinstance(stage, PlannedStage) else None
+    return list[model] if model and stage.replicas > 1 and stage.vote is None else model
 
 
 def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> ExitCode:

@@ -1,4 +1,5 @@
-"""Rows that a program gives: dicts one after the other, or a frame of pandas, polars or Arrow, as lines of JSON.
+"""Rows that a program gives: dicts one after the other, or a frame of pandas, polars or Arrow, as lines of JSON; and
+results as such frames.
 
 Frames are known by their methods, so that none of the libraries is needed but by who uses it.
 """
@@ -7,15 +8,17 @@ from __future__ import annotations
 
 import json
 from asyncio import sleep
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from agac.core.errors import UsageError
+from agac.data.json_formats import encode
+from agac.data.tables import Kind, TableColumn
 from agac.spec.inputs import GIVEN
 
 
@@ -103,3 +106,25 @@ def _plain(value: Any) -> Any:
         if hasattr(value, method):
             return _plain(getattr(value, method)())
     raise TypeError(f"JSON cannot hold {value!r:.40}, a {type(value).__name__}")
+
+
+_KINDS = {Kind.INTEGER: "Int64", Kind.NUMBER: "Float64", Kind.BOOLEAN: "boolean", Kind.TEXT: "string"}
+"""What a column is called in pandas; polars and Arrow call it nearly so. Others hold objects there, JSON texts here."""
+
+
+def frame(name: Literal["pandas", "polars", "pyarrow"], columns: Sequence[TableColumn], rows: list[list[Any]]) -> Any:
+    """A table of this library. Raises UsageError where it is not installed."""
+    made, found = library(name, "this frame"), dict[str, Any]()
+    for place, column in enumerate(columns):
+        values, kind = [row[place] for row in rows], _KINDS.get(column.kind)
+        if name == "pandas":
+            found[column.name] = made.Series(values, dtype=kind or "object")
+            continue
+        if kind is None:
+            values = [None if value is None else encode(value) for value in values]
+        kind = kind or "string"
+        if name == "polars":
+            found[column.name] = made.Series(values, dtype=getattr(made, kind.capitalize()), strict=False)
+        else:
+            found[column.name] = made.array(values, getattr(made, {"boolean": "bool_"}.get(kind, kind.lower()))())
+    return made.table(found) if name == "pyarrow" else made.DataFrame(found)

@@ -318,6 +318,17 @@ async def export_file(database: Database, run: RunRecord, root: Path, file: Path
         sink.abort()
 
 
+async def table_of(
+    database: Database, run: RunRecord, root: Path
+) -> tuple[Sequence[TableColumn], list[list[JSONValue]]]:
+    """The columns of the run's tables, and the cells of each row, in memory."""
+    outputs = Outputs(run, root, 0)
+    ended, layout = await _final_rows(database, run, outputs, tables=True)
+    assert layout is not None
+    read = ended.rows(database, run.id)
+    return layout.columns, [row.cells async for rows in read for row in Lines(rows, False, layout, outputs.merge).rows]
+
+
 def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> int | None:
     """The run whose results are about to be replaced, where it is another."""
     if outputs.preview or not (outputs.folder / "results.jsonl").exists():
