@@ -274,8 +274,8 @@ class RunReport(Report):
     At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
     the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
     `copies` the files that keep the changes, in the same order.
-    `empty` are the stages that were to have a result (`on_empty`) and have none. `project` is the project's folder;
-    `kinds` are the types of results where a Pydantic model tells them, by stage.
+    `empty` are the stages that were to have a result (`on_empty`) and have none. `project` is the project's folder,
+    `kind` the type of results as far as Pydantic models tell it.
     """
 
     JSON_KEYS = (
@@ -297,7 +297,7 @@ class RunReport(Report):
     copies: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
     project: Path = field(default=Path(), repr=False)
-    kinds: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    kind: Any = None
 
     def results(self) -> Iterator[ResultRow]:
         """The rows of the run as the store has them now, finished or not, in the order of its outputs and with no more
@@ -306,25 +306,21 @@ class RunReport(Report):
         Raises AgacError for a stored result that the model no longer takes."""
         from pydantic import TypeAdapter, ValidationError  # heavy
 
-        adapters: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in self.kinds.items() if kind}
-
-        def instances(parts: Mapping[str, JSONValue]) -> dict[str, Any]:
-            known = {name for name, value in parts.items() if name in adapters and value is not None}
-            return {**parts, **{name: adapters[name].validate_json(json.dumps(parts[name])) for name in known}}
-
-        only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
+        adapter: TypeAdapter[Any] | None = TypeAdapter(self.kind) if self.kind else None
         with _spooled(self.project, self.summary["run"]) as lines:
             for row in map(json.loads, lines):
                 if row["error"]:
                     row["error"] = RowError(ErrorType(row["error"]["type"]), row["error"]["message"])
-                try:
-                    value = row.pop("result")
-                    value = instances({only: value})[only] if only else value and instances(value)
-                except ValidationError as error:
-                    wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
-                    what = f"row {row['id']!r}: the stored result is not what its model takes: {wrong}"
-                    raise AgacError(what, remedy="Take the model as it was, or run again with fresh=True.") from error
-                yield ResultRow(**row, result=value)
+                elif adapter is not None and row["result"] is not None:
+                    try:
+                        row["result"] = adapter.validate_json(json.dumps(row["result"]))
+                    except ValidationError as error:
+                        wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
+                        what = f"row {row['id']!r}: the stored result is not what its model takes: {wrong}"
+                        raise AgacError(
+                            what, remedy="Take the model as it was, or run again with fresh=True."
+                        ) from error
+                yield ResultRow(**row)
 
     def to_pandas(self) -> Any:
         """The table of the run, as `output.format: csv` has it: each row's fields, its result's, and its error."""
@@ -393,14 +389,21 @@ async def report_of(
         tuple(exported.edited.values()),
         empty,
         work.root,
-        {one.name: _kind_of(one) for one in work.plan.ends},
+        _kind_of(work.plan.ends),
     )
 
 
-def _kind_of(stage: AnyStage) -> Any:
-    """The type of a stage's results; None where no Pydantic model tells it."""
-    model: Any = stage.model if isinstance(stage, PlannedStage) else None
-    return list[model] if model and stage.replicas > 1 and stage.vote is None else model
+def _kind_of(ends: Sequence[AnyStage]) -> Any:
+    """The type of results, as far as Pydantic models tell it; None where none does."""
+    kinds: dict[str, Any] = {}
+    for stage in ends:
+        model: Any = stage.model if isinstance(stage, PlannedStage) else None
+        kinds[stage.name] = list[model] if model and stage.replicas > 1 and stage.vote is None else model
+    if len(kinds) == 1 or not any(kinds.values()):
+        return next(iter(kinds.values()), None)
+    from typing_extensions import TypedDict  # pydantic brings it, and takes no other before Python 3.12
+
+    return TypedDict("Results", {name: kind | None if kind else Any for name, kind in kinds.items()})  # type: ignore[operator]
 
 
 def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> ExitCode:

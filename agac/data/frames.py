@@ -56,12 +56,15 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
         yield _line(row, number := number + 1)
         if number % _PIECE == 0:
             await sleep(0)
+    if not number and isinstance(rows, Iterator):
+        remedy = "Give a new one each time, or a list: an empty list is an input without rows."
+        raise UsageError(f"{GIVEN}: the iterator has nothing left; it was read before", remedy=remedy)
 
 
 def _each(rows: Any) -> Iterator[Any]:
     """The rows of a frame, as dicts, or what an iterable gives."""
-    if hasattr(rows, "iter_rows"):  # polars
-        return iter(rows.iter_rows(named=True))
+    if hasattr(rows, "iter_slices"):  # polars
+        return (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts())
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
         if not rows.columns.is_unique:
             raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from support.commands import clean_environment
 from support.processes import kill_at
@@ -23,13 +24,6 @@ from agac.data.sources import keep_rows
 ROWS = [
     {"id": f"r-{n}", "text": f"I love {n}", "stars": n, "at": None if n == 2 else f"2026-05-0{n}"} for n in (1, 2, 3)
 ]
-
-
-class Stream:
-    """A table of a library that nobody knows, which speaks Arrow."""
-
-    def __init__(self, table: Any) -> None:
-        self.__arrow_c_stream__ = table.__arrow_c_stream__
 
 
 async def each(rows: list[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
@@ -53,7 +47,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "polars": of("polars", lambda polars: polars.DataFrame(DATED)),
     "arrow": of("pyarrow", lambda pyarrow: pyarrow.Table.from_pylist(DATED)),
     "arrow reader": of("pyarrow", lambda pyarrow: pyarrow.Table.from_pylist(DATED).to_reader(2)),
-    "arrow stream": of("pyarrow", lambda pyarrow: Stream(pyarrow.Table.from_pylist(DATED))),
+    "duckdb": of("pyarrow", lambda pyarrow: duckdb.from_arrow(pyarrow.Table.from_pylist(DATED))),  # only speaks Arrow
 }  # fmt: skip
 
 
@@ -133,6 +127,7 @@ def test_values_are_what_a_parquet_file_would_give(tmp_path: Path) -> None:
 REFUSED: list[tuple[Any, str]] = [
     ({"id": "1"}, "the input is no rows, but of type dict"),
     (7, "the input is no rows, but of type int"),
+    (iter([]), "rows from Python: the iterator has nothing left; it was read before"),
     ([{"id": "1"}, "text"], "rows from Python: row 2 is of type str"),
     ([{"id": {3}}], "rows from Python: row 1: JSON cannot hold {3}, a set"),
     ([{0: "a"}], "rows from Python: row 1: the name 0 of a field is no text"),
@@ -157,13 +152,3 @@ def test_rows_are_held_to_the_rules_of_files(project: ProjectFolder, server: Ser
     with pytest.raises(agac.UsageError, match="rows from Python: the input has no rows, and output/reviews holds"):
         project.run(input=[])
     assert project.agac("gc", "--keep-runs", "1").code == 0
-
-
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    table = pytest.importorskip("pyarrow").table({"a": [1]})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        agac.UsageError, match="reading an Arrow stream needs pyarrow, which is not installed"
-    ) as refused:
-        asyncio.run(keep_rows(Stream(table), tmp_path))
-    assert refused.value.remedy == "pip install pyarrow"

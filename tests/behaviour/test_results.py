@@ -62,7 +62,7 @@ def test_results_of_several_stages_and_of_a_run_that_was_replaced(project: Proje
 
 def test_a_result_that_its_model_no_longer_takes_is_said(project: ProjectFolder, server: Server) -> None:
     report = run(project, ONE)
-    report = replace(report, kinds={"one": int})
+    report = replace(report, kind=int)
     with pytest.raises(agac.AgacError, match="row 'r-1': the stored result is not what its model takes"):
         list(report.results())
 
