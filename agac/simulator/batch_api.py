@@ -162,8 +162,9 @@ class BatchCall:
         lines = path.read_bytes().splitlines()
         if body == "array":
             return web.Response(body=b"[" + b",".join(lines) + b"]", headers=self.file_headers)
-        if body == "half":
-            return web.Response(body=b"\n".join(lines[: len(lines) // 2]), headers=self.file_headers)
+        if body in ("half", "empty"):
+            most = len(lines) // 2 if body == "half" else 0
+            return web.Response(body=b"\n".join(lines[:most]), headers=self.file_headers)
         response = web.StreamResponse(headers=self.file_headers)
         with suppress(ConnectionError):
             await response.prepare(self.http)

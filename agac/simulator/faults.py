@@ -62,9 +62,9 @@ OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete"
 FOREIGN_FORMS = ("unknown", "null", "list", "no_custom_id", "not_utf8")
 """Which lines `batch_foreign_line` adds that are no result of any request."""
 
-JUNK_BODIES = ("error", "array", "half", "endless")
-"""What `batch_junk` sends for results: an error object, the lines as a JSON array, the first half of them, or one line
-without an end."""
+JUNK_BODIES = ("error", "array", "half", "empty", "endless")
+"""What `batch_junk` sends for results: an error object, the lines as a JSON array, the first half of them, nothing, or
+one line without an end."""
 
 
 @dataclass(frozen=True, slots=True)

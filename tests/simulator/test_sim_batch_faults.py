@@ -120,6 +120,7 @@ async def test_a_download_that_is_no_whole_file_of_results_and_one_that_begins_l
                 "error": b'{"error": {"message": "The results cannot be read now.", "type": "server_error"}}',
                 "array": b"[" + whole.strip().replace(b"\n", b",") + b"]",
                 "half": b"\n".join(whole.splitlines()[:2]),
+                "empty": b"",
                 "endless": junk and b"x" * len(junk),
             }[body]
         )

@@ -124,7 +124,8 @@ async def ingest(
         await writing
     context.intakes[record.id] = Intake(taken.downloads, reader.real, reader.unpriced)
     ended = sum(reader.counts[kind] for kind in ENDS)
-    if any(size for _, size, _ in record.outputs or ()) and ended < max(expected_lines(record), 1):
+    files_hold = any(size for _, size, _ in record.outputs or ())
+    if record.outputs and ended < max(expected_lines(record), files_hold):
         some = ended + reader.ours > 0
         if taken.downloads <= (min(further, FURTHER_DOWNLOADS) if some else further):
             note = f"{record.tasks - ended:,} of {record.tasks:,} results have not come: they are downloaded again"
