@@ -64,7 +64,7 @@ def terminal_svg(typed: list[tuple[str, str]]) -> str:
     for command, said in typed:
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
         if said:
-            console.print(Text.from_ansi(said))
+            console.print(Text.from_ansi(said.rstrip()))
             console.print()
     form = re.sub(r" *@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     form = form.replace(

@@ -72,9 +72,8 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
-    context = click.Context(
-        command, parent, name, terminal_width=WIDTH, max_content_width=WIDTH, **command.context_settings
-    )
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, parent, name, **settings)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):

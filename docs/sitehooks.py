@@ -3,6 +3,7 @@
 
 - A link to a file outside docs/ leads to a copy of that file in the site (the change log is a page of it).
 - Anchors are made as repositories show them, so that one link works in both places.
+- Each cell of a table knows the name of its column: on a phone it stands above or below the others (assets/site.css).
 - Comments for the tests (`<!-- not run: … -->`) are left out; a file that a block shows becomes the block's title.
 """
 
@@ -12,6 +13,7 @@ import os
 import re
 import sys
 from html import escape
+from itertools import cycle
 from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -25,6 +27,8 @@ DOCS = ROOT / "docs"
 CHANGES = ROOT / "CHANGELOG.md"
 ASIDE = "files"
 """The site's folder for copies of files that lie outside docs/."""
+WEIGHTS = {"guide/inputs": 8, "guide/": 4, "reference/": 2, "CHANGELOG": 0.1, "architecture": 0.2, "decisions/": 0.2}
+"""What explains a thing is found before its history: by the beginning of a page's path. The others weigh 1."""
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s#]+)(?P<rest>[^)\s]*\))")
 CODE = re.compile(r"`([^`]+)`")
 COMMENT = re.compile(r"<!-- (?:file: (?P<file>\S+)|[^>]*) -->")
@@ -78,7 +82,9 @@ def goal(page: Path, link: str) -> Path | None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page as it is rendered."""
+    """The page as it is rendered, and how much it weighs in a search."""
+    weights = (weight for start, weight in WEIGHTS.items() if page.file.src_uri.startswith(start))
+    page.meta["search"] = {"boost": next(weights, 1)} if not page.file.src_uri.startswith(ASIDE) else {"exclude": True}
     source = Path(str(page.file.abs_src_path)).resolve()
     lines: list[str] = []
     title = ""
@@ -91,6 +97,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         else:
             lines.append(rendered(line, source) if isinstance(line, Prose) else line)
     return "\n".join(lines)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page as HTML, its tables with names for each cell."""
+    return re.sub(r"<table>.*?</table>", labelled, html, flags=re.DOTALL)
+
+
+def labelled(table: re.Match[str]) -> str:
+    """`data-label` in every cell: the name of its column."""
+    names = [
+        re.sub(r"<[^>]+>", "", name).replace('"', "&quot;")
+        for name in re.findall(r"<th\b[^>]*>(.*?)</th>", table[0], re.DOTALL)
+    ]
+    column = cycle(names)
+    return re.sub(r"<td\b", lambda _: f'<td data-label="{next(column)}"', table[0])
 
 
 def rendered(line: Prose, source: Path) -> str:

@@ -256,7 +256,7 @@ class LazyGroup(CommandGroup):
                 formatter.write_dl(commands)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="agac %(version)s")
 @click.option("--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml.")
 @click.option(

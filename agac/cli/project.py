@@ -423,7 +423,7 @@ class WithKinds(click.Command):
         """The kinds, from where they are read."""
         from agac.simulator.faults import FAULTS
 
-        with formatter.section("Kinds of faults (what each does: the guide's page on the simulator)"):
+        with formatter.section("Kinds of faults, which the guide explains"):
             formatter.write_text(text=", ".join(FAULTS))
 
 

@@ -16,6 +16,7 @@ from support.project import ProjectFolder, clean_environment
 from support.server import Server
 from support.terminals import on_pty
 
+from agac.cli.main import COMMANDS, cli
 from agac.simulator.faults import FAULTS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
@@ -46,6 +47,18 @@ def test_agac_and_its_commands_have_help(project: ProjectFolder) -> None:
     for words in asked:
         command = " ".join(word for word in words if word not in ("-h", "--help", "help"))
         assert project.agac(*words, code=0).out.startswith(f"Usage: agac {command} [OPTIONS]"), words
+
+
+@pytest.mark.parametrize("columns", [60, 110])
+def test_help_wraps_at_the_width_of_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widest = 0
+    for words in ([], *([name] for name in COMMANDS)):
+        cli.main([*words, "--help"], standalone_mode=False)
+        widest = max(widest, *map(len, capsys.readouterr().out.splitlines()))
+    assert columns - 12 < widest <= columns
 
 
 def test_short_forms_do_what_the_long_ones_do(finished: ProjectFolder) -> None:

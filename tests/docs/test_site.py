@@ -1,5 +1,6 @@
 """`make docs`: every page is in the site, every link of it leads somewhere, and it asks no other host for anything."""
 
+import colorsys
 import importlib.util
 import json
 import os
@@ -158,6 +159,100 @@ def test_a_bar_in_the_code_of_a_table_is_a_bar(site: Path) -> None:
     )
     for page in html_pages(site):
         assert not re.search(r"<code>[^<\n]*\\\|[^<\n]*</code>", page.read_text("utf-8")), page.name
+
+
+@WITH_MKDOCS
+def test_on_a_phone_a_row_of_a_table_is_a_block_and_each_cell_names_its_column(site: Path) -> None:
+    for page in html_pages(site):
+        for table in re.findall(r"<table>.*?</table>", page.read_text("utf-8"), re.DOTALL):
+            names = [
+                re.sub(r"<.*?>", "", name).replace('"', "&quot;")
+                for name in re.findall(r"<th\b[^>]*>(.*?)</th>", table)
+            ]
+            cells = re.findall(r'<td data-label="([^"]*)"', table)
+            assert cells == names * (len(cells) // len(names)), page.name
+            assert len(cells) == table.count("<td"), page.name
+    phone = (site / "assets/site.css").read_text("utf-8").partition("@media screen and (max-width: 44.9844em)")[2]
+    assert "display: block" in phone
+    assert 'content: attr(data-label) " "' in phone
+
+
+def colours(site: Path, scheme: str) -> dict[str, str]:
+    """The colours of a scheme by name, as the sheets of the site set them: the more exact rule wins, then the last."""
+    here = {":root", f"[data-md-color-scheme={scheme}]", "[data-md-color-primary=teal]", "[data-md-color-accent=teal]"}
+    sheets = [*(site / "assets/stylesheets").glob("main.*.css"), *(site / "assets/stylesheets").glob("palette.*.css")]
+    text = "".join(sheet.read_text("utf-8") for sheet in [*sheets, site / "assets/site.css"]).replace('"', "")
+    rules: list[tuple[int, str]] = []
+    for selectors, body in re.findall(r"([^{}]+)\{([^{}]*--md-[^{}]*)\}", text):
+        for selector in re.sub(r"/\*.*?\*/", "", selectors, flags=re.DOTALL).strip().split(","):
+            if set(re.findall(r":root|\[.*?\]|[^\[\]:]+|:.*", selector.strip())) <= here:
+                rules.append((selector.count("["), body))
+    rules.sort(key=lambda rule: rule[0])
+    return dict(found for _, body in rules for found in re.findall(r"(--md-[\w-]+):\s*([^;]+)", body))
+
+
+def painted(colour: str, known: dict[str, str], under: tuple[float, ...] = (1, 1, 1)) -> tuple[float, ...]:
+    """A colour as red, green and blue from 0 to 1, over what is under it."""
+    while "var(" in colour:
+        colour = re.sub(r"var\((--[\w-]+)\)", lambda name: known[name[1]], colour)
+    if colour.startswith("#"):
+        digits = colour[1:] if len(colour) > 5 else "".join(digit * 2 for digit in colour[1:])
+        *parts, alpha = (int((digits + "ff")[place : place + 2], 16) / 255 for place in (0, 2, 4, 6))
+    else:
+        hue, saturation, light, alpha = (float(number) for number in re.findall(r"[\d.]+", colour))
+        parts = list(colorsys.hls_to_rgb(hue / 360, light / 100, saturation / 100))
+    return tuple(part * alpha + below * (1 - alpha) for part, below in zip(parts, under, strict=True))
+
+
+def contrast(text: tuple[float, ...], under: tuple[float, ...]) -> float:
+    """As WCAG 2 defines it."""
+    light, dark = sorted(
+        (
+            sum(
+                weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+                for weight, part in zip((0.2126, 0.7152, 0.0722), colour, strict=True)
+            )
+            for colour in (text, under)
+        ),
+        reverse=True,
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+@WITH_MKDOCS
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_every_text_has_the_contrast_of_aa(site: Path, scheme: str) -> None:
+    known = colours(site, scheme)
+    page, code, head = "--md-default-bg-color", "--md-code-bg-color", "--md-primary-fg-color"
+    pairs = [(f"--md-{name}", page) for name in ("default-fg-color", "typeset-color", "default-fg-color--light")]
+    pairs += [(name, under) for name in ("--md-typeset-a-color", "--md-accent-fg-color") for under in (page, code)]
+    pairs += [("--md-primary-bg-color", head), ("--md-code-fg-color", code)]
+    pairs += [(name, code) for name in known if re.fullmatch(r"--md-code-hl-\w+-color", name)]
+    assert len(pairs) == 21
+    for text, under in pairs:
+        below = painted(known[under], known)
+        assert contrast(painted(known[text], known, below), below) >= 4.5, f"{text} on {under}"
+
+
+@WITH_MKDOCS
+def test_a_search_finds_what_explains_a_thing_before_what_only_names_it(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
+    asked = {
+        "python api": "guide/python",
+        "resume": "guide/crash-and-resume",
+        "cost": "guide/cost",
+        "csv": "guide/inputs",
+    }
+    for words, page in asked.items():
+        found = [one for one in entries if one["location"].startswith(f"{page}.html")]
+        text = " ".join(one["title"] + one["text"] for one in found).lower()
+        assert all(word in text for word in words.split()), page
+        assert all(one["boost"] >= 4 for one in found)
+    history = [
+        one["boost"] for one in entries if one["location"].startswith(("CHANGELOG", "architecture", "decisions"))
+    ]
+    assert max(history) < 1
+    assert not [one for one in entries if one["location"].startswith("files/")]
 
 
 @WITH_MKDOCS
