@@ -89,7 +89,7 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
     """uvloop's loop, which takes less CPU a call, where it installs."""
     try:
         import uvloop  # 0.03 s, and commands that call nobody do without
-    except ImportError:  # Windows
+    except ImportError:  # it is an extra, and not for Windows
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
