@@ -192,6 +192,9 @@ def start_up(sizes: Sizes) -> Iterator[Figure]:
     """What one waits for before anything happens: every command, on a project whose run is done."""
     with stub() as server, workspace(server, 10) as space:
         prepare(space)
+        for shown, program in {"python, nothing else": "pass", "import agac": "import agac"}.items():
+            used = [measured([sys.executable, "-c", program], space.root) for _ in range(sizes.starts + 1)]
+            yield Figure("start-up", shown, _middle(used[1:]).cpu, "s CPU")
         for start in starts():
             measured([*AGAC, *start.turn(0)], space.root)
             used = [measured([*AGAC, *start.turn(turn)], space.root) for turn in range(1, sizes.starts + 1)]
