@@ -77,6 +77,22 @@ def test_a_file_that_a_page_shows_has_its_name_where_a_reader_sees_it(page: Path
             assert path in block.text.partition("\n")[0] or f"`{path}`" in " ".join(near), f"{block.where}: {path}"
 
 
+EXTRAS = {r"\bparquet\b": "duckdb", r"\.zst\b": "zstandard", "json_repair: true": "json-repair"} | {
+    f"import {name}": name for name in ("pandas", "polars", "pyarrow")
+}
+
+
+@pytest.mark.parametrize("page", WITH_CONSOLES, ids=name_of)
+def test_what_else_has_to_be_installed_is_said_before_it_is_needed(page: Path) -> None:
+    lines = page.read_text("utf-8").split("\n")
+    for block in blocks(page):
+        if block.language in ("console", "yaml", "python"):
+            for sign, package in EXTRAS.items():
+                if re.search(sign, re.sub(r"# .*", "", block.text)):
+                    before = "\n".join(lines[: block.first])
+                    assert re.search(rf"pip install [\w -]*\b{package}\b", before), f"{block.where}: {package}"
+
+
 def test_the_command_that_is_typed_is_the_one_that_pip_installed() -> None:
     script = shutil.which("agac", path=str(Path(sys.executable).parent))
     assert script is not None, "agac is not installed in this environment: pip install -e '.[dev]'"
