@@ -14,6 +14,7 @@ from agac.api.project import RunOptions, project_of, ready_workflow, selected_ro
 from agac.api.status import blocking, database_path
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.types import counted, dollars
+from agac.data.frames import GivenRows
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
@@ -32,14 +33,22 @@ from agac.store.db import Database, open_for_reading
 
 @blocking
 async def plan(
-    workflow: WorkflowSource, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None
+    workflow: WorkflowSource,
+    options: RunOptions | None = None,
+    *,
+    input: Path | str | GivenRows | None = None,  # noqa: A002 - the option's name
+    show: int = 0,
+    project: Path | str | None = None,
 ) -> PlanReport:
-    """What `run` with the same options would do. Writes nothing and asks nobody; keys need not be there.
+    """What `run` with the same arguments would do. Asks nobody, and writes nothing but rows that are given as `input`;
+    keys need not be there.
 
     `show` rendered prompts are kept in the report.
     """
     opened = project_of(workflow, project)
-    options = await with_kept_rows(options or RunOptions(), opened.root)
+    options = options or RunOptions()
+    options = replace(options, input=options.input if input is None else input)
+    options = await with_kept_rows(options, opened.root)
     checked, options = ready_workflow(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)

@@ -54,6 +54,7 @@ from agac.api.status import (
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError, any_error
 from agac.core.keys import canonical
 from agac.core.types import Report, Row
+from agac.data.frames import GivenRows
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
 from agac.engine.export import PREVIEW, drop_previous, keep_previous
@@ -104,6 +105,7 @@ async def run(
     workflow: WorkflowSource,
     options: RunOptions | None = None,
     *,
+    input: Path | str | GivenRows | None = None,  # noqa: A002 - the option's name
     project: Path | str | None = None,
     progress: Watch | bool = False,
     confirm: Confirm | None = None,
@@ -112,14 +114,17 @@ async def run(
     """Runs what is left of a workflow's rows and writes its outputs when all of them have an outcome.
 
     Killed at any point, the same call goes on; Ctrl-C stops it in good order, then KeyboardInterrupt comes out.
+    `input` takes the place of the workflow's and of the options': rows, or where they are, as in `RunOptions`.
     `progress`: whether to show it on standard error as the command does, or below a notebook's cell; or what shows it.
     `confirm` is asked whether to go on above `confirm_above`; without it such a run is refused unless `options.yes`.
     `handle_signals`: SIGINT and SIGTERM stop it in good order, and a report comes out (main thread only). Raises
     SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a user can mend;
     failed rows are no exception but `exit_code` 3.
     """
+    options = options or RunOptions()
+    options = replace(options, input=options.input if input is None else input)
     return await _invoke(
-        project_of(workflow, project), workflow, options or RunOptions(), None, confirm, progress,
+        project_of(workflow, project), workflow, options, None, confirm, progress,
         handle_signals=handle_signals,
     )  # fmt: skip
 
