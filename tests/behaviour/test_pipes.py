@@ -193,7 +193,8 @@ def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFo
         with on_pty(finished.root, *words, columns=40, fresh=words == ["runs"]) as terminal:
             assert terminal.ended() == 0
         lines = terminal.seen.replace("\r\n", "\n").split("\n")
-        assert {"row 1", "  calls: 3"} <= {*lines}
+        assert "row 1" in lines
+        assert any(re.fullmatch(r"  calls: \d+", line) for line in lines)
         assert all(len(line) <= 40 for line in lines if line.startswith("  "))
 
 
