@@ -37,19 +37,10 @@ def test_columns_called_as_agac_calls_things_come_through(project: ProjectFolder
         number = row["no"][2:]
         said = f"result of {number}, error of {number}, id of {number}: state of {number}"
         assert (envelope["id"], envelope["ok"], envelope["input"]) == (row["no"], True, row)
-        assert (
-            envelope["result"]
-            == {
-                "replace": {"result": said},
-                "extend": {**row, "say.result": said},
-                "update": {**row, "result": said},
-                "append": {**row, "say.say": {"result": said}},
-            }[merge]
-        )
-    with closing(sqlite3.connect(project.root / "data/out.db")) as connection:
-        assert connection.execute("SELECT count(*) FROM t").fetchone() == (2,)
-    (prompts,) = project.agac("inspect", "last", "r-1", "--json", code=0).json["rows"]
-    assert prompts["fields"] == rows[0]
+        assert envelope["result"] == {
+            "replace": {"result": said}, "extend": {**row, "say.result": said}, "update": {**row, "result": said},
+            "append": {**row, "say.say": {"result": said}},
+        }[merge]  # fmt: skip
 
 
 def test_files_of_one_name_are_rows_of_their_own(project: ProjectFolder) -> None:
