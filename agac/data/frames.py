@@ -112,22 +112,20 @@ def _plain(value: Any) -> Any:
 
 
 _KINDS = {Kind.INTEGER: "Int64", Kind.NUMBER: "Float64", Kind.BOOLEAN: "boolean", Kind.TEXT: "string"}
-"""What a column is called in pandas; polars and Arrow call it nearly so. Others hold objects there, JSON texts here."""
+"""What a column is in pandas; polars and Arrow call it nearly so. Others hold objects there, JSON texts here."""
 
 
 def frame(name: Literal["pandas", "polars", "pyarrow"], columns: Sequence[TableColumn], rows: list[list[Any]]) -> Any:
     """A table of this library. Raises UsageError where it is not installed."""
     made, found = library(name, "this frame"), dict[str, Any]()
     for place, column in enumerate(columns):
-        values, kind = [row[place] for row in rows], _KINDS.get(column.kind)
-        if name == "pandas":
-            found[column.name] = made.Series(values, dtype=kind or "object")
-            continue
-        if kind is None:
-            values = [None if value is None else encode(value) for value in values]
-        kind = kind or "string"
-        if name == "polars":
+        values, kind = [row[place] for row in rows], _KINDS.get(column.kind, "object")
+        if kind == "object" and name != "pandas":
+            values, kind = [None if value is None else encode(value) for value in values], "string"
+        if name == "pyarrow":
+            found[column.name] = made.array(values, getattr(made, {"boolean": "bool_"}.get(kind, kind.lower()))())
+        elif name == "polars":
             found[column.name] = made.Series(values, dtype=getattr(made, kind.capitalize()), strict=False)
         else:
-            found[column.name] = made.array(values, getattr(made, {"boolean": "bool_"}.get(kind, kind.lower()))())
+            found[column.name] = made.Series(values, dtype=kind)
     return made.table(found) if name == "pyarrow" else made.DataFrame(found)
