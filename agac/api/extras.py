@@ -45,7 +45,7 @@ from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, ope
 from agac.data.text_formats import separator_hint
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
-from agac.spec.inputs import DELIMITED, INPUTS, format_of, free_input
+from agac.spec.inputs import DELIMITED, INPUTS, format_of, free_input, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
@@ -220,6 +220,8 @@ def show_data(
     problems: list[str] = []
     looked_at = unusable = 0
     with _at_hand(spec) as (ready, shown):
+        for name, text in unused_keys(ready).items():
+            raise UsageError(f"--{name}: {text}; {shown} is {ready.format}", remedy=f"Leave --{name} out.")
         source = open_input(ready)
         columns, records = Columns(source.columns()), source.records()
         for record in islice(records, look_at):

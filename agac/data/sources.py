@@ -24,7 +24,7 @@ from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import DELIMITED, GIVEN_PREFIX, LOOKED_AT, PIPED, TEXTS
+from agac.spec.inputs import GIVEN_PREFIX, LOOKED_AT, PIPED, unused_keys
 from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
@@ -204,8 +204,8 @@ def open_input(spec: InputSpec) -> Source:
 
 def _how(spec: InputSpec) -> dict[str, str]:
     """How the input says that files of its format are written."""
-    given = {"delimiter": (spec.delimiter, DELIMITED), "encoding": (spec.encoding, TEXTS)}
-    return {name: value for name, (value, formats) in given.items() if value is not None and spec.format in formats}
+    given, unused = {"delimiter": spec.delimiter, "encoding": spec.encoding}, unused_keys(spec)
+    return {name: value for name, value in given.items() if value is not None and name not in unused}
 
 
 def open_source(path: Path, found: InputFormat, shown: str, **how: str) -> Source:

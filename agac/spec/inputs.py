@@ -45,8 +45,8 @@ PACKED = (".gz", ".zst")
 """Suffixes of compressed files; the format's own stands before them."""
 
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
-TEXTS: tuple[InputFormat, ...] = (*DELIMITED, "json", "jsonl", "txt", "files")
-"""Formats whose `delimiter`, and whose `encoding`, may be given."""
+_WRITTEN = {"delimiter": DELIMITED, "encoding": (*DELIMITED, "json", "jsonl", "txt", "files")}
+"""Keys that say how text is written, with the formats of which they may be said."""
 
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xlsx", ".xls", ".ods", ".arrow", ".feather"})
@@ -138,8 +138,10 @@ def input_spec(
     with suppress(OutsideProject):  # said where outputs are checked
         own_output = inside(project.root, output) if output else own_output
     if overrides.input is not None:
-        resolver = _Resolver(project, keys, at, own_output, typed=True)
-        return _typed([str(overrides.input)], resolver, "--input "), []
+        spec = _typed([str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), "--input ")
+        left = f"what --input names is {spec.format}, and read without it"
+        unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]
+        return spec, [replace(document.problem(*one, key=True), severity="warning") for one in unused]
     if keys.path is None:
         message = "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"
         return None, [document.problem((key,), message)]
@@ -147,16 +149,21 @@ def input_spec(
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
     except Refused as error:
         return None, [Problem(at, str(error))]
-    formats = {"delimiter": DELIMITED, "encoding": TEXTS}
-    for part in formats:
-        if getattr(keys, part) is not None and spec.format not in (*formats[part], None):
-            message = f"{part} is for {listed(formats[part])}; remove it, or say what the input is with format"
-            return None, [document.problem((key, part), message, key=True)]
+    for name, text in unused_keys(spec).items():
+        message = f"{text}; remove it, or say what the input is with format"
+        return None, [document.problem((key, name), message, key=True)]
     if spec.statement is None or spec.id_field is not None or spec.ordered:
         return spec, []
     # rows are known by their numbers alone, and these may be others the next time
     message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
     return spec, [Problem(spec.where, message, "warning")]
+
+
+def unused_keys(spec: InputSpec) -> dict[str, str]:
+    """Keys of an input that mean nothing for its format, each with a sentence that says for which they do."""
+    given = [(name, formats) for name, formats in _WRITTEN.items() if getattr(spec, name) is not None]
+    found = spec.format
+    return {name: f"{name} is for {listed(formats)}" for name, formats in given if found and found not in formats}
 
 
 def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | None) -> InputSpec:
@@ -245,7 +252,7 @@ class _Resolver:
             if not self.typed:
                 raise Refused("is what was piped into an earlier run; write '-'")
             if path.name.startswith(GIVEN_PREFIX):
-                return replace(self._made(path, GIVEN, "jsonl"), encoding=None)
+                return replace(self._made(path, GIVEN, "jsonl"), delimiter=None, encoding=None)
             own = format_of(self.keys.path[0]) if self.keys.path else None
             text, found = PIPED, self._piped_format() or format_of(path.name) or own
             unknown = f"cannot tell the format of what is piped in; {add_format}"

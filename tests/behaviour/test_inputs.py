@@ -168,6 +168,14 @@ def test_what_is_said_to_a_wrong_delimiter_or_encoding(project: ProjectFolder) -
         project.write("workflows/w.yml", f"input: {{{keys}}}\nstages: [{{name: a}}]\n")
         assert said in project.agac("validate", code=2).out, keys
     assert "--delimiter: ';;' is no delimiter" in project.agac("data", "data/rows.csv", "--delimiter", ";;", code=2).err
+    piped = project.piped(b'{"id": 1}\n', "data", "-", "--delimiter", ";")
+    for looked in (project.agac("data", "data/rows.jsonl", "--delimiter", ";"), piped):
+        assert looked.code == 2
+        assert "--delimiter: delimiter is for csv, tsv; " in looked.err
+        assert " is jsonl" in looked.err
+    project.workflow(input={"delimiter": ";"})
+    shown = project.agac("plan", "-a", "reviews", "--input", "data/rows.jsonl").err
+    assert "delimiter is for csv, tsv; what --input names is jsonl, and read without it" in shown
 
 
 def test_rows_that_are_piped_in_are_kept_and_the_same_rows_go_on_with_the_run(project: ProjectFolder) -> None:
