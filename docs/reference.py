@@ -15,6 +15,7 @@ from pages import ROOT
 from pydantic import BaseModel
 from support import outcomes
 
+from agac import api
 from agac.cli.main import cli
 from agac.core.types import Params
 from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
@@ -355,7 +356,21 @@ def _found_test(test: str) -> str:
     return f"tests/{test}"
 
 
+def python_names(kind: str) -> str:
+    """The public names of a kind, each where mkdocstrings puts its signature and its docstring into the site."""
+    homes = {name: home for name, home in api._HOMES.items() if python_kind(getattr(api, name)) == kind}
+    return "\n\n".join(f"::: {homes[name]}.{name}" for name in sorted(homes)) + "\n"
+
+
+def python_kind(public: Any) -> str:
+    """Whether a public name is a function, an error, or another class."""
+    if not isinstance(public, type):
+        return "functions"
+    return "errors" if issubclass(public, Exception) else "classes"
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    **{f"python {kind}": partial(python_names, kind) for kind in ("functions", "classes", "errors")},
     "commands": commands,
     "store": store,
     "views": view_parts,

@@ -20,7 +20,8 @@ import yaml
 from pages import DIRECTIVES, ROOT
 
 WITH_MKDOCS = pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install -e '.[docs]'"
+    not all(map(importlib.util.find_spec, ("mkdocs", "mkdocstrings_handlers"))),
+    reason="mkdocs or a plugin of it is not installed: pip install -e '.[docs]'",
 )
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
@@ -127,6 +128,10 @@ def test_every_page_is_made_and_can_be_searched_and_no_program_is(site: Path) ->
     found = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
     assert {made_of(page) for page in PAGES} <= {entry["location"].partition("#")[0] or "index.html" for entry in found}
     assert any("SchemaMismatch" in entry["text"] for entry in found)
+    (api,) = [entry for entry in found if entry["title"] == "Python API"]  # what one searches for
+    assert api["location"] == "reference/python.html"
+    of_run = [entry["text"] for entry in found if entry["location"].endswith("#agac.api.run.run")]
+    assert "KeyboardInterrupt" in of_run[0], "its docstring is there"
 
 
 @WITH_MKDOCS
