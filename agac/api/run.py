@@ -48,6 +48,7 @@ from agac.api.status import (
     database_path,
     find_rows,
     given_flags,
+    go_on,
     position_of,
     stored_run,
 )
@@ -474,6 +475,9 @@ async def retry(
             f"nothing of run {found.run} can be retried",
             remedy=f"See what failed with: agac inspect {found.run}. Rerun done rows with --from STAGE.",
         )
+    if given_flags(record).get("in_python"):
+        what = f"the workflow of run {record.id} was made in Python"
+        raise UsageError(what, remedy=f"Run it from there, which asks failed rows again: {go_on(record)}")
     options, before = options or RunOptions(), RunOptions.of_given(given_flags(record))
     merged = replace(
         before,

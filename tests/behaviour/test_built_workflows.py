@@ -76,6 +76,7 @@ def test_it_needs_no_project_and_commands_find_what_it_did(tmp_path: Path, monke
     (tmp_path / "agac.yml").unlink()
     for words in (["status", "-a", "reviews"], ["inspect", "1", "b"], ["export", "-a", "reviews"], ["validate"]):
         assert folder.agac(*words).code == (2 if words == ["validate"] else 0), words
+    assert "Run it from there, which asks failed rows again: agac.run(" in folder.agac("retry", "last", code=2).err
     assert agac.run(workflow, options, project=tmp_path).invocation["calls"] == 0
     with pytest.raises(agac.UsageError, match="no workflow 'reviews'"):
         agac.run("reviews")
