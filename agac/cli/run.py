@@ -224,6 +224,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
         unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
+        lost = min(lost, invocation["calls"]) if invocation["complete"] else lost  # else it had an answer
         finished = f"{counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} already finished"
         facts = [finished] if unchanged else []
         facts += ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-from urllib.parse import quote
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request, RowId
@@ -105,7 +104,7 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
         return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
 
     async with AsyncExitStack() as stack:
-        file = work.batching.folder.with_name(f"{quote(work.plan.workflow, '')}.calls")
+        file = work.batching.folder.with_name(f"{work.plan.workflow}.run")  # no longer than the workflow's file's
         if all(does.processes is not None for _, does in called):
             file.unlink(missing_ok=True)
         else:

@@ -127,8 +127,21 @@ def test_a_function_that_ends_agac_is_told_each_time_with_its_row(shop: ProjectF
     workflow(shop, {"name": "ok", "python": "tools/clean.py:f"})
     shop.rows(ROWS[:1])
     assert "WARNING" not in shop.agac("run", "-a", "reviews", code=0).err
-    assert not [*shop.root.glob(".agac/*.calls")]
+    assert not [*shop.root.glob(".agac/*.run")]
     shop.assert_sound()
+
+
+def test_what_a_long_name_and_calls_that_had_their_answers_have_to_do_with_a_function_that_ends_agac(
+    shop: ProjectFolder,
+) -> None:
+    """The name of its file has room, and no call is said to be sent again where none was."""
+    shop.write("tools/clean.py", "import os\ndef f(row):\n    eval(os.getenv('DO', '1'))\n    return row\n")
+    name, ends = "名" * 80, {"name": "ends", "python": "tools/clean.py:f"}
+    shop.workflow(name, defaults=ECHO, stages=[stage("say", "${name}"), ends], rows=ROWS[:1])
+    assert shop.agac("run", "-a", name, env={"DO": "1 / 0"}).code == 3
+    assert shop.agac("run", "-a", name, env={"DO": "os._exit(9)"}).code == 9
+    ran = shop.agac("run", "-a", name, code=0)
+    assert "Resumed: no calls were needed\n" in ran.out
 
 
 PRINTS = """\
