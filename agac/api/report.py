@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, NamedTuple
@@ -165,12 +164,6 @@ def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
 
 Watch = Callable[[WatchedRun], Awaitable[None]]
 """A coroutine that shows progress until it is cancelled."""
-
-
-def display() -> Watch:
-    """The display of the commands. By name: who wants to see nothing loads nothing of the command line."""
-    watch: Watch = import_module("agac.cli.progress").progress(quiet=False)
-    return watch
 
 
 LOOK_SECONDS = 1.0

@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,7 +37,6 @@ from agac.api.report import (
     Watch,
     WatchedRun,
     counted_or_estimated,
-    display,
     report_of,
     show,
     stale_facts,
@@ -87,18 +88,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _fast_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop, which takes less CPU a call, where it installs."""
-    try:
-        import uvloop  # 0.03 s, and commands that call nobody do without
-    except ImportError:  # it is an extra, and not for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
 def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """`work` as an ordinary function, on an event loop for many calls."""
-    return blocking(work, _fast_loop)
+    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU a call."""
+    return blocking(work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop())
 
 
 @calling
@@ -324,7 +316,8 @@ async def walk_through(
     plan = work.plan
     watching: asyncio.Task[Any] | None = None
     if progress is not False:
-        watch = display() if progress is True else progress
+        # by name: who wants to see nothing loads nothing of the command line
+        watch = import_module("agac.cli.progress").progress(quiet=False) if progress is True else progress
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
         in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
         watched = WatchedRun(

@@ -88,8 +88,8 @@ def blocking(
                 return runner.get_loop().run_until_complete(task)
 
         on_main = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGINT) if on_main else None
-        if before is signal.default_int_handler:  # no program handles it in a way of its own
+        ours = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # no program handles it
+        if ours:
             signal.signal(signal.SIGINT, interrupts.interrupt)
         try:
             found = interrupts.wait_for(lambda: context.run(finish))
@@ -97,8 +97,8 @@ def blocking(
             if not interrupts.count:
                 raise
         finally:
-            if before is signal.default_int_handler:
-                signal.signal(signal.SIGINT, before)
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         if interrupts.count:
             raise KeyboardInterrupt
         return found

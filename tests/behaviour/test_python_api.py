@@ -63,13 +63,6 @@ async def test_functions_work_with_and_without_await_where_a_loop_runs(project: 
         await agac.aretrieve(project=root)
 
 
-def test_an_embedded_simulator_starts_within_a_loop(tmp_path: Path) -> None:
-    project = ProjectFolder(tmp_path)
-    project.workflow(rows=2)
-    assert isinstance(report := within_a_loop(project.run), agac.RunReport)
-    assert report.summary["rows"]["done"] == 2
-
-
 @pytest.mark.parametrize("around", [lambda call: call(), within_a_loop], ids=["program", "within a loop"])
 def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
     around: Callable[[Callable[[], object]], object], project: ProjectFolder, faulty: Faulty
