@@ -1,5 +1,7 @@
 # make demo   run the shipped example on the embedded simulator: no key, no cost
 # make test   everything that CI checks: lint, types, import rules, tests
+# make lowest the tests with the lowest versions of packages that pyproject.toml allows
+# make package   the wheel and the source archive into dist/, each installed and tried
 # make soak   the tests with all that they can look for: every kill, every combination, many random workflows
 # All make a virtual environment in .venv the first time, and are quick after that.
 SHELL := /bin/bash
@@ -13,7 +15,7 @@ PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit soak coverage test-all bench docs clean
+.PHONY: help demo test lint types imports unit actions lowest package soak coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,6 +60,33 @@ imports: $(VENV)/.installed-dev ## Imports go down
 unit: $(VENV)/.installed-dev ## Tests
 	+@echo "pytest ..."
 	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal
+
+actions: $(VENV)/.installed-dev ## The definitions of CI, checked by an action linter
+	@test -x $(BIN)/zizmor || $(PIP) install -c constraints.txt zizmor
+	@$(BIN)/zizmor --offline --quiet .github
+
+# The packages that agac itself needs in their lowest versions, the tests' own tools in the usual ones.
+LOWEST := .venv-lowest
+TESTED := behaviour contract data golden policy providers simulator spec store tools
+
+lowest: ## The tests with the lowest versions that pyproject.toml allows
+	@test -x $(LOWEST)/bin/uv || { $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv; }
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,json-repair,uvloop]'
+	@grep -E '^(hypothesis|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -r $(LOWEST)/tools.txt
+	@$(LOWEST)/bin/pytest -n $(PARALLEL) --dist worksteal $(TESTED:%=tests/%)
+
+package: ## The wheel and the source archive into dist/, each installed and tried
+	@rm -rf dist .venv-package && $(PYTHON) -m venv .venv-package
+	@.venv-package/bin/python -m pip install --quiet -c constraints.txt build
+	@.venv-package/bin/python -m build --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }
+	@rm -f dist.log
+	@.venv-package/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	@for file in dist/*.whl dist/*.tar.gz; do \
+	  .venv-package/bin/python -m pip install --quiet --force-reinstall --no-deps $$file || exit 1; \
+	  (cd dist && rm -rf shop && ../.venv-package/bin/agac init shop > /dev/null && cd shop \
+	    && ../../.venv-package/bin/agac run reviews && ../../.venv-package/bin/agac doctor --install > /dev/null) || exit 1; \
+	done; rm -rf dist/shop; ls -l dist
 
 soak: $(VENV)/.installed-dev ## Tests that look for long: all cells of all campaigns, other random examples each time
 	@AGAC_SOAK=1 $(BIN)/pytest -n $(PARALLEL) --dist worksteal --timeout 21600

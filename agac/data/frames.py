@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from agac.core.errors import UsageError
+from agac.core.errors import UsageError, lack_of
 from agac.data.json_formats import encode
 from agac.data.tables import Kind, TableColumn
 from agac.spec.inputs import GIVEN
@@ -39,10 +39,9 @@ _PIECE = 1_000
 
 def library(name: str, what: str) -> Any:
     """A library that agac itself can do without. Raises UsageError, which names it, where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UsageError(f"{what} needs {name}, which is not installed", remedy=f"pip install {name}") from error
+    if lack := lack_of(what, name):
+        raise UsageError(lack)
+    return import_module(name)
 
 
 async def lines_of(rows: GivenRows) -> AsyncIterator[str]:

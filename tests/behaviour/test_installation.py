@@ -1,15 +1,19 @@
-"""How agac is installed: which agac runs, what it needs, and what is said where a package is missing."""
+"""How agac is installed: which agac runs, what it needs, what is said where a package is missing; and what a release
+holds: CI, the hook, the container, the source archive."""
 
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from support.project import ProjectFolder, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 NEEDS = ("aiosqlite>=0.22.1", "click<9,>=8", "nowhere<3,>=2; (platform_system != 'Windows') and extra == 'data'")
 
 
@@ -79,3 +83,58 @@ def test_nobody_is_told_to_install_what_an_index_has_under_our_name() -> None:
         assert not re.search(wanted, text, re.MULTILINE), path
         assert "agac[" not in text, path
         assert not re.search(r"\bpypi\.(org|python)|pythonhosted", text), path
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def test_ci_may_read_only_pins_its_actions_and_makes_what_the_makefile_has() -> None:
+    text, targets = text_of(".github/workflows/ci.yml"), set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.M))
+    ci = yaml.safe_load(text)
+    jobs = ci["jobs"]
+    assert ci["permissions"] == {}
+    assert all(job["permissions"] == {"contents": "read"} and job["timeout-minutes"] for job in jobs.values())
+    assert all(re.search(r"@[0-9a-f]{40}  # v\d", line) for line in text.split("\n") if "uses:" in line)
+    assert "secrets." not in text
+    made = {*jobs["check"]["strategy"]["matrix"]["target"], *re.findall(r"run: make ([a-z]+)", text)}
+    assert made == {"lint", "types", "imports", "actions", "docs", "package", "unit", "lowest"}
+    assert made <= targets
+    pythons = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d", one)]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons == ["3.11", "3.12", "3.13"]
+    assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_the_hook_of_pre_commit_validates_the_project(project: ProjectFolder) -> None:
+    [hook] = yaml.safe_load(text_of(".pre-commit-hooks.yaml"))
+    assert (hook["language"], hook["pass_filenames"]) == ("python", False)
+    program, *words = hook["entry"].split()
+    assert program in PROJECT["scripts"]
+    project.workflow(rows=1)
+    project.agac(*words, code=0)
+    for name in ("agac.yml", "workflows/reviews.yml", "prompts/reply.md", "schemas/reply.json"):
+        assert re.search(hook["files"], name)
+    project.workflow(promt="x")
+    project.agac(*words, code=2)
+    assert f"id: {hook['id']}" in text_of("docs/guide/installing.md")
+
+
+def test_the_container_runs_without_rights_and_keeps_its_state_in_a_volume() -> None:
+    lines = text_of("Containerfile").split("\n")
+    last = {words[0]: words[1] for line in lines if len(words := line.split(maxsplit=1)) == 2}
+    assert (last["USER"], last["VOLUME"], last["WORKDIR"]) == ("1000", "/project/.agac", "/project")
+    assert last["ENTRYPOINT"] == '["agac"]'
+    [extras] = re.findall(r"'\.\[(.*)\]'", "\n".join(lines))
+    assert set(extras.split(",")) == PROJECT["optional-dependencies"].keys() - {"dev", "docs"}
+    assert {".env", ".agac", "output"} <= set(text_of(".dockerignore").split("\n"))
+    words = json.loads(text_of(".devcontainer/devcontainer.json"))["postCreateCommand"].split()
+    assert (words[0], f"$(VENV)/{words[1].removeprefix('.venv/')}:" in text_of("Makefile")) == ("make", True)
+
+
+def test_the_source_archive_holds_the_tests_and_what_they_need() -> None:
+    named = [name.removeprefix("/") for name in tomllib.loads(text_of("pyproject.toml"))["tool"]["hatch"]["build"]
+             ["targets"]["sdist"]["include"]]  # fmt: skip
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    tops = {line.partition("/")[0] for line in listed.stdout.split("\n")} - {"", "pyproject.toml"}
+    assert [top for top in tops if top not in named and not ("*.md" in named and top.endswith(".md"))] == []
+    assert "tests" in named
