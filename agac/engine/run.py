@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agac.core.errors import ExitCode
-from agac.core.keys import canonical
+from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
 from agac.engine.caller import Caller, fields, open_connections
@@ -40,7 +40,7 @@ from agac.plan.plan import run_settings
 from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
-from agac.store.db import Database
+from agac.store.db import Database, write
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -131,11 +131,11 @@ class RowWalk:
         if work.retry is not None:
             await self._from(retried_rows(context, work.retry))
         else:
-            await runs.note_reading(places.database, places.run, None)
+            await write(places.database, "run_reading", None, places.run)
             await self._from(input_rows.active_rows())
             if not stop_signal.stopped.is_set():
                 await input_rows.finish()
-                await runs.note_reading(places.database, places.run, work.clocks.wall())
+                await write(places.database, "run_reading", work.clocks.wall(), places.run)
         await self._derived_rows()
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:
@@ -170,7 +170,7 @@ class RowWalk:
         """Records how many calls may be in flight from now on: a kill while only batches are at work loses none."""
         if self.calls:
             await self.context.ledger.durable()
-            await runs.note_concurrency(self.context.places.database, self.context.places.event, calls)
+            await write(self.context.places.database, "event_calls", calls, self.context.places.event)
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""
@@ -293,7 +293,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         if work.retry is None:
             invocation.retry = await broken_off_retry(database, run)
         begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
-        event = await runs.begin_invocation(database, run, begun, now())
+        event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
         ledger = Ledger(
@@ -303,7 +303,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         )  # fmt: skip
         if killed is not None:  # it could not end itself; only now is the one that says so on record
             last, lost = killed
-            await runs.end_invocation(database, last.id, runs.KILLED, last.body | {"lost": lost}, now())
+            ended = canonical(last.body | {"lost": lost})
+            await write(database, "event_end", now(), runs.KILLED, ended, last.id)
         context = await _context(database, work, invocation, ledger, event)
         await _walk(context, invocation, uncommitted)
         await _end(context, invocation)
@@ -314,23 +315,23 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:
     """The run that is continued, or a new one."""
     plan, now = work.plan, work.clocks.wall()
-    identity = runs.RunIdentity(plan.workflow, plan.hash, plan.selection.text())
-    await runs.keep_definition(database, identity, canonical(plan.body), now)
+    identity = plan.workflow, plan.hash, plan.selection.text()
+    await write(database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now)
     found = work.batching.resume_run or (work.retry.run if work.retry else None)
     if found is None and not work.fresh:
         found = await runs.newest_run(database, *identity)
-    where = runs.OutputPlace(work.output_dir, plan.output.include_input, outputs_text(plan))
+    where = work.output_dir, plan.output.include_input, outputs_text(plan)
     invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
     invocation.billed_a_row = sum(
         stage.replicas * max_billed_calls(stage.repair, len(stage.models)) for stage in plan.asking
     )
     if found is None:
-        invocation.run = await runs.make_run(database, identity, where, fresh=work.fresh, now=now)
+        invocation.run = await write(database, "run_make", *identity, *where, now if work.fresh else None, now)
     else:
         invocation.run, invocation.continued = found, True
-        await runs.retarget_run(database, found, where)
+        await write(database, "run_retarget", *where, found)
     if work.batching.resume_run is None:
-        await runs.store_run_settings(database, invocation.run, run_settings(plan, work.root))
+        await write(database, "run_manner", snapshot(run_settings(plan, work.root)), invocation.run)
 
 
 def _about(invocation: Invocation) -> dict[str, Any]:

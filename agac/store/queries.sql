@@ -42,8 +42,8 @@ VALUES (1 + max(coalesce((SELECT max(id) FROM run), 0),
 
 -- name: run_retarget
 -- Where the outputs go is not part of a run's identity: the last invocation decides.
-UPDATE run SET output_dir = :dir, include_input = :include, outputs = :outputs, exported_revision = NULL
-WHERE id = :run AND (output_dir <> :dir OR include_input <> :include OR outputs <> :outputs);
+UPDATE run SET output_dir = ?1, include_input = ?2, outputs = ?3, exported_revision = NULL
+WHERE id = ?4 AND (output_dir <> ?1 OR include_input <> ?2 OR outputs <> ?3);
 
 -- name: run_manner
 -- How a run goes about its definition; the last invocation decides.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from agac.core.keys import canonical, snapshot
-from agac.store.db import Database, Reads, first, reads, select, write
+from agac.store.db import Database, Reads, first, reads, select
 
 KILLED = 137
 """The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
-
 
 UNWRITTEN = [-1, -1]
 """In `exported_files` a table that could not be written: no file ever is so, so that the next run tries again."""
@@ -74,22 +72,6 @@ class Count(NamedTuple):
     held_tokens: int
 
 
-class RunIdentity(NamedTuple):
-    """What makes two invocations the same run."""
-
-    workflow: str
-    definition_hash: bytes
-    selection: str
-
-
-class OutputPlace(NamedTuple):
-    """Where and how a run's outputs are written; no part of its identity. `outputs` is canonical JSON."""
-
-    output_dir: str
-    include_input: bool
-    outputs: str
-
-
 class WrittenFiles(NamedTuple):
     """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
 
@@ -123,47 +105,6 @@ async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
     for unanswered, kind, message in await select(database, "call_last", tuple[bool, str, str], event):
         return {"type": kind, "message": message} if unanswered else None
     return None
-
-
-async def keep_definition(database: Database, identity: RunIdentity, body: str, now: float) -> None:
-    """Stores the resolved workflow, once for all runs that share it."""
-    await write(database, "definition_keep", identity.definition_hash, identity.workflow, body, now)
-
-
-async def make_run(database: Database, identity: RunIdentity, where: OutputPlace, *, fresh: bool, now: float) -> int:
-    """A new run; `fresh`: only results made from now on are reused in it."""
-    return await write(database, "run_make", *identity, *where, now if fresh else None, now)
-
-
-async def retarget_run(database: Database, run: int, where: OutputPlace) -> None:
-    """Notes where this invocation wants its outputs, and how."""
-    values = {"dir": where.output_dir, "include": where.include_input, "outputs": where.outputs, "run": run}
-    await write(database, "run_retarget", **values)
-
-
-async def store_run_settings(database: Database, run: int, settings: dict[str, Any]) -> None:
-    """Notes how a run goes about its definition (`plan.run_settings`)."""
-    await write(database, "run_manner", snapshot(settings), run)
-
-
-async def begin_invocation(database: Database, run: int, body: dict[str, Any], now: float) -> int:
-    """Records that an invocation begins, and gives its number."""
-    return await write(database, "event_make", run, "invocation", now, canonical(body))
-
-
-async def note_concurrency(database: Database, event: int, calls: int) -> None:
-    """Records how many calls an invocation may have in flight from now on."""
-    await write(database, "event_calls", calls, event)
-
-
-async def end_invocation(database: Database, event: int, exit_code: int, body: dict[str, Any], now: float) -> None:
-    """Records how an invocation ended."""
-    await write(database, "event_end", now, exit_code, canonical(body), event)
-
-
-async def note_reading(database: Database, run: int, at: float | None) -> None:
-    """A pass over the input begins (`at` None), or came to its end."""
-    await write(database, "run_reading", at, run)
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
