@@ -18,7 +18,8 @@ from agac.data.frames import GivenRows
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
-from agac.engine.export import PREVIEW, LeftRows, left_rows, lost_store
+from agac.engine.export import PREVIEW, lost_store
+from agac.engine.input_rows import LeftRows, left_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts

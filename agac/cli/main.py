@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial, reduce, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import (
@@ -33,9 +33,6 @@ from agac.cli import terminal
 from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, ErrorType, ExitCode, SpecError, UsageError, nearest
 from agac.spec.paths import PROJECT_FILE, find_project
-
-if TYPE_CHECKING:
-    from agac.spec.workflow import Budget
 
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
@@ -150,30 +147,6 @@ def read_variables(pairs: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--var {pair}: write NAME=VALUE")
         found[name] = value
     return found
-
-
-def read_budget(text: str | None) -> Budget | None:
-    """`--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
-    if text is None:
-        return None
-    from agac.spec.workflow import Budget
-
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        unit, sign, number = part.partition("=")
-        unit, number = (unit.strip(), number) if sign else ("usd", part)
-        if unit not in ("usd", "tokens", "calls") or unit in found:
-            raise click.UsageError(f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000")
-        try:
-            value = float(number.strip().lstrip("$").replace("_", ""))
-        except ValueError:
-            value = 0.0
-        if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
-            kind = "a number above 0" if unit == "usd" else "a whole number above 0"
-            raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
-        found[unit] = value
-    tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
-    return Budget(found.get("usd"), tokens, calls)
 
 
 class CommandGroup(click.Group):

@@ -17,7 +17,6 @@ from agac.cli.main import (
     json_option,
     long_running,
     max_errors_option,
-    read_budget,
     read_variables,
     row_options,
     stage_options,
@@ -56,9 +55,34 @@ from agac.core.types import counted, dollars
 if TYPE_CHECKING:
     from agac.api.report import RunReport
     from agac.engine.invocation import Scope
+    from agac.spec.workflow import Budget
 
 Summary = Mapping[str, Any]
 """The summary of a run, as `summary.json` has it, one run of `agac status`, or the facts of an invocation."""
+
+
+def read_budget(text: str | None) -> Budget | None:
+    """`--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
+    if text is None:
+        return None
+    from agac.spec.workflow import Budget
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        unit, sign, number = part.partition("=")
+        unit, number = (unit.strip(), number) if sign else ("usd", part)
+        if unit not in ("usd", "tokens", "calls") or unit in found:
+            raise click.UsageError(f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000")
+        try:
+            value = float(number.strip().lstrip("$").replace("_", ""))
+        except ValueError:
+            value = 0.0
+        if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
+            kind = "a number above 0" if unit == "usd" else "a whole number above 0"
+            raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
+        found[unit] = value
+    tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
+    return Budget(found.get("usd"), tokens, calls)
 
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")

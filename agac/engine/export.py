@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
-from agac.core.types import JSONValue, Row, RowId
+from agac.core.types import JSONValue, RowId
 from agac.data.files import put_aside
 from agac.data.json_formats import encode
 from agac.data.sinks import (
@@ -32,7 +31,6 @@ from agac.data.sinks import (
 )
 from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_columns, tables_read
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
-from agac.engine.input_rows import read_ids
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages, written_of
@@ -40,14 +38,13 @@ from agac.spec.graph import StageNode, descent
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.batches import project_token
 from agac.store.db import Database, write
-from agac.store.rows import ExportRow, State, kept_rows, rows_with_results, why_filtered
+from agac.store.rows import ExportRow, State, kept_rows, why_filtered
 from agac.store.runs import (
     UNWRITTEN,
     RunRecord,
     WrittenFiles,
     definition_of,
     files_written,
-    input_read_at,
     last_run_number,
     read_run,
     store_accepted,
@@ -416,9 +413,6 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
         return None
 
 
-CLOCK_GRAIN = 2.0
-"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in such steps."""
-
 PREVIOUS = "previous"
 """`results.previous.jsonl` is what `results.jsonl` was before most of its rows left the input."""
 
@@ -442,58 +436,6 @@ def drop_previous(folder: Path) -> None:
     """Removes the results that were kept."""
     for _, previous in _of_previous(folder):
         previous.unlink(missing_ok=True)
-
-
-class LeftRows(NamedTuple):
-    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`: it has no rows."""
-
-    rows: int
-    left: int
-    empty: bool = False
-
-    @property
-    def most_left(self) -> bool:
-        """Whether more than half of them left."""
-        return 2 * self.left > self.rows
-
-
-async def left_rows(
-    database: Database | None, plan: Plan, rows: Callable[[], Iterator[Row]], folder: Path
-) -> LeftRows | None:
-    """Compares the input with the results in the run's output folder, or with those that were kept before most of their
-    rows left; exact where more than half of them left, else no more of the input is read than shows that half of them
-    is there. None where there is nothing to compare: the run is a selection, there are no results, another store or
-    workflow wrote them, or the input was not touched since they were made."""
-    results = folder / "results.jsonl"
-    if plan.selection.partial or not (results.is_file() and results.stat().st_size):
-        return None
-    kept, told = read_summary(folder, f"summary.{PREVIOUS}.json"), read_summary(folder)
-    if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
-        return None
-    reading = rows()
-    ids = await asyncio.to_thread(read_ids, reading)
-    if not ids:
-        held = told.rows if told is not None else 0
-        return LeftRows(held, held, empty=True)
-    shown, there = kept or told, 0
-    if database is None or shown is None or shown.workflow != plan.workflow:
-        return None
-    if shown.store not in (None, await project_token(database)) or await read_run(database, shown.run) is None:
-        return None
-    while ids and 2 * there < shown.rows:
-        suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
-        there += len(ids) if suffixed else await rows_with_results(database, shown.run, ids)
-        ids = await asyncio.to_thread(read_ids, reading)
-    return LeftRows(shown.rows, max(0, shown.rows - there))
-
-
-async def _is_untouched(database: Database, plan: Plan, run: int) -> bool:
-    """Whether the input is a file that nobody touched since the run read it."""
-    source, read_at = plan.input, await input_read_at(database, run)
-    if read_at is None or source.statement is not None or not source.path.is_file():
-        return False
-    stat, before = source.path.stat(), (await definition_of(database, run))["input"]["path"]
-    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < read_at - CLOCK_GRAIN)
 
 
 async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:

@@ -1,4 +1,5 @@
-"""Rows of the input meet the rows of the store: unchanged ones are passed over, the others are worked on."""
+"""Rows of the input meet the rows of the store: unchanged ones are passed over, the others are worked on; and the rows
+of results: how many left the input."""
 
 from __future__ import annotations
 
@@ -7,13 +8,19 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Row, RowId
 from agac.engine.effects import ActiveRow
+from agac.engine.export import PREVIOUS, read_summary
 from agac.engine.invocation import InvocationContext, InvocationRef
+from agac.plan.plan import Plan
 from agac.spec.workflow import OnDuplicateId
+from agac.store.batches import project_token
+from agac.store.db import Database
 from agac.store.records import PRESENT, NewRow
 from agac.store.rows import (
     WALKED,
@@ -27,7 +34,9 @@ from agac.store.rows import (
     rows_at,
     rows_by_id,
     rows_of_id,
+    rows_with_results,
 )
+from agac.store.runs import definition_of, input_read_at, read_run
 from agac.store.scratch import Scratch
 
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
@@ -348,3 +357,61 @@ async def count_ids(rows: Iterator[Row], scratch: Scratch) -> None:
     """Reads the whole input once for `on_duplicate_id: last`, which has to know how often each id comes."""
     while ids := await asyncio.to_thread(read_ids, rows):
         await asyncio.to_thread(scratch.times, ids)
+
+
+# Rows of the input and the results that an output folder shows: how many of them left.
+
+CLOCK_GRAIN = 2.0
+"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in such steps."""
+
+
+class LeftRows(NamedTuple):
+    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`: it has no rows."""
+
+    rows: int
+    left: int
+    empty: bool = False
+
+    @property
+    def most_left(self) -> bool:
+        """Whether more than half of them left."""
+        return 2 * self.left > self.rows
+
+
+async def left_rows(
+    database: Database | None, plan: Plan, rows: Callable[[], Iterator[Row]], folder: Path
+) -> LeftRows | None:
+    """Compares the input with the results in the run's output folder, or with those that were kept before most of their
+    rows left; exact where more than half of them left, else no more of the input is read than shows that half of them
+    is there. None where there is nothing to compare: the run is a selection, there are no results, another store or
+    workflow wrote them, or the input was not touched since they were made."""
+    results = folder / "results.jsonl"
+    if plan.selection.partial or not (results.is_file() and results.stat().st_size):
+        return None
+    kept, told = read_summary(folder, f"summary.{PREVIOUS}.json"), read_summary(folder)
+    if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
+        return None
+    reading = rows()
+    ids = await asyncio.to_thread(read_ids, reading)
+    if not ids:
+        held = told.rows if told is not None else 0
+        return LeftRows(held, held, empty=True)
+    shown, there = kept or told, 0
+    if database is None or shown is None or shown.workflow != plan.workflow:
+        return None
+    if shown.store not in (None, await project_token(database)) or await read_run(database, shown.run) is None:
+        return None
+    while ids and 2 * there < shown.rows:
+        suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
+        there += len(ids) if suffixed else await rows_with_results(database, shown.run, ids)
+        ids = await asyncio.to_thread(read_ids, reading)
+    return LeftRows(shown.rows, max(0, shown.rows - there))
+
+
+async def _is_untouched(database: Database, plan: Plan, run: int) -> bool:
+    """Whether the input is a file that nobody touched since the run read it."""
+    source, read_at = plan.input, await input_read_at(database, run)
+    if read_at is None or source.statement is not None or not source.path.is_file():
+        return False
+    stat, before = source.path.stat(), (await definition_of(database, run))["input"]["path"]
+    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < read_at - CLOCK_GRAIN)

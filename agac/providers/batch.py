@@ -13,11 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from socket import gaierror
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 from urllib.parse import quote
-
-import aiohttp
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
@@ -27,7 +24,7 @@ from agac.providers.dialect import too_large, unreadable
 from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
 from agac.providers.http import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
-from agac.providers.transport import EXCEPTION_RULES, ConnectionSettings, ExceptionRule, reason_of
+from agac.providers.transport import ConnectionSettings, lost
 
 if TYPE_CHECKING:
     import httpx2
@@ -239,51 +236,6 @@ def proves_nothing(status: int, data: Any) -> bool:
     if status in _BEFORE_ALL:
         return False
     return status in (408, 409, 425, 499) or not 400 <= status < 500 or not isinstance(data, (dict, list))
-
-
-_SLOW_CONNECT = ExceptionRule(FaultKind.RETRY, ErrorType.TIMEOUT, "no connection to {provider} ({host}) within 10 s")
-_SILENT = ExceptionRule(
-    FaultKind.RETRY, ErrorType.TIMEOUT, "{provider} ({host}) did not answer in time", ambiguous=True
-)
-
-_LOST: dict[str, ExceptionRule] = {
-    "ConnectTimeout": _SLOW_CONNECT,
-    "PoolTimeout": _SLOW_CONNECT,
-    "TimeoutException": _SILENT,
-    "TimeoutError": _SILENT,
-    "UnsupportedProtocol": EXCEPTION_RULES[aiohttp.NonHttpUrlClientError],
-    "ProxyError": EXCEPTION_RULES[aiohttp.ClientHttpProxyError],
-}
-"""What the exceptions of the SDKs' HTTP library (httpx2) mean, by their names; any other is a lost connection."""
-
-_UNCONNECTED: dict[type[BaseException], type[BaseException]] = {
-    gaierror: aiohttp.ClientConnectorDNSError,
-    ssl.SSLCertVerificationError: aiohttp.ClientConnectorCertificateError,
-    ssl.SSLError: aiohttp.ClientConnectorSSLError,
-}
-"""Why a connection does not come about: the standard library's exceptions, and aiohttp's with the same meaning."""
-
-_WRAPPERS = ("APIConnectionError", "APITimeoutError")
-"""What SDKs raise from the exceptions of their HTTP library."""
-
-
-def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:
-    """Why a request got no answer. One that never left is not ambiguous; nor is any that creates nothing."""
-    # not by `__context__`: what went wrong before, and was being handled, says nothing of this request
-    own = problem.__cause__ or problem if type(problem).__name__ in _WRAPPERS else problem
-    names = [kind.__name__ for kind in type(own).__mro__]
-    causes = [own]
-    rule = next((_LOST[name] for name in names if name in _LOST), EXCEPTION_RULES[aiohttp.ClientConnectionError])
-    if "ConnectError" in names:
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
-            causes.append(cause)
-        nobody = aiohttp.ClientConnectorError if settings.proxy is None else aiohttp.ClientProxyConnectionError
-        known = (like for kind, like in _UNCONNECTED.items() if any(isinstance(cause, kind) for cause in causes))
-        rule = EXCEPTION_RULES[next(known, nobody)]
-    elif "ProxyError" in names and str(own).startswith("5"):
-        rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
-    reason = f"the proxy answered {str(own)[:3]}" if "ProxyError" in names else reason_of(causes[-1])
-    return replace(settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates)
 
 
 CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0

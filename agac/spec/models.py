@@ -455,21 +455,6 @@ class WorkflowFile(RunRulesFile):
     stages: list[StageFile] = Field(min_length=1, description="The steps, in order.")
     output: OutputFile = key("Where results go.", default=OutputFile())
 
-    @property
-    def stage_defaults(self) -> DefaultsFile:
-        """`defaults` with what is written beside them."""
-        short = {} if self.run_mode is None else {"run_mode": self.run_mode}
-        return self.defaults.model_copy(update=short)
-
-
-def _camel(value: Any) -> Any:
-    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        key if (snake := check.CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()
-    }
-
 
 class RequestParamsFile(FileModel):
     """Sampling and service parameters of a card."""
@@ -501,7 +486,7 @@ class CardFile(FileModel):
     description: NonEmpty | None = key("What the agent is for.")
     instruction: NonEmpty | None = key("System message; instead of the text below.")
     model: NonEmpty | None = key("Model as `provider/model?key=value`.")
-    request_params: Annotated[RequestParamsFile, BeforeValidator(_camel)] = key(
+    request_params: Annotated[RequestParamsFile, BeforeValidator(check.camel_case)] = key(
         "Sampling and service parameters.", default=RequestParamsFile()
     )
     messages: Paths | None = key("Files of messages that stand before the prompt.", min_length=1)

@@ -271,8 +271,9 @@ class StageBuilder:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
-        shared, own = self.project.file.defaults, self.file.stage_defaults
-        short = {} if self.file.run_mode is None else {"run_mode": self.document.where(("run_mode",))}
+        shared, own, short = self.project.file.defaults, self.file.defaults, dict[str, Where]()
+        if (mode := self.file.run_mode) is not None:
+            own, short = own.model_copy(update={"run_mode": mode}), {"run_mode": self.document.where(("run_mode",))}
         return {
             "project": (shared, places_of(shared, self.project.document, ("defaults",))),
             "defaults": (own, places_of(own, self.document, ("defaults",)) | short),

@@ -284,6 +284,13 @@ def output_formats(value: Any) -> Any:
     return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
 
 
+def camel_case(value: Any) -> Any:
+    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
+    if not isinstance(value, dict):
+        return value
+    return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
+
+
 def split_chain(data: Any) -> Any:
     """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is judged elsewhere."""
     if not isinstance(data, dict) or not isinstance(data.get("model"), list):

@@ -20,11 +20,11 @@ from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, iso
 from agac.providers import batch
-from agac.providers.batch import BatchApi, BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote, lost
+from agac.providers.batch import BatchApi, BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
 from agac.providers.provider import Provider
 from agac.providers.table import ANTHROPIC_BATCHES, AZURE_BATCHES, OPENAI_BATCHES, SHIPPED
-from agac.providers.transport import ConnectionSettings
+from agac.providers.transport import ConnectionSettings, lost
 
 KEY = "sk-control-0123456789"
 REDACTOR = Redactor([KEY])
