@@ -73,7 +73,7 @@ _Slip = tuple[int, int, str]
 def text_faults(text: str) -> Iterator[str]:
     """Everything that is wrong with a guard whatever the rows have."""
     if not text.strip():
-        yield 'the guard is empty; write a condition, as in `status == "open"`, or leave `when` out'
+        yield 'the guard is empty; write a condition, as `FIELD == "value"`, or leave `when` out'
         return
     if len(text) > MAX_LENGTH:
         yield f"the guard is longer than {MAX_LENGTH:,} characters; compute a field in a python stage and test that"
@@ -90,7 +90,7 @@ def text_faults(text: str) -> Iterator[str]:
         found = [fault for node in tree.walk() for fault in _node_faults(node, text)]
         yield from found or _type_faults(tree, text)
         if not found and _never_bool(tree):
-            yield "the guard gives a value, not true or false; compare it, as in `size(items) > 0`"
+            yield "the guard gives a value, not true or false; compare it with a value"
 
 
 def _node_faults(node: CelNode, text: str) -> Iterator[str]:

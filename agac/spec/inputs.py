@@ -143,7 +143,9 @@ def input_spec(
         unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]
         return spec, [replace(document.problem(*one, key=True), severity="warning") for one in unused]
     if keys.path is None:
-        message = "missing key 'path'; name the file with the rows, as input: {path: data/reviews.csv}, or use --input"
+        here = (path for path in sorted(project.root.glob("data/*")) if format_of(path.name))
+        shown = next((path.relative_to(project.root).as_posix() for path in here), "FILE")
+        message = f"missing key 'path'; name the file with the rows, as input: {{path: {shown}}}, or use --input"
         return None, [document.problem((key,), message)]
     try:
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
@@ -269,7 +271,10 @@ class _Resolver:
         if suffix in TABLES_LATER:
             raise Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
         if path.is_dir():
-            remedy = "name a file in it, or several as 'data/*.csv'; with format: files each is a row"
+            ending = next((inner.suffix for inner in sorted(path.glob("*.*")) if inner.suffix), ".csv")
+            remedy = (
+                f"name a file in it, or several as '{text.rstrip('/')}/*{ending}'; with format: files each is a row"
+            )
             raise Refused(f"{named}is a folder; {remedy}")
         if not path.exists():
             near = "" if self.typed else f": {text!r}; {near_files(path, self.project.root)}"

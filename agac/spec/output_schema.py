@@ -163,7 +163,7 @@ def _python_schema(text: str, root: Path) -> PythonSchema:
     """
     module, _, cls = text.removeprefix(PREFIX).strip().rpartition(".")
     if not module or not all(part.isidentifier() for part in (*module.split("."), cls)):
-        raise Refused(f"{text!r} is not python:module.Class, as python:tools.models.Review")
+        raise Refused(f"{text!r} is not python:module.Class, with the name of a file and of a class in it")
     if (path := _module_file(root, module)) is None:
         wanted = module.replace(".", "/") + ".py"
         raise Refused(f"no module {module!r} in the project; it would be the file {wanted}")
@@ -274,7 +274,7 @@ def lacks_field(body: dict[str, Any], vote: str) -> str | None:
         what = f"{'.'.join(before)} of the results has" if before else "the results have"
         kinds, names = shape.kinds(before), shape.names(before)
         if kinds is not None and "object" not in kinds:
-            return f"{what} no fields; vote for one that holds a value, such as `label`"
+            return f"{what} no fields; vote for one that holds a value"
         if names is None:
             return None
         if part not in names:

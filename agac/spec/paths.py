@@ -154,7 +154,8 @@ def output_folder(text: str, root: Path, paths: ProjectPaths, source: Path) -> P
 
 def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | None) -> None:
     """Results are replaced: nothing of the project's own and not its input may be in their folder. Raises Refused."""
-    remedy, shown = "results need a folder of their own, as output/reviews", folder.relative_to(root).as_posix()
+    remedy = f"results need a folder of their own, as {paths.output.relative_to(root).as_posix()}/NAME"
+    shown = folder.relative_to(root).as_posix()
     if folder == root:
         raise Refused(f"is the project's root; {remedy}")
     state = [root / name for name in STATE_FOLDERS]

@@ -159,7 +159,7 @@ def _files(target: Parts, root: Path, problems: list[Problem], where: Where) -> 
 
 # `python: tools/clean.py:normalise`: a function of the project, checked without importing anything.
 
-FORM = "file.py:function, as tools/clean.py:normalise"
+FORM = "file.py:function, with a file of the project"
 _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -131,7 +131,7 @@ field_name = _must(
 
 field_path = _must(
     lambda path: "${" not in path and all(part and part == part.strip() for part in path.split(".")),
-    "{!r} is no field; write its name, or stage.field, as in classify.topic, without braces",
+    "{!r} is no field; write its name, or STAGE.FIELD, without braces",
 )
 """A way to a field: `topic`, `classify.topic`."""
 
@@ -255,7 +255,7 @@ def _list_of(expected: str) -> Callable[[Any], Any]:
 
 
 one_or_many = _list_of("the name of a stage")
-field_or_fields = _list_of("a field, as topic or classify.topic, or a list of them")
+field_or_fields = _list_of("FIELD or STAGE.FIELD, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
 input_mapping = _or_short(

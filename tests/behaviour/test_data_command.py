@@ -85,7 +85,7 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         (["-"], "standard input: nothing came"),
         (["r.csv", "--format", "cvs"], "--format cvs: unknown format"),
         (["hf://datasets/x"], "hf:// is not supported yet"),
-        (["."], "error: .: is a folder\n  Name a file in it, or several as 'data/*.csv'"),
+        (["."], "error: .: is a folder\n  Name a file in it, or several as './*.csv'"),
     ):
         ended = data(tmp_path, *arguments)
         assert ended.code == 2, arguments

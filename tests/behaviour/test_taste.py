@@ -66,6 +66,19 @@ def test_statements_stand_in_the_store_alone() -> None:
     ] == []
 
 
+def test_a_message_names_nothing_that_only_some_projects_have() -> None:
+    prose = {id(node.value) for _, node in nodes() if isinstance(node, ast.Expr)}
+    example = re.compile(r"\b(data|prompts|schemas|output|tools)/\w|\b(?<!agac\.)tools\.\w|\bclassify\b|\breviews\b")
+    named = {
+        (name, node.value)
+        for name, node in nodes()
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+        if example.search(node.value) and not re.search(r"sqlite://data/out\.db", node.value)
+    }
+    assert {name for name, _ in named} == {"spec/models.py", "cli/project.py"}, named  # explained keys; agac init
+    assert [text for name, text in named if name == "cli/project.py"] == ["reviews"]
+
+
 def test_classes_are_named_after_what_they_are() -> None:
     empty = re.compile(r".*(Manager|Service|Handler|Helper|Processor|Factory|Utils?)\Z")
     classes = ((name, node) for name, node in nodes() if isinstance(node, ast.ClassDef))

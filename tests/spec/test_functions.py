@@ -36,7 +36,7 @@ def decorated(one, two): ...
 """
 
 
-FORM = "is not file.py:function, as tools/clean.py:normalise"
+FORM = "is not file.py:function, with a file of the project"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_function_of_the_top_level_is_found(tools: Tools, name: str, is_async:
         ("tools/clean.py", f"'tools/clean.py' {FORM}"), (":normalise", f"':normalise' {FORM}"),
         ("tools/clean.py:", f"'tools/clean.py:' {FORM}"), ("tools/clean.py:a.b", f"'tools/clean.py:a.b' {FORM}"),
         ("tools/clan.py:normalise", "no such file: 'tools/clan.py'; did you mean 'tools/clean.py'?"),
-        ("tools:normalise", "'tools' is not a Python file; write file.py:function, as tools/clean.py:normalise"),
+        ("tools:normalise", "'tools' is not a Python file; write file.py:function, with a file of the project"),
         ("../x.py:f", "'../x.py' leads out of the project; name a path inside it"),
         ("tools/clean.py:normalize", "tools/clean.py has no function 'normalize'; did you mean 'normalise'?"),
         (
