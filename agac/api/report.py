@@ -19,7 +19,7 @@ from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.api.status import blocking, database_path, rows_by_remedy, stored_run
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, RowError, StoreError, Where, any_error
-from agac.core.types import JSONValue, Report, RowId, iso, json_form, waits_left
+from agac.core.types import JSONValue, Outcome, Report, RowId, iso, json_form, waits_left
 from agac.data.frames import frame
 from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
@@ -36,11 +36,12 @@ from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.providers.provider import Provider
-from agac.spec.graph import StageNode, homes
+from agac.spec.graph import StageNode, homes, levels_of
 from agac.spec.workflow import Workflow
 from agac.store import batches, runs
 from agac.store.batches import BatchCount, BatchStep, batches_alike, read_batch, rows_in_batches
 from agac.store.db import Database
+from agac.store.rows import made_counts, present
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class WatchedRun:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
     take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
     come to the `uncounted` ones is not known before they are made; those `in_batches` are asked so; `batches` are the
-    open ones as last seen."""
+    open ones as last seen. `exploded` are stages that children of the input's rows come to, with the position of the
+    stage that made those, and `children` what `count_children` last gave."""
 
     workflow: str
     invocation: Invocation
@@ -102,6 +104,8 @@ class WatchedRun:
     uncounted: Collection[str] = ()
     in_batches: Collection[str] = ()
     batches: list[BatchCount] = field(default_factory=list)
+    exploded: Mapping[str, int] = field(default_factory=dict)
+    children: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
         """The run now. `counted` is what `count_rows` gave, once it did."""
@@ -136,19 +140,47 @@ class WatchedRun:
         if name in self.in_batches:  # a guard is no progress of what is asked in batches
             settled, never = settled - stage.skipped - stage.dropped, never + stage.skipped + stage.dropped
         total = RowCount(max(settled, rows.rows - never), rows.exact) if rows and not made else None
+        if name in self.children:
+            settled += self.children[name][0]
+            total = RowCount(max(settled, self.children[name][1]), exact=True)
         waits = not {name, *self.upstream[name]}.isdisjoint(self.in_batches)
         return StageSnapshot(name, settled, total, stage, waits)
 
 
 def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
     """The stages that are asked of rows which other stages make, or may make: explode, group, or call functions."""
-    home = homes(stages)
-    functions = {stage.name for stage in stages if stage.makes == "rows"}
-    found: set[str] = set()
-    for stage in stages:
-        if home[stage.name] is not None or stage.makes == "kept" or (functions | found).intersection(stage.needs):
-            found.add(stage.name)
-    return frozenset(found)
+    home, functions = homes(stages), {stage.name for stage in stages if stage.makes == "rows"}
+    made = (one for one in stages if one.makes == "kept" or functions.intersection(one.ancestors) or home[one.name])
+    return frozenset(one.name for one in made)
+
+
+def exploded(stages: Sequence[StageNode]) -> dict[str, int]:
+    """The stages that children of lists in rows of the input come to, with the position of the stage that made those;
+    none where a function may give other rows."""
+    levels, known = levels_of(stages).by_origin, all(stage.makes != "rows" for stage in stages)
+    makers = [maker.index for maker in levels[None].makers if maker.makes == "items" and known]
+    return {stage.name: origin for origin in makers for stage in levels[origin].stages}
+
+
+async def count_children(run: WatchedRun, database: Database) -> None:
+    """Once no row of the input is open, so that all children are there: of each stage that they come to, how many were
+    settled there before this invocation, and how many come to it in all."""
+    invocation, totals, tasks = run.invocation, run.invocation.totals, Counter[tuple[str, str]]()
+    if invocation.ledger is None or not totals.all_read or totals.settled < totals.seen or totals.rows_parked:
+        return
+    await invocation.ledger.durable()
+    made, counts = await made_counts(database, invocation.run), await runs.counters(database, invocation.run)
+    for one in counts:
+        tasks[one.stage, one.outcome] += one.tasks
+    for name, origin in run.exploded.items() if not runs.row_counts(counts)["open"] else ():
+        rows, level = present(made, origin), [one for one, other in run.exploded.items() if other == origin]
+        if rows["failed"] > sum(totals.stages[one].failed for one in level):
+            continue  # some of an earlier invocation, which may be tried again
+        above = [one for one in level if one in run.upstream[name]]
+        never = sum(tasks[one, outcome] for one in above for outcome in (Outcome.FAILED, Outcome.DROPPED))
+        settled = sum(tasks[name, outcome] for outcome in Outcome)
+        total = settled + min(rows["open"], rows["present"] - never - settled)
+        run.children[name] = settled - totals.stages[name].settled, total
 
 
 def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
@@ -175,9 +207,11 @@ async def show(watch: Watch, run: WatchedRun, database: Database) -> None:
 
     async def follow() -> None:
         while True:
-            if run.invocation.batches.touched:
-                with suppress(StoreError):  # whoever works with the store hears of it
+            with suppress(StoreError):  # whoever works with the store hears of it
+                if run.invocation.batches.touched:
                     run.batches[:] = await batches_alike(database, run.invocation.run)
+                if run.exploded:
+                    await count_children(run, database)
             await asyncio.sleep(LOOK_SECONDS)
 
     follower = asyncio.ensure_future(follow())

@@ -37,6 +37,7 @@ from agac.api.report import (
     Watch,
     WatchedRun,
     counted_or_estimated,
+    exploded,
     report_of,
     show,
     stale_facts,
@@ -321,7 +322,8 @@ async def walk_through(
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
         in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
         watched = WatchedRun(
-            plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages), in_batches
+            plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages), in_batches,
+            exploded=exploded(plan.stages),
         )  # fmt: skip
         watching = asyncio.ensure_future(show(watch, watched, database))
     try:

@@ -291,6 +291,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
     return {
         **report,
         "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),
+        "input_read_at": iso(await runs.input_read_at(database, record.id)),
         "stages": stages,
         "held": {
             "cost_usd": round(sum(c.held_cost for c in counts), 6),

@@ -286,12 +286,12 @@ def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] 
     return f"Calls: {calls['count']:,}{note}, {tokens}, {cost_of(calls)}"
 
 
-def level_line(level: Summary) -> str:
-    """The rows that a stage made, and their outcomes."""
+def level_line(level: Summary, so_far: bool = False) -> str:
+    """The rows that a stage made, or those that it made `so_far`, and their outcomes."""
     what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[level["makes"]]
     rows = level["rows"]
     counts = f", {row_words(rows)}" if rows["total"] else ""
-    return f"  {level['stage']}: {counted(rows['total'], what)}{counts}"
+    return f"  {level['stage']}: {counted(rows['total'], what)}{' so far' * so_far}{counts}"
 
 
 def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:

@@ -121,7 +121,10 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
     yield ""
     yield f"Rows: {counts['total']:,}, {row_words(counts)}"
-    yield from map(level_line, run["levels"])
+    grows = run["state"] != "finished" and (run["input_read_at"] is None or counts["open"] or counts["failed"])
+    for level in run["levels"]:
+        yield level_line(level, so_far=bool(grows))
+        grows = grows or level["rows"]["open"]
     yield ""
     names = outcome_names(TASK_OUTCOMES, run["stages"])
     stages = []

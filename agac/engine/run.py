@@ -239,7 +239,7 @@ class Invocation:
     what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
-    store, or of a newer one, in whose place this one is accepted."""
+    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -258,6 +258,7 @@ class Invocation:
     held_back: int = 0
     retrieves: bool = False
     accepted: str | None = None
+    ledger: Ledger | None = None
 
     @property
     def finished(self) -> bool:
@@ -296,7 +297,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
-        ledger = Ledger(
+        ledger = invocation.ledger = Ledger(
             database, lease, run=run, event=event, urge=max(1, plan.concurrency // 2), clock=now,
             released=uncommitted.leave,
             descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes),

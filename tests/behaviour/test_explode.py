@@ -1,5 +1,6 @@
 """A row for each item of a list: children, what they see, and what becomes of them when their parent changes."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -12,6 +13,9 @@ from support.project import ProjectFolder
 from support.server import Faulty
 from support.soak import SOAK
 
+import agac
+from agac.api import report
+from agac.api.report import WatchedRun
 from agac.engine import derived_rows
 
 ECHO = {"model": "local/echo"}
@@ -285,6 +289,67 @@ def test_children_of_others_do_not_wait_for_a_slow_row(project: ProjectFolder) -
     assert [line["id"] for line in project.envelopes()] == [
         f"{n}/{one}/{other}" for n in range(35) for one in range(2) for other in range(2)
     ]
+
+
+def test_the_number_of_children_is_shown_once_all_parents_have_ended_and_never_before(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four children one fails at the first of their two stages. The second parent answers once children of the first
+    were seen to end, and its own children once the total was seen. Then the failed one is tried again."""
+    monkeypatch.setattr(report, "LOOK_SECONDS", 0.01)
+    go_on = {"plan b": threading.Event(), "one:b1": threading.Event()}
+    go_on["one:b2"] = go_on["one:b1"]
+    shown: dict[str, list[tuple[int, int | None]]] = {"one": [], "two": []}
+
+    def answer(text: str) -> Step:
+        assert text not in go_on or go_on[text].wait(SLOW_WAIT)
+        parts = json.dumps({"parts": [f"{text[-1]}1", f"{text[-1]}2"]})
+        return Step(parts if text.startswith("plan") else text, finish="length" if text in bad else "stop")
+
+    async def watch(run: WatchedRun) -> None:
+        while True:
+            for stage in run.snapshot().stages[1:]:
+                shown[stage.name].append((stage.settled, stage.total.rows if stage.total else None))
+            settled, total = shown["two"][-1] if shown["two"] else (0, None)
+            if settled == 2:
+                go_on["plan b"].set()
+            if total is not None or len(shown["two"]) > looks:
+                go_on["one:b1"].set()
+            await asyncio.sleep(0.01)
+
+    plan = {"name": "plan", "prompt": "plan ${id}", "output_schema": {"parts": "string[]"}}
+    one = {"name": "one", "explode": "plan.parts", "prompt": "one:${item}", "repair": 0}
+    two = {"name": "two", "needs": "one", "prompt": "two:${item}"}
+    project.workflow(rows=[{"id": "a"}, {"id": "b"}], stages=[plan, one, two], stop_loss=False)
+    with answering(answer, project):
+        bad, looks = ["one:b1"], 1_000
+        agac.run("reviews", project=project.root, progress=watch)
+        assert {total for settled, total in shown["one"] if settled < 2} <= {None}
+        assert {total for _, total in shown["one"]} == {None, 4}
+        assert {total for _, total in shown["two"]} in ({None, 4}, {None, 4, 3})
+        bad, looks, shown = [], 40, {"one": [], "two": []}
+        go_on["one:b1"].clear()
+        agac.run("reviews", project=project.root, progress=watch)
+        assert {total for _, total in shown["two"]} <= {None, 4}
+
+
+def test_status_says_whether_more_children_may_come(project: ProjectFolder) -> None:
+    """The run stops at the second parent, then comes to the end of its input, and the children are left."""
+    refused = ["plan b"]
+
+    def answer(text: str) -> Step:
+        parts = json.dumps({"parts": ["x", "y"]})
+        return Step(parts if "plan" in text else text, 401 if text in refused else 200)
+
+    plan = {"name": "plan", "prompt": "plan ${id}", "output_schema": {"parts": "string[]"}}
+    one = {"name": "one", "explode": "plan.parts", "prompt": "${id}:${item}"}
+    project.workflow(rows=[{"id": "a"}, {"id": "b"}], stages=[plan, one])
+    with answering(answer, project):
+        project.run(concurrency=1)
+        assert "  one: 2 child rows so far, " in project.agac("status", "last").out
+        refused.clear()
+        project.run(until="plan")
+        assert "  one: 4 child rows, 0 done, 4 open\n" in project.agac("status", "last").out
 
 
 def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder) -> None:
