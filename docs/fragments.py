@@ -53,3 +53,11 @@ def unreleased() -> str:
                 "",
             ]
     return "\n" + "\n".join(lines)
+
+
+def released(changelog: str, version: str, day: str) -> str:
+    """CHANGELOG.md in which all that was unreleased is the dated section of a version."""
+    first, last = "<!-- generated: unreleased -->\n", "<!-- /generated -->"
+    before, _, rest = changelog.partition(first)
+    section, _, older = rest.partition(last)
+    return f"{before}{first}\n{last}\n\n## {version} ({day})\n{section.rstrip()}{older}"

@@ -5,6 +5,7 @@ the front page from real runs.
     python docs/generate.py             writes what is out of date
     python docs/generate.py --check     says what is out of date, and exits with 1
     python docs/generate.py README.md   only these pages, and their console blocks
+    python docs/generate.py --release 2026-12-01   before a release: the fragments become its section, with this day
 
 The reference needs no run; console blocks take some seconds a page (`--no-consoles` leaves them out).
 """
@@ -20,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from consoles import refreshed
-from fragments import unreleased
+from fragments import fragments, released, unreleased
 from pages import ROOT, generated, pages, replace_generated
 from pictures import pictures
 from reference import PARTS, shown_file
+
+from agac import __version__
 
 
 def part(name: str) -> str:
@@ -50,7 +53,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="only these pages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something is out of date")
     parser.add_argument("--no-consoles", action="store_true", help="leave the output of commands as it is")
+    parser.add_argument("--release", metavar="DAY", help="make the section of this version from the fragments")
     flags = parser.parse_args(arguments)
+    if flags.release:
+        changelog = ROOT / "CHANGELOG.md"
+        text = made_anew(changelog.read_text("utf-8"))
+        changelog.write_text(released(text, __version__, flags.release), encoding="utf-8")
+        for path in fragments():
+            path.unlink()
+        return 0
     stale = 0
     for page in [path.resolve() for path in flags.pages] or all_pages():
         before = page.read_text("utf-8")

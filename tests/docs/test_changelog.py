@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from fragments import FOLDER, fragments, problems_of
-from pages import ROOT
+from fragments import FOLDER, fragments, problems_of, released
+from pages import ROOT, replace_generated
 
 
 @pytest.mark.parametrize("path", fragments(), ids=lambda path: path.name)
@@ -39,3 +39,14 @@ def test_a_bad_fragment_is_told_apart(tmp_path: Path, name: str, text: str, prob
     path.write_text(text, encoding="utf-8")
     (found,) = problems_of(path)
     assert problem in found
+
+
+def test_a_release_dates_what_was_unreleased() -> None:
+    head, older = (
+        "# Changes\n\n## Unreleased\n\n<!-- generated: unreleased -->\n",
+        "\n## 0.0.9 (2026-01-02)\n\nOlder.\n",
+    )
+    text = released(f"{head}\n### Added\n\n- It is new.\n<!-- /generated -->\n{older}", "0.1.0", "2026-12-01")
+    assert text.startswith(f"{head}\n<!-- /generated -->\n\n## 0.1.0 (2026-12-01)\n\n### Added\n\n- It is new.\n")
+    assert text.endswith(f".\n{older}")
+    assert [replace_generated(text, {"unreleased": "\n"})] == [text]
