@@ -128,7 +128,8 @@ async def test_a_file_that_cannot_be_imported_says_where(
     error = await tools.refuses(processes=processes)
     assert error.message.startswith(f"tools/clean.py:f cannot be imported: {message}")
     assert error.remedy.startswith(remedy)
-    [note] = error.__notes__
+    shown, note = error.__notes__  # the remedy is one too
+    assert shown == error.remedy
     assert note.startswith('Traceback (most recent call last):\n  File "tools/clean.py", line ')
     assert "agac" not in note
 
