@@ -144,6 +144,9 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     if len(set(files)) > 1:
         both = " and ".join(project.shown(path) for path in files)
         raise UsageError(f"workflow {name!r} is there twice: {both}", remedy="Rename one of the files.")
+    if not (project.root / PROJECT_FILE).exists():
+        what = f"{project.root} has a store, but no {PROJECT_FILE} any more, which may have had budgets and providers"
+        raise UsageError(what, remedy="Put it back; where it held nothing, an empty one will do.")
     return files[0]
 
 

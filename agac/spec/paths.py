@@ -21,29 +21,26 @@ STATE_FOLDERS = (".agac", ".git")
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
-    """The project's root: `explicit` when given, else the nearest folder with an agac.yml, or with a store, from
-    `start` upward; where there is none, `start` itself if it may be `bare`.
+    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward, or with
+    a store; where there is none, `start` itself if it may be `bare`.
 
     Raises `UsageError` when there is none.
     """
     if explicit is not None:
-        if _is_project(explicit) or (bare and explicit.is_dir()):
+        if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (bare and explicit.is_dir()):
             return explicit.resolve()
         raise UsageError(f"{explicit} has no {PROJECT_FILE}", remedy=f"Run `agac init {explicit}` to make a project.")
     here = start.resolve()
-    for folder in (here, *here.parents):
-        if _is_project(folder):
-            return folder
+    for file in (PROJECT_FILE, STORE):
+        for folder in (here, *here.parents):
+            if (folder / file).is_file():
+                return folder
     if bare:
         return here
     raise UsageError(
         f"no {PROJECT_FILE} in {here} or any folder above it",
         remedy="Run `agac init` to make a project here, or name one with --project-dir.",
     )
-
-
-def _is_project(folder: Path) -> bool:
-    return (folder / PROJECT_FILE).is_file() or (folder / STORE).is_file()
 
 
 def project_root(project: Path | str | None, start: Path | None = None, *, bare: bool = False) -> Path:

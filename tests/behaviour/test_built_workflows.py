@@ -1,6 +1,7 @@
 """Workflows made in Python: the same as their YAML, with and without a project around them."""
 
 import inspect
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,20 @@ def test_what_is_wrong_with_it_is_said_as_of_a_file(project: ProjectFolder) -> N
         agac.run(broken, project=project.root)
     assert {str(problem.where) for problem in refused.value.problems} == {"Workflow('reviews')"}
     assert {problem.path for problem in refused.value.problems} == {"input.path", "stages[0].needs"}
+
+
+def test_a_workflow_of_a_file_needs_the_file_of_its_project(project: ProjectFolder) -> None:
+    """Which has budgets and providers; and a store of another folder below it is not taken for the project's."""
+    project.write("workflows/reviews.yml", yaml.safe_dump(KEYS, sort_keys=False))
+    project.numbered(1)
+    below = project.root / "data/.agac"
+    assert project.run().exit_code == 0
+    shutil.copytree(project.root / ".agac", below)
+    assert project.agac("plan", "-a", "reviews", cwd=below.parent).code == 0
+    (project.root / "agac.yml").unlink()
+    for words in ("run -a reviews", "plan -a reviews", "validate reviews", "retry last --from classify"):
+        ran = project.agac(*words.split(), code=2)
+        assert f"{project.root} has a store, but no agac.yml any more" in ran.out + ran.err, words
 
 
 def test_it_needs_no_project_and_commands_find_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
