@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run, run_several
-    from agac.api.status import StatusReport, asynchronous, row_ids, status
+    from agac.api.status import StatusReport, row_ids, status
+    from agac.api.sync import asynchronous
     from agac.api.why import WhyReport, why
     from agac.core.errors import (
         AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
@@ -103,5 +104,5 @@ if not TYPE_CHECKING:  # who misspells a name is told
         if name in _HOMES:
             return getattr(import_module(_HOMES[name]), name)
         if name in __all__:  # the async twin of a function
-            return import_module("agac.api.status").asynchronous(__getattr__(name[1:]))
+            return import_module("agac.api.sync").asynchronous(__getattr__(name[1:]))
         raise AttributeError(f"module 'agac.api' has no attribute {name!r}")

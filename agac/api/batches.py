@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.project import Project, embedded_address, open_project
-from agac.api.status import blocking, database_path, go_on, refuse_unknown, workflow_name
+from agac.api.status import database_path, go_on, refuse_unknown, workflow_name
+from agac.api.sync import blocking
 from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds

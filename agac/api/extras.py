@@ -22,15 +22,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from agac.api.project import open_project
-from agac.api.status import (
-    blocking,
-    database_bytes,
-    database_files,
-    database_path,
-    no_runs_yet,
-    refuse_unknown,
-    workflow_name,
-)
+from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
 from agac.data.files import (

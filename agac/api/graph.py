@@ -10,7 +10,8 @@ from typing import Any
 
 from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import open_project
-from agac.api.status import blocking, database_path, stored_run, workflow_name
+from agac.api.status import database_path, stored_run, workflow_name
+from agac.api.sync import blocking
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.api.status import (
-    blocking,
     database_bytes,
     database_files,
     database_path,
@@ -27,6 +26,7 @@ from agac.api.status import (
     stored_run,
     workflow_name,
 )
+from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import Message, Outcome, Report, iso, json_form
 from agac.data.files import refuse_target

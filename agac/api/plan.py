@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.project import RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows
-from agac.api.status import blocking, database_path
+from agac.api.status import database_path
+from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.types import counted, dollars
 from agac.data.frames import GivenRows

@@ -17,7 +17,8 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 from agac.api.batches import batch_lines
 from agac.api.plan import planned
 from agac.api.project import CheckedWorkflow, count_rows
-from agac.api.status import blocking, database_path, rows_by_remedy, stored_run
+from agac.api.status import database_path, rows_by_remedy, stored_run
+from agac.api.sync import blocking
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, RowError, StoreError, Where, any_error
 from agac.core.types import JSONValue, Outcome, Report, RowId, iso, json_form, waits_left
 from agac.data.frames import frame

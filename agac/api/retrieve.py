@@ -22,8 +22,9 @@ from agac.api.batches import (
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, calling, interruptible, reachable, recorded_plan, walk_through, work_of
-from agac.api.status import asynchronous, blocking, database_path, find_run, given_flags, go_on
+from agac.api.run import batching_of, reachable, recorded_plan, walk_through, work_of
+from agac.api.status import database_path, find_run, given_flags, go_on
+from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
 from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
@@ -126,7 +127,7 @@ async def retrieve(
             invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do
         else:
             await confirm_store(database, work)
-            with interruptible(invocation, signals=handle_signals):
+            with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
 
         report = await report_of(database, work, invocation, [], writes=newer is None)

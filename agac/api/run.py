@@ -1,23 +1,19 @@
-"""Running workflows: from names and flags to an ended invocation; the event loop, Ctrl-C (`interruptible`), and
-`agac retry`."""
+"""Running workflows: from names and flags to an ended invocation; `agac retry`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import shlex
-import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names
 from agac.api.project import (
@@ -43,17 +39,8 @@ from agac.api.report import (
     stale_facts,
     uncounted,
 )
-from agac.api.status import (
-    INTERRUPTS,
-    Interrupts,
-    blocking,
-    database_path,
-    find_rows,
-    given_flags,
-    go_on,
-    position_of,
-    stored_run,
-)
+from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
+from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError, any_error
 from agac.core.keys import canonical
 from agac.core.types import Report, Row
@@ -84,14 +71,6 @@ _log = logging.getLogger("agac.api")
 
 Workflow = BuiltWorkflow
 """`agac.Workflow`."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU a call."""
-    return blocking(work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop())
 
 
 @calling
@@ -171,7 +150,7 @@ async def _invoke(
 
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
-        with interruptible(invocation, signals=handle_signals):
+        with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count_of)
 
         report = await report_of(database, work, invocation, warnings, checked.workflow)
@@ -340,24 +319,6 @@ async def walk_through(
             await asyncio.wait({watching})
             if not watching.cancelled() and watching.exception():  # what shows the work must not cost the work
                 _log.warning("progress could not be shown: %s", watching.exception())
-
-
-@contextmanager
-def interruptible(invocation: Invocation, *, signals: bool) -> Iterator[None]:
-    """Ctrl-C asks the run to stop in good order, the second one at once: that of a synchronous function, and as
-    `signals` SIGINT and SIGTERM, which only the main thread gets."""
-    on_main = threading.current_thread() is threading.main_thread()
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
-    interrupts, stop = INTERRUPTS.get(None) or Interrupts(), invocation.stop_signal.interrupt
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    interrupts.stop = stop
-    try:
-        yield
-    finally:
-        interrupts.stop = None
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 # Several workflows in one command: all are checked before the first one runs.

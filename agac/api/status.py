@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent import futures
-from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar, copy_context
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
+from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
 from agac.core.types import Outcome, Report, RowId, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
@@ -26,91 +21,6 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Interrupts:
-    """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends it in good order;
-    without it its task is cancelled, and the second Ctrl-C does not wait for that."""
-
-    count: int = 0
-    stop: Callable[[], None] | None = None
-    task: asyncio.Task[Any] | None = None
-
-    def interrupt(self, *_: object) -> None:
-        """One Ctrl-C: of a signal handler, or of the thread that waits."""
-        self.count += 1
-        if self.count > 1 and self.stop is None:
-            raise KeyboardInterrupt
-        if self.task is not None:
-            with suppress(RuntimeError):  # it has ended, and its loop is closed
-                self.task.get_loop().call_soon_threadsafe(self.stop or self.task.cancel)
-
-    def wait_for(self, call: Callable[[], T]) -> T:
-        """The call, on this thread; in another one where a loop runs on this one already, as in a notebook."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return call()
-        with futures.ThreadPoolExecutor(1, "agac") as threads:
-            called = threads.submit(call)
-            while not called.done():
-                try:
-                    futures.wait([called])
-                except KeyboardInterrupt:
-                    self.interrupt()
-            return called.result()
-
-
-INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
-"""Those of the function of `blocking` that is at work."""
-
-
-def blocking(
-    work: Callable[P, Coroutine[Any, Any, T]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> Callable[P, T]:
-    """`work` as an ordinary function, which runs it to its end on an event loop of its own, also where a loop runs
-    already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are."""
-
-    @wraps(work)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        interrupts, context = Interrupts(), copy_context()  # a notebook knows its cell by the context
-
-        def finish() -> T:
-            INTERRUPTS.set(interrupts)
-            with asyncio.Runner(loop_factory=new_loop) as runner:
-                interrupts.task = task = runner.get_loop().create_task(work(*args, **kwargs))
-                if interrupts.count:  # before there was a task
-                    task.cancel()
-                return runner.get_loop().run_until_complete(task)
-
-        on_main = threading.current_thread() is threading.main_thread()
-        ours = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # no program handles it
-        if ours:
-            signal.signal(signal.SIGINT, interrupts.interrupt)
-        try:
-            found = interrupts.wait_for(lambda: context.run(finish))
-        except asyncio.CancelledError:
-            if not interrupts.count:
-                raise
-        finally:
-            if ours:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupts.count:
-            raise KeyboardInterrupt
-        return found
-
-    return call
-
-
-def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The coroutine function of which `blocking` made `call`: its async twin."""
-    work: Callable[P, Coroutine[Any, Any, T]] = vars(call)["__wrapped__"]
-    return work
-
 
 # Runs and rows by the names that users give them.
 

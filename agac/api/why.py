@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.inspect import error_of, in_batch
-from agac.api.status import blocking, find_rows, position_of, stored_run
+from agac.api.status import find_rows, position_of, stored_run
+from agac.api.sync import blocking
 from agac.core.keys import digest, reuse_salt
 from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, json_form
 from agac.engine.replay import RowHistory

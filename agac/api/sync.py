@@ -1,0 +1,124 @@
+"""Functions that wait, called without `await`: `blocking` makes one of a coroutine function, which works within
+a loop, too, and `asynchronous` gives that back; what Ctrl-C does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Interrupts:
+    """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends it in good order;
+    without it its task is cancelled, and the second Ctrl-C does not wait for that."""
+
+    count: int = 0
+    stop: Callable[[], None] | None = None
+    task: asyncio.Task[Any] | None = None
+
+    def interrupt(self, *_: object) -> None:
+        """One Ctrl-C: of a signal handler, or of the thread that waits."""
+        self.count += 1
+        if self.count > 1 and self.stop is None:
+            raise KeyboardInterrupt
+        if self.task is not None:
+            with suppress(RuntimeError):  # it has ended, and its loop is closed
+                self.task.get_loop().call_soon_threadsafe(self.stop or self.task.cancel)
+
+    def wait_for(self, call: Callable[[], T]) -> T:
+        """The call, on this thread; in another one where a loop runs on this one already, as in a notebook."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return call()
+        with futures.ThreadPoolExecutor(1, "agac") as threads:
+            called = threads.submit(call)
+            while not called.done():
+                try:
+                    futures.wait([called])
+                except KeyboardInterrupt:
+                    self.interrupt()
+            return called.result()
+
+
+INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
+"""Those of the function of `blocking` that is at work."""
+
+
+def blocking(
+    work: Callable[P, Coroutine[Any, Any, T]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> Callable[P, T]:
+    """`work` as an ordinary function, which runs it to its end on an event loop of its own, also where a loop runs
+    already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are."""
+
+    @wraps(work)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        interrupts, context = Interrupts(), copy_context()  # a notebook knows its cell by the context
+
+        def finish() -> T:
+            INTERRUPTS.set(interrupts)
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                interrupts.task = task = runner.get_loop().create_task(work(*args, **kwargs))
+                if interrupts.count:  # before there was a task
+                    task.cancel()
+                return runner.get_loop().run_until_complete(task)
+
+        on_main = threading.current_thread() is threading.main_thread()
+        ours = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # no program handles it
+        if ours:
+            signal.signal(signal.SIGINT, interrupts.interrupt)
+        try:
+            found = interrupts.wait_for(lambda: context.run(finish))
+        except asyncio.CancelledError:
+            if not interrupts.count:
+                raise
+        finally:
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupts.count:
+            raise KeyboardInterrupt
+        return found
+
+    return call
+
+
+def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The coroutine function of which `blocking` made `call`: its async twin."""
+    work: Callable[P, Coroutine[Any, Any, T]] = vars(call)["__wrapped__"]
+    return work
+
+
+def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU a call."""
+    return blocking(work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop())
+
+
+@contextmanager
+def interruptible(stop: Callable[[], None], *, signals: bool) -> Iterator[None]:
+    """Within it Ctrl-C calls `stop`, which asks for a good order once and for an end at once the second time: that of a
+    function of `blocking`, and as `signals` SIGINT and SIGTERM, which only the main thread gets."""
+    on_main = threading.current_thread() is threading.main_thread()
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
+    interrupts = INTERRUPTS.get(None) or Interrupts()
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    interrupts.stop = stop
+    try:
+        yield
+    finally:
+        interrupts.stop = None
+        for number in numbers:
+            loop.remove_signal_handler(number)
