@@ -108,7 +108,7 @@ def test_files_that_changed_meanwhile_are_no_obstacle(ran: ProjectFolder) -> Non
     put_batch(ran)
     without = "providers: {local: {dialect: openai-chat, base_url: 'http://127.0.0.1:1/v1', batch: none}}\n"
     for text, said in (
-        ("providers: [", "agac.yml cannot be used"),
+        ("providers: [", "the project cannot be used: agac.yml:2:1: expected a value here"),
         ("defaults: {model: simulator/small}\n", "local could not be asked: it is no longer in agac.yml"),
         (without, "local could not be asked: local has no batches"),
     ):
