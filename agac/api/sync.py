@@ -77,7 +77,9 @@ def blocking(
                 return runner.get_loop().run_until_complete(task)
 
         on_main = threading.current_thread() is threading.main_thread()
-        ours = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # no program handles it
+        before = signal.getsignal(signal.SIGINT) if on_main else None
+        runner = getattr(getattr(before, "func", None), "__self__", None)  # asyncio's own cancels who waits for us
+        ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)  # no program handles it
         if ours:
             signal.signal(signal.SIGINT, interrupts.interrupt)
         try:
@@ -87,7 +89,7 @@ def blocking(
                 raise
         finally:
             if ours:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGINT, before)
         if interrupts.count:
             raise KeyboardInterrupt
         return found

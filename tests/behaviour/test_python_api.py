@@ -63,7 +63,19 @@ async def test_functions_work_with_and_without_await_where_a_loop_runs(project: 
         await agac.aretrieve(project=root)
 
 
-@pytest.mark.parametrize("around", [lambda call: call(), within_a_loop], ids=["program", "within a loop"])
+def within_asyncio_run(call: Callable[[], object]) -> object:
+    """As a program does that should await: its loop handles Ctrl-C, and cannot while the call lasts."""
+
+    async def main() -> object:
+        return call()
+
+    return asyncio.run(main())
+
+
+AROUND = {"program": lambda call: call(), "within a loop": within_a_loop, "within asyncio.run": within_asyncio_run}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
     around: Callable[[Callable[[], object]], object], project: ProjectFolder, faulty: Faulty
 ) -> None:
