@@ -40,9 +40,7 @@ class Interrupts:
 
     def wait_for(self, call: Callable[[], T]) -> T:
         """The call, on this thread; in another one where a loop runs on this one already, as in a notebook."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if asyncio._get_running_loop() is None:
             return call()
         with futures.ThreadPoolExecutor(1, "agac") as threads:
             called = threads.submit(call)
