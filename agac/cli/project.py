@@ -63,11 +63,7 @@ def init(settings: Globals, folder: Path, example: str | None, as_list: bool, as
     """Refuses to overwrite any file. Prints the next steps, each of which works as it is printed."""
     if as_list:
         found = api.examples()
-        lines = [
-            table(["example", "what it does"], list(found.items())),
-            "",
-            "Make one: agac init --example NAME [DIR]",
-        ]
+        lines = [table(["example", "what it does"], [*found.items()]), "", "Make one: agac init --example NAME [DIR]"]
         print_json(found) if as_json else print_text("\n".join(lines))
         return
     made, name = api.init(folder, example), example or "reviews"

@@ -146,13 +146,14 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield ""
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]
-        rows = []
-        for one in run["invocations"]:
-            ended = INVOCATION_RESULTS.get(one.get("exit_code"), f"exit code {one.get('exit_code')}")
-            result = ended if one["state"] == "ended" else str(one["state"])
-            numbers = [one.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
-            rows.append([one["number"], one["started_at"], one["ended_at"] or "-", result, *numbers])
-        yield table(header, rows)
+        yield table(header, [_invocation(one) for one in run["invocations"]])
+
+
+def _invocation(one: Any) -> list[object]:
+    ended = INVOCATION_RESULTS.get(one.get("exit_code"), f"exit code {one.get('exit_code')}")
+    result = ended if one["state"] == "ended" else str(one["state"])
+    numbers = [one.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
+    return [one["number"], one["started_at"], one["ended_at"] or "-", result, *numbers]
 
 
 INVOCATION_RESULTS = {

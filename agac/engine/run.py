@@ -20,14 +20,7 @@ from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
-from agac.engine.invocation import (
-    InvocationContext,
-    InvocationRef,
-    ReopenedRows,
-    Retry,
-    Work,
-    WriteProof,
-)
+from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews

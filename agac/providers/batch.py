@@ -301,13 +301,8 @@ class BatchApi:
         )
         # the key is set by us with every request, or none is
         self._client = client(api_key="unused", base_url=provider.base_url, http_client=http, max_retries=0)
-        self._lost: tuple[type[Exception], ...] = (
-            sdk_error,
-            httpx2.HTTPError,
-            httpx2.StreamError,
-            ssl.SSLError,
-            ReplyTooLarge,
-        )
+        lost = (sdk_error, httpx2.HTTPError, httpx2.StreamError, ssl.SSLError, ReplyTooLarge)
+        self._lost: tuple[type[Exception], ...] = lost
 
     @staticmethod
     def sdk() -> Sdk:

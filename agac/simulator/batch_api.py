@@ -163,8 +163,8 @@ class BatchCall:
         if body == "array":
             return web.Response(body=b"[" + b",".join(lines) + b"]", headers=self.file_headers)
         if body in ("half", "empty"):
-            most = len(lines) // 2 if body == "half" else 0
-            return web.Response(body=b"\n".join(lines[:most]), headers=self.file_headers)
+            half = b"\n".join(lines[: len(lines) // 2])
+            return web.Response(body=half if body == "half" else b"", headers=self.file_headers)
         response = web.StreamResponse(headers=self.file_headers)
         with suppress(ConnectionError):
             await response.prepare(self.http)

@@ -123,16 +123,8 @@ async def ingest(
     if writing is not None:
         await writing
     context.intakes[record.id] = Intake(taken.downloads, reader.real, reader.unpriced)
-    ended = sum(reader.counts[kind] for kind in ENDS)
-    files_hold = any(size for _, size, _ in record.outputs or ())
-    if record.outputs and ended < max(expected_lines(record), files_hold):
-        some = ended + reader.ours > 0
-        if taken.downloads <= (min(further, FURTHER_DOWNLOADS) if some else further):
-            note = f"{record.tasks - ended:,} of {record.tasks:,} results have not come: they are downloaded again"
-            _log.warning("batch %d: %s", record.id, note)
-            return await context.journal.step(record, BatchStep.TERMINAL, note)
-        if not some:
-            return await context.journal.step(record, BatchStep.NEEDS_HUMAN, _no_results(context, record))
+    if (step := await _incomplete(reader, taken.downloads, further)) is not None:
+        return step
     await reader.without_line()
     if context.budget is not None and record.run_id == context.run:
         context.budget.ingested(record.id, reader.real)
@@ -141,6 +133,19 @@ async def ingest(
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
+
+
+async def _incomplete(reader: ResultReader, downloads: int, further: int) -> BatchRecord | None:
+    """Its step where results are to be downloaded again, or none of them ever came; None: what came is all."""
+    context, record, ended = reader.context, reader.record, sum(reader.counts[kind] for kind in ENDS)
+    if not record.outputs or ended >= max(expected_lines(record), any(size for _, size, _ in record.outputs)):
+        return None
+    some = ended + reader.ours > 0
+    if downloads <= (min(further, FURTHER_DOWNLOADS) if some else further):
+        note = f"{record.tasks - ended:,} of {record.tasks:,} results have not come: they are downloaded again"
+        _log.warning("batch %d: %s", record.id, note)
+        return await context.journal.step(record, BatchStep.TERMINAL, note)
+    return None if some else await context.journal.step(record, BatchStep.NEEDS_HUMAN, _no_results(context, record))
 
 
 def expected_lines(record: BatchRecord) -> int:
