@@ -99,7 +99,7 @@ def test_an_example_runs_to_its_end_in_an_empty_folder_without_a_key(tmp_path: P
     for path in agac.init(tmp_path / "again", example):
         top = path.relative_to(tmp_path / "again").parts[0]
         assert top.startswith(".") or packed[top] == f"agac/api/examples/{top}"
-        assert top.startswith(".") or top in shipped["sdist"]["include"]
+        assert top.startswith(".") or f"/{top}" in shipped["sdist"]["include"]
 
 
 def test_examples_are_listed_and_are_added_to_a_project_which_stays_as_it_is(tmp_path: Path) -> None:
