@@ -23,7 +23,7 @@ from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, BatchView, LaneTimes
-from agac.store.db import Database, open_for_reading
+from agac.store.db import Database, change, open_for_reading, sql
 from agac.store.runs import counters, read_run, superseded_by
 from agac.store.writer import open_database
 
@@ -188,7 +188,8 @@ async def batch_status(
                 async with open_database(database_path(root)) as writable:
                     now = time.time()
                     reports = [one.stored() | {"id": number, "now": now} for number, one in seen.items()]
-                    await batches.write_seen(writable, reports)
+                    # no step of a batch changes, so that it takes no lease
+                    await change(writable, lambda writer: writer.executemany(sql("batch_seen"), reports))
             except StoreError as error:
                 reasons.append(f"what the providers say could not be kept: {error.message}")
         objections = {number: "; ".join(map(_objection, one.errors[:MOST_REASONS])) for number, one in seen.items()}

@@ -121,8 +121,7 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     The file appears whole, checked and durable, or not at all; an existing one is only replaced with `force`. Raises
     UsageError for a file that may not be written, StoreError when the database or the disk fails.
     """
-    root = project_root(project)
-    source, target = database_path(root), Path(file).absolute()
+    source, target = database_path(project_root(project)), Path(file).absolute()
     if not source.exists():
         raise no_runs_yet()
     own = dict.fromkeys(database_files(source), "the database itself")

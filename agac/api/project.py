@@ -308,8 +308,7 @@ def check_workflow(
     try:
         source = open_input(workflow.input) if workflow.input.format or workflow.input.piped else None
     except UsageError as error:
-        message = f"{error.message}. {error.remedy or ''}".strip()
-        problems.append(Problem(workflow.input.where, message))
+        problems.append(Problem(workflow.input.where, f"{error.message}. {error.remedy or ''}".strip()))
     else:
         columns = source.columns() if source else None
         problems += _fields(workflow, columns)

@@ -229,7 +229,7 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     batch, lane = line.batch, line.lane
     running = batch.open and not line.ready
     yield f"Batch job status: {status_word(batch)}"
-    yield f"{_name(batch)}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
+    yield f"{sentence(_name(batch))}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
     yield f"Requests: {_counts(line)}"
     if line.submitted_at is not None:
         usual = ""
@@ -251,7 +251,7 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
 
 def _short(line: BatchLine, now: float) -> str:
     batch = line.batch
-    parts = [f"Batch job status: {status_word(batch)}", f"{_name(batch)}, {_place(batch)}", batch.lane]
+    parts = [f"Batch job status: {status_word(batch)}", f"{sentence(_name(batch))}, {_place(batch)}", batch.lane]
     parts.append(_counts(line))
     if line.submitted_at is not None:
         parts.append(f"{duration(max(0.0, now - line.submitted_at))} old")
@@ -279,7 +279,7 @@ def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
 
 
 def _name(batch: BatchView) -> str:
-    return sentence(batch_name(batch.id, batch.provider_id))
+    return batch_name(batch.id, batch.provider_id)
 
 
 def _place(batch: BatchView) -> str:
@@ -332,21 +332,19 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
 
 def waited_lines(report: WaitReport) -> Iterator[str]:
     for line in report.batches:
-        name = batch_name(line.batch.id, line.batch.provider_id)
-        yield f"Batch job status: {line.batch.status or 'not submitted'}; {name}: {_counts(line, unit=True)}"
+        status = line.batch.status or "not submitted"
+        yield f"Batch job status: {status}; {_name(line.batch)}: {_counts(line, unit=True)}"
     yield sentence(report.message)
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
     for line in report.asked:
-        name = batch_name(line.batch.id, line.batch.provider_id)
         if line.batch.provider_id is None:
-            yield f"Dropped {name}: {counted(line.total, 'request')}, none sent"
+            yield f"Dropped {_name(line.batch)}: {counted(line.total, 'request')}, none sent"
         else:
-            yield f"Cancelling {name}: {_counts(line, unit=True)}; finished requests are kept"
+            yield f"Cancelling {_name(line.batch)}: {_counts(line, unit=True)}; finished requests are kept"
     for line in report.kept:
-        name = batch_name(line.batch.id, line.batch.provider_id)
-        yield f"Not cancelled: {name} had already ended ({line.batch.status})"
+        yield f"Not cancelled: {_name(line.batch)} had already ended ({line.batch.status})"
     yield sentence(report.message)
 
 

@@ -262,13 +262,11 @@ def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> N
     if kind is not None:
         print_json(api.file_schema(kind))
         return
-    report = api.write_schemas(project=settings.project_dir)
-    print_report(report, schema_lines, as_json=as_json)
+    print_report(api.write_schemas(project=settings.project_dir), schema_lines, as_json=as_json)
 
 
 def schema_lines(report: SchemasReport) -> Iterator[str]:
-    pattern_of = report.settings["yaml.schemas"]
-    path, patterns = next(iter(pattern_of.items()))
+    path, patterns = next(iter(report.settings["yaml.schemas"].items()))
     yield from (f"  {from_here(file)}" for file in report.files)
     yield ""
     yield "VS Code, with the extension YAML (redhat.vscode-yaml): put this into .vscode/settings.json next to agac.yml"

@@ -205,8 +205,7 @@ MAX_LISTED = 40
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that `name` was probably meant to be, whatever the case of its letters. `cutoff`: how alike they
     are at least, 1 for equal ones."""
-    names = list(known)
-    folded = {candidate.casefold(): candidate for candidate in reversed(names)}
+    folded = {candidate.casefold(): candidate for candidate in reversed(list(known))}
     found = get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[found[0]] if found else None
 

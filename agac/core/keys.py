@@ -120,8 +120,7 @@ class Fingerprinter:
 def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:
     """The name of a batch before it exists: 16 characters of a-z and 2-7. `project` is the database's own token,
     `first` the fingerprint of its first task, so that a restored database names no other content alike."""
-    made = digest(canonical(["batch", project, run, batch, first.hex()]))
-    return b32encode(made)[:16].decode().lower()
+    return b32encode(digest(canonical(["batch", project, run, batch, first.hex()])))[:16].decode().lower()
 
 
 def custom_id(intent: str, place: int, fingerprint: bytes) -> str:

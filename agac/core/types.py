@@ -288,8 +288,7 @@ def _hint_of(kind: Any, path: str) -> Any:
     name, _, further = path.partition(".")
     declared = getattr(kind, name, None)
     getter = declared.fget if isinstance(declared, property) else None
-    hints = get_type_hints(getter or kind, include_extras=True)
-    hint = hints.get("return" if getter else name)
+    hint = get_type_hints(getter or kind, include_extras=True).get("return" if getter else name)
     if not further:
         return hint
     inner = [one for one in get_args(hint) if is_dataclass(one) or hasattr(one, "_fields")]  # `RunRecord | None`

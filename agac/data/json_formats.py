@@ -78,8 +78,7 @@ def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
 def decode(text: str) -> JSONValue:
     """The one value that `text` holds, white space around it allowed. Raises as `decode_at` does."""
     value, end = decode_at(text, len(text) - len(text.lstrip(" \t\r\n")))
-    rest = text[end:].strip(" \t\r\n")
-    if rest:
+    if text[end:].strip(" \t\r\n"):
         raise json.JSONDecodeError("Extra data", text, len(text) - len(text[end:].lstrip(" \t\r\n")))
     return value
 

@@ -457,8 +457,7 @@ class StoredAnswers:
             self.measure(stage, row, row.characters)
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
-        first = self.baseline.passed_on(stage, row, task.need, reason)
-        found.asked(first, row.id, stage.replicas, row.times)
+        found.asked(self.baseline.passed_on(stage, row, task.need, reason), row.id, stage.replicas, row.times)
         if isinstance(stage, LocalStage):
             self._not_called(stage, row)
         elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size

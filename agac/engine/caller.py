@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, JSONValue, Params, Reply, Request, Usage
+from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import WorstCase
 from agac.engine.invocation import InvocationContext, Work
@@ -42,7 +42,7 @@ from agac.providers.bodies import Encoder
 from agac.providers.dialect import Dialect
 from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import cost, price_of
-from agac.providers.provider import Price, Provider
+from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS, unsendable
 from agac.spec.workflow import Timeout
@@ -111,18 +111,13 @@ class Route:
         return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated or provider.simulated)
 
 
-def seeded(params: Params, provider: Provider, replica: int) -> Params:
-    """The parameters of a replica's request: its number is its seed, where the provider takes one. 0: of a task
-    that is run once."""
-    return replace(params, seed=replica) if replica and not any(unsendable(("seed",), provider)) else params
-
-
 def request_for_model(model: PlannedModel, request: Request, position: int, replica: int) -> Request:
     """The request as the stage's model at `position` gets it: the first one's is made already; others have parameters
-    of their own, and each replica has its seed."""
+    of their own, and the number of a replica (0: the task is run once) is its seed where the provider takes one."""
     if not position and not replica:
         return request
-    return replace(request, params=seeded(model.params, model.provider, replica))
+    has_seed = replica and not any(unsendable(("seed",), model.provider))
+    return replace(request, params=replace(model.params, seed=replica) if has_seed else model.params)
 
 
 class CallResult(NamedTuple):

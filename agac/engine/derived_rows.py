@@ -114,8 +114,7 @@ class RowDeriver:
         content = digest(snapshot([list(view.forms.values()), results])).hex()  # stands for all that is seen of the row
         children: dict[int, list[Child]] = {}
         for index, rows in lists.items():
-            stage = self._stages[index]
-            _check_size(stage, "the function gave a list of", len(rows))
+            _check_size(self._stages[index], "the function gave a list of", len(rows))
             children[index] = _children(row.row.id, content, [snapshot(dict(one)) for one in rows])
         to_ends = sorted(self.to_ends.intersection(lists))
         if len(to_ends) > 1:

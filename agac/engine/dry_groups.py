@@ -210,8 +210,7 @@ class GroupForecaster:
                 self._put(stage, row, membership)
             elif row.failed is None:
                 need, reason = self._need(stage, row)
-                first = UnassignedRows(need, reason, row.id)
-                unassigned = self._unassigned.setdefault(stage.index, first)
+                unassigned = self._unassigned.setdefault(stage.index, UnassignedRows(need, reason, row.id))
                 unassigned.rows += row.times
                 unassigned.parked = unassigned.parked or row.parked is not None
                 if row.parked is None:

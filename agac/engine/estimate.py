@@ -121,8 +121,7 @@ def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batc
     if not calls:
         return 0.0
     tier = BATCH if batch and model.provider.batch is not None else model.params.service_tier
-    price = price_of(model.provider, model.model, tier)
-    one = cost(Usage(round(given), round(made)), price)
+    one = cost(Usage(round(given), round(made)), price_of(model.provider, model.model, tier))
     return None if one is None else one * calls
 
 
@@ -423,8 +422,7 @@ def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter |
     own, balances = need, [one for one in limiter.balances if one.stage is None]
     if reached.stage is not None:
         own, balances = needed(one for one in left.stages if one.name == reached.stage), [reached]
-    budget = _enough(balances, own, limiter.missed)
-    return Finishing(rows, usd, need.tokens, need.calls, budget, reached.stage)
+    return Finishing(rows, usd, need.tokens, need.calls, _enough(balances, own, limiter.missed), reached.stage)
 
 
 def _enough(balances: Sequence[BudgetBalance], need: Amount, last: Amount) -> str:

@@ -113,8 +113,7 @@ class Outputs:
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
         table = out.add(IsolatedSink(partial(self._table, self.to, layout))) if self.to is not None else None
         sinks = (TABLES[one](self.folder / file_of(one), layout, self.csv_safe, self.bom) for one in self.formats)
-        others = [out.add(one) for one in sinks]
-        return [*([table] if table else []), *others], table
+        return [*([table] if table else []), *(out.add(one) for one in sinks)], table
 
     def _table(self, to: dict[str, str], layout: TableLayout) -> RowSink:
         if self.database is None:
@@ -140,7 +139,7 @@ def _stamp(file: Path) -> list[int]:
 
 def outputs_text(plan: Plan) -> str:
     """What is written besides the JSON files and how, as it is kept with a run: canonical JSON of what is set."""
-    spec, shape = plan.output, plan.result_shape
+    spec, shape = plan.output, shape_of_ends(plan.ends)
     body: dict[str, object] = {}
     if spec.formats:
         body["formats"] = sorted(spec.formats)
@@ -189,7 +188,7 @@ def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[
     merge = output.merge or "extend"
     grouped = is_grouped(workflow.stages, next((one for one in workflow.stages if one.name == output.rows), None))
     columns = None if grouped else columns
-    observed = Observed(shape_of_ends([(stage.name, stage.shape) for stage in ends]))
+    observed = Observed(shape_of_ends(ends))
     if source.format in _TEXTS or grouped:
         observed.row_id("")
     observed.row(dict.fromkeys(columns or (), "" if source.format in _TEXTS else None))
@@ -443,7 +442,7 @@ async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) 
     definition = await definition_of(database, run.id)
     stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
     ends = [stages[place] for place in ends_of(definition)]
-    observed = Observed(shape_of_ends([(end.name, end.shape) for end in ends]), outputs.fields)
+    observed = Observed(shape_of_ends(ends), outputs.fields)
     async for rows in FinalRows(definition, formed=True).rows(database, run.id):
         for row in rows:
             if row.state in (State.DONE, State.SKIPPED, State.FAILED):  # which have a line

@@ -28,7 +28,7 @@ class StopReason(StrEnum):
     FATAL = "fatal"  # every further call would fail too
     INPUT = "input"  # the input cannot be read on
     LIMIT = "limit"  # a budget or max_errors: what is finished is kept and shown
-    LOSS = "loss"  # nearly everything fails alike from the start
+    LOSS = "loss"  # nearly everything fails alike from the start: nobody pays for a million rows to learn of a typo
 
 
 class RunStopped(Exception):
@@ -51,30 +51,22 @@ class StopSignal:
         """No new calls from now on. When the run is stopping already, calls in flight are given up too."""
         if self.stop is not None:
             self.forced.set()
-        self._end(StopReason.INTERRUPT)
+        self.end(StopReason.INTERRUPT)
 
     def fail(self, fault: Fault) -> None:
         """A fatal fault: the first one is kept and said once."""
         if self.fault is None:
             self.fault = fault
-        self._end(StopReason.FATAL)
+        self.end(StopReason.FATAL)
 
     def lose_input(self, error: AgacError) -> None:
         """No further row can be read: those at work are finished, then the error is raised."""
         self.error = error
-        self._end(StopReason.INPUT)
+        self.end(StopReason.INPUT)
 
     def refuse(self, error: AgacError) -> None:
         """Something is not done before a user says so: what is under way is finished, then the error is raised."""
         self.error = self.error or error
-
-    def reach_limit(self, reason: str) -> None:
-        """A limit that the user set is reached; `reason` says which."""
-        self._end(StopReason.LIMIT, reason)
-
-    def stop_loss(self, reason: str) -> None:
-        """Nobody pays for a million rows to learn of a typo; `reason` says what fails."""
-        self._end(StopReason.LOSS, reason)
 
     @property
     def why(self) -> str:
@@ -87,7 +79,8 @@ class StopSignal:
         """`callback` is called once, when the run is to stop."""
         self._callbacks.append(callback)
 
-    def _end(self, stop: StopReason, reason: str = "") -> None:
+    def end(self, stop: StopReason, reason: str = "") -> None:
+        """No new calls from now on; `reason` says which limit is reached, or what fails. The first one counts."""
         if self.stop is None:
             self.stop, self.reason = stop, reason
             for callback in self._callbacks:
@@ -147,9 +140,10 @@ class StopRules:
             self._failed.add((stage, fingerprint))
         self._failures[stage, error.type] += 1
         if self._failures[stage, error.type] >= ALIKE:
-            self._stop_signal.stop_loss(
+            self._stop_signal.end(
+                StopReason.LOSS,
                 f"{ALIKE} of the first {self._outcomes[stage] + 1} outcomes of stage {stage!r} are {error.type}; "
-                f"row {row_id!r} for example: {error.message}"
+                f"row {row_id!r} for example: {error.message}",
             )
         self._count(stage)
 
@@ -158,7 +152,7 @@ class StopRules:
         self._errors += 1
         if self._max_errors is not None and self._errors > self._max_errors:
             rows = "1 row" if self._errors == 1 else f"{self._errors:,} rows"
-            self._stop_signal.reach_limit(f"{rows} failed, and max_errors is {self._max_errors:,}")
+            self._stop_signal.end(StopReason.LIMIT, f"{rows} failed, and max_errors is {self._max_errors:,}")
 
     def _count(self, stage: str) -> None:
         self._outcomes[stage] += 1
@@ -296,9 +290,8 @@ class BudgetLimiter:
                         raise BlockedByBatches
                     if hopeless:
                         self.reached, self.missed = hopeless[0], worst
-                        self._stop_signal.reach_limit(
-                            f"the {hopeless[0].name} is used up: the next call might exceed it"
-                        )
+                        what = f"the {hopeless[0].name} is used up: the next call might exceed it"
+                        self._stop_signal.end(StopReason.LIMIT, what)
                         raise RunStopped
                     self._changed.clear()
                     await self._changed.wait()
@@ -354,7 +347,7 @@ class BudgetLimiter:
     def stop_at_limit(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
         name = self.reached.name if self.reached is not None else "budget"
-        self._stop_signal.reach_limit(f"the {name} is used up: the next batch might exceed it")
+        self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next batch might exceed it")
 
 
 def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalance]:

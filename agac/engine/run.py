@@ -399,7 +399,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         if batches is not None:
             invocation.batches = batches.done
             source = batches.enrolment
-            background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_up())]
+            background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_ups.run())]
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background.append(group.create_task(tasks.look_ups.run()))
         walk = RowWalk(context, tasks, group, invocation.concurrency)

@@ -32,8 +32,7 @@ class Fields:
     def with_item(self, item: FieldShape, own: str | None) -> Fields:
         """The fields of a row that is made of an item of a list, which stood in `own` if that is one of the row's."""
         kept = {name: shape for name, shape in self.shapes.items() if name != own}
-        shapes = {**kept, ITEM: item, INDEX: WHOLE_NUMBER}
-        return Fields(shapes, self.open, self.made | {ITEM, INDEX})
+        return Fields({**kept, ITEM: item, INDEX: WHOLE_NUMBER}, self.open, self.made | {ITEM, INDEX})
 
 
 OPEN = Fields({}, open=True)
@@ -142,8 +141,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     shape = {"sqlite": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}.get(str(workflow.input.format), UNKNOWN)
     for scope in stage_scopes(workflow, OPEN if columns is None else Fields(dict.fromkeys(columns, shape))):
         stage, does = scope.stage, scope.stage.operation
-        found = _key_findings(scope)
-        problems += [_problem(stage.at(key), message) for key, message in found if message]
+        problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
         known = {*scope.fields.shapes, *scope.earlier, *scope.own}
         seen: set[str] = set()
         texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.examples)]

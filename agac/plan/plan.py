@@ -40,7 +40,6 @@ from agac.spec.workflow import (
     Stage,
     Workflow,
     WrittenStage,
-    shape_of_ends,
 )
 
 DEFAULT_CONCURRENCY = 32
@@ -104,11 +103,6 @@ class Plan:
     def ends(self) -> tuple[AnyStage, ...]:
         """The stages whose results are a row's result: one alone, of several an object by their names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
-
-    @property
-    def result_shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of a row's result; None: nothing is known of it."""
-        return shape_of_ends([(stage.name, stage.shape) for stage in self.ends])
 
 
 Models = Mapping[str, tuple[PlannedModel, ...]]

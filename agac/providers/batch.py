@@ -122,17 +122,8 @@ class ProviderBatch:
 
     def stored(self) -> dict[str, Any]:
         """What is kept of it with our batch: the values of the statement `batch_seen`, but our number and the time."""
-        return {
-            "provider_id": self.id,
-            "status": self.state.value,
-            "word": self.word,
-            "total": self.total,
-            "done": self.done,
-            "failed": self.failed,
-            "expires_at": self.expires_at,
-            "results_until": self.results_until,
-            "ended_at": self.ended_at,
-        }
+        same = ("word", "total", "done", "failed", "expires_at", "results_until", "ended_at")
+        return {"provider_id": self.id, "status": self.state.value, **{name: getattr(self, name) for name in same}}
 
 
 @dataclass(frozen=True, slots=True)

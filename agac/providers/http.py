@@ -321,8 +321,7 @@ class SocketSender:
         started = time.monotonic()
         try:
             async with asyncio.timeout(bounds.total):
-                socket = await self._ready(bounds, fresh=fresh)
-                return await self._ask(socket, wire, bounds, started)
+                return await self._ask(await self._ready(bounds, fresh=fresh), wire, bounds, started)
         except (aiohttp.WSServerHandshakeError, aiohttp.ConnectionTimeoutError, _Redirected) as problem:
             if not self._fallback:
                 return self._no_upgrade(problem, bounds)

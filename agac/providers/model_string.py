@@ -241,10 +241,6 @@ class Alias:
     refused: str = ""
 
 
-def _test_model(name: str) -> Alias:
-    return Alias(refused=f"'{name}' is a test model of another program; write simulator/small, which costs nothing")
-
-
 _QWEN = "hf/Qwen/Qwen3.5-397B-A17B:novita"
 _KIMI = "hf/moonshotai/Kimi-K2.6:novita"
 
@@ -280,7 +276,10 @@ ALIASES: dict[str, Alias] = {
     "gpt-oss-20b": Alias("hf/openai/gpt-oss-20b"),
     "deepseek": Alias("deepseek/deepseek-v4-flash"),
     "deepseek-hf": Alias("hf/deepseek-ai/DeepSeek-V4-Pro:together"),
-    **{name: _test_model(name) for name in ("passthrough", "playback", "slow", "silent")},
+    **{
+        name: Alias(refused=f"'{name}' is a test model of another program; write simulator/small, which costs nothing")
+        for name in ("passthrough", "playback", "slow", "silent")
+    },
 }
 """The short names. One of agac.yml's `aliases` with the same name comes first."""
 

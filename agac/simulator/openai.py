@@ -94,8 +94,7 @@ def missing(param: str) -> ApiError:
 
 def error_object(error: ApiError) -> dict[str, Any]:
     """An error as OpenAI writes it."""
-    about = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-    return {"error": about}
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def openai_headers(number: int, limits: RateLimits) -> dict[str, str]:

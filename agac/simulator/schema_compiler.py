@@ -281,8 +281,7 @@ class SchemaCompiler:
         parts = [telling(part) for part in together]
         if len(parts) == 1 and not rest:
             return self.expand(parts[0], depth + 1)
-        inlined = [self.inline(part, depth + 1) for part in parts]
-        return self.expand(reduce(merge, inlined, rest), depth + 1)
+        return self.expand(reduce(merge, [self.inline(part, depth + 1) for part in parts], rest), depth + 1)
 
     def inline(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         """The schema with a lone reference replaced by what it refers to, so that it can be merged."""

@@ -277,8 +277,7 @@ class _Parser:
             raise self.unexpected()
         self._take()
         if token.text == "(":
-            inner = self.expression()
-            return replace(inner, start=token.start, end=self._want(")").end)
+            return replace(self.expression(), start=token.start, end=self._want(")").end)
         if token.text == ".":
             raise Unparsed("a name starts with a dot; write it without", token.start)
         if token.kind in ("text", "number"):  # the library knows the escapes of texts and the forms of numbers

@@ -68,8 +68,7 @@ def _checked(kind: type[File], document: Document, place: str) -> tuple[File | N
     if document.empty and kind is WorkflowFile:
         problems.append(document.problem((), "is empty; a workflow has at least input and stages"))
     elif not (document.empty or problems or isinstance(data, dict)):
-        message = f"expected a mapping of keys at the top, got {described(data)}"
-        problems.append(document.problem((), message))
+        problems.append(document.problem((), f"expected a mapping of keys at the top, got {described(data)}"))
     if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
         return None, document, problems
     keys = DefaultsFile.model_fields.keys() - kind.model_fields.keys()

@@ -156,8 +156,7 @@ class StageBuilder:
             own = self._asking(written, path, answers)
         own["where"] |= {"": self.document.where(path)}
         if written.when is not None:
-            at = (*path, "when")
-            own["guard"] = self._noted(compile_guard(written.when, self.document.where(at)))
+            own["guard"] = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
@@ -317,8 +316,7 @@ def _operation(
     written: StageFile, document: Document, path: Path_, root: Path
 ) -> tuple[Operation | None, list[Problem]]:
     """What a stage does in the place of asking a model; None when something is wrong with it."""
-    at = (*path, written.operations[0])
-    where = document.where(at)
+    where = document.where((*path, written.operations[0]))
     if written.python is not None:
         function, problems = parse_reference(written.python, where, root)
         timeout = written.timeout.total if written.timeout else None

@@ -224,11 +224,12 @@ def shape_of_replicas(shape: dict[str, Any] | None, replicas: int, vote: str | N
     return {"type": "array", "items": answer, "minItems": replicas, "maxItems": replicas, **shared}
 
 
-def shape_of_ends(ends: Sequence[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
-    """The JSON Schema of a row's result, made of the results of the stages `ends`, by their names; None: plain text."""
+def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
+    """The JSON Schema of a row's result, made of the results of the stages `ends`, by their names; None: nothing is
+    known of it, or it is plain text."""
     if len(ends) == 1:
-        return ends[0][1]
-    return {"type": "object", "properties": {name: shape or {} for name, shape in ends}}
+        return ends[0].shape
+    return {"type": "object", "properties": {stage.name: stage.shape or {} for stage in ends}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import Moment, Report
-from agac.store.db import Database, Reads, by, change, fetch, first, keyed, nested, reads, select, sql
+from agac.store.db import Database, Reads, by, fetch, first, keyed, nested, reads, select
 from agac.store.rows import StoredRow
 
 # The life of a batch, as a table: which step may follow which. Each step is one committed transition.
@@ -365,12 +365,6 @@ def times_of(seconds: Sequence[float]) -> LaneTimes | None:
 
 lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times", float, times_of)
 """By provider, account and model; None while no batch of the lane has ended."""
-
-
-async def write_seen(database: Database, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Keeps the providers' reports, each the values of `batch_seen`, in one commit. It changes no step of a batch, so
-    it takes no lease."""
-    await change(database, lambda writer: writer.executemany(sql("batch_seen"), reports))
 
 
 # For a shell that completes a word: no engine, no event loop, no migration.

@@ -143,22 +143,17 @@ class Batches:
         """Ends a batch of this run that was not sent, and frees what was reserved for it."""
         self._give_back(await self._journal.release(record, then_do, note))
 
-    async def _too_late(self, record: BatchRecord) -> bool:
-        """Whether a batch met its deadline before there was room for it: then its tasks are called."""
-        own_unsent = record.state in UNSENT and record.run_id == self._context.run
-        if not own_unsent or not await self._context.is_due(record):
-            return False
-        await self._release(record, "sync", "its deadline came before there was room for it: its tasks are called")
-        self._released = True
-        return True
-
-    async def _not_needed(self, record: BatchRecord) -> bool:
-        """Whether a batch of this run, which was not sent, has tasks that no row asks for any more; the others go into
-        another one."""
+    async def _dropped(self, record: BatchRecord) -> bool:
+        """Whether a batch of this run that was not sent ends here: it met its deadline before there was room for it, or
+        has tasks that no row asks for any more."""
         asked = self.enrolment.asked.pop(record.id, None) if record.state in UNSENT else None
-        if asked is None or int.from_bytes(asked, "big").bit_count() >= record.tasks:
+        if record.state in UNSENT and record.run_id == self._context.run and await self._context.is_due(record):
+            then = "sync", "its deadline came before there was room for it: its tasks are called"
+        elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
+            then = "batch", "rows changed before it was submitted: what they need goes into another"
+        else:
             return False
-        await self._release(record, "batch", "rows changed before it was submitted: what they need goes into another")
+        await self._release(record, *then)
         self._released = True
         return True
 
@@ -222,7 +217,7 @@ class Batches:
                     found = await look_for(context, record)
                     if own:
                         self._note(record, found)
-                if await self._too_late(found) or await self._not_needed(found):
+                if await self._dropped(found):
                     continue
                 if own and found.state in UNSENT and (self._may_submit or found.state != record.state):
                     await self._submit(found)

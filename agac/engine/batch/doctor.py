@@ -230,8 +230,7 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
 
 async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     """A user says that the batch or its results are lost: its requests are sent again."""
-    note = "its user chose to send its requests again"
-    after = await context.journal.release(record, "batch", note)
+    after = await context.journal.release(record, "batch", "its user chose to send its requests again")
     forget_files(context, after)
     await clean_up(context)
     message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"

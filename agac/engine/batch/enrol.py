@@ -122,11 +122,12 @@ class Question(NamedTuple):
 class Enrolment:
     """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
     a budget had no room. `asked` has batches that an earlier invocation did not send, with a bit for each line that a
-    row asked for in this one. Tasks that were left for the user are continued by `agac run`, which walks the input."""
+    row asked for in this one. Tasks that were left for the user are continued by `agac run`, which walks the input.
+    Its `look_ups`, of which tasks are in batches, must be running."""
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
         self._context, self._caller = context, caller
-        self._live: LookupBatcher[bytes, LiveTask] = LookupBatcher(self._in_batches)
+        self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(self._in_batches)
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._spools: list[Spool] = []
@@ -139,10 +140,6 @@ class Enrolment:
         held_back, self.held_back = self.held_back, 0
         return held_back > 0
 
-    async def look_up(self) -> None:
-        """Answers which tasks are in batches until cancelled."""
-        await self._live.run()
-
     async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, LiveTask]:
         return await live_tasks(self._context.database, prints, self._context.workflow)
 
@@ -151,7 +148,7 @@ class Enrolment:
     ) -> Answer | RowError | Parked:
         """The answer where it is called; the error with which the task failed; else its row waits, or stays open where
         a budget has no room next to open batches."""
-        live = await self._live.get(fingerprint)
+        live = await self.look_ups.get(fingerprint)
         if live is not None:  # what is in a batch counts as answered, also for who would call
             if (asked := self.asked.get(live.batch)) is not None:
                 asked[live.place // 8] |= 1 << live.place % 8

@@ -320,8 +320,7 @@ class BatchContext:
                 f"provider {name!r} needs {names}, which is not set",
                 remedy=f"set {names} in the environment or in .env, then run the same command again",
             )
-        api = open_batch_api(provider, self.redactor)
-        made = self._accounts[name] = Account(provider, provider.batch, api)
+        made = self._accounts[name] = Account(provider, provider.batch, open_batch_api(provider, self.redactor))
         return made
 
     def has_account(self, name: str) -> bool:

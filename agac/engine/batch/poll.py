@@ -85,8 +85,7 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
         return await _refused(context, record, seen)
     if seen.state.is_terminal:
-        note = seen.reasons or None
-        return await context.journal.step(record, BatchStep.TERMINAL, note)
+        return await context.journal.step(record, BatchStep.TERMINAL, seen.reasons or None)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
     if record.note == UNSURE:  # it may be another user's
         return record
@@ -140,8 +139,7 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
     form = await context.format(record)
     record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
     if not errors:
-        fault = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}")
-        raise context.stopped_by(fault)
+        raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
     return record
 
 
