@@ -275,8 +275,7 @@ async def last_run(database: Database) -> int:
     ranked = await batches.runs_with_batches(database)
     if not ranked:
         raise nothing_submitted()
-    live = [run for run, rank in ranked if rank == 0]
-    for run in live or [run for run, _ in ranked]:
+    for run in [run for run, rank in ranked if rank == 0] or [run for run, _ in ranked]:
         if await superseded_by(database, run) is None:
             return run
     return ranked[0][0]

@@ -30,10 +30,6 @@ BRACKETS = {
 }
 """How Mermaid brackets the kinds that are not plain boxes."""
 
-BORDERS = {"ask": "#0969da", "python": "#8250df", "filter": "#bc4c00", "dedupe": "#bf3989", "select": "#1b7c83"}
-BORDERS["rename"] = BORDERS["select"]
-"""Of a kind's border: strong enough on light and on dark."""
-
 
 @dataclass(frozen=True, slots=True)
 class DrawnNode:
@@ -380,7 +376,8 @@ COLOURS = {  # selectors: light, dark
     ".k-others": ("#59636e", "#9198a1"),
 }
 STROKES = {".box": ("#d1d9e0", "#3d444d"), ".line": ("#8c959f", "#656c76")}
-KINDS = ("ask", "python", "filter", "dedupe", "select", "rename")
+BORDERS = {kind: light for of, (light, _) in COLOURS.items() for kind in re.findall(r"\.k-(?!others)(\w+)", of)}
+"""Of the border of each kind of stage: strong enough on light and on dark."""
 
 
 class _Box(NamedTuple):
@@ -464,7 +461,7 @@ def _figure_width(text: str) -> float:
 
 def _stage(box: _Box) -> list[str]:
     x, y, width, height = box.cell.area
-    kind = box.node.kind if box.node.kind in KINDS else "others"
+    kind = box.node.kind if box.node.kind in BORDERS else "others"
     (_, _, first), (_, _, name), *more = box.lines
     whole = [name, first, *(text for _, _, text in more)]
     # along the left side of the box, within its round corners

@@ -26,14 +26,7 @@ from agac.api.status import database_bytes, database_files, database_path, no_ru
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
-from agac.data.files import (
-    create_temporary,
-    explained,
-    refuse_target,
-    remove_leftovers,
-    sync_folder,
-    write_whole,
-)
+from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.data.text_formats import separator_hint
 from agac.providers.model_string import parse_model
@@ -494,8 +487,12 @@ def file_schema(kind: str) -> dict[str, Any]:
     model, title = _MODELS[kind]
     made = model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
     definitions = dict(sorted((_plain(name), body) for name, body in made.pop("$defs", {}).items()))
-    if kind == "card":
-        _add_other_spellings(made, definitions)
+    if kind == "card":  # which may say camelCase too, and no to what is not there yet
+        params = definitions["RequestParams"]["properties"]
+        for camel, snake in CAMEL_CASE.items():
+            params[camel] = {**params[snake], "description": f"Another spelling of `{snake}`."}
+        nothing = {"enum": [False, []], "description": "Not supported yet: only `false` and `[]` may stand here."}
+        made["patternProperties"] = {f"^({'|'.join(sorted(FIELDS_LATER))})$": nothing}
     head = {"$schema": _DRAFT, "title": title, "description": made.pop("description", "")}
     return {**head, **_renamed(made), "definitions": _renamed(definitions)}
 
@@ -520,12 +517,3 @@ def _renamed(value: Any) -> Any:
     if isinstance(reference := found.get("$ref"), str):
         found["$ref"] = _REFERENCE + _plain(reference.removeprefix(_REFERENCE))
     return found
-
-
-def _add_other_spellings(card: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """What a card may say beside the model's keys: camelCase, and no to what is not there yet."""
-    params = definitions["RequestParams"]["properties"]
-    for camel, snake in CAMEL_CASE.items():
-        params[camel] = {**params[snake], "description": f"Another spelling of `{snake}`."}
-    nothing = {"enum": [False, []], "description": "Not supported yet: only `false` and `[]` may stand here."}
-    card["patternProperties"] = {f"^({'|'.join(sorted(FIELDS_LATER))})$": nothing}

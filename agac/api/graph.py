@@ -202,8 +202,7 @@ def save_drawing(text: str, file: Path | str) -> None:
     Raises UsageError for a place where none can be, AgacError when the disk refuses it.
     """
     file = Path(file)
-    folder = file.absolute().parent
-    if not folder.is_dir():
+    if not file.absolute().parent.is_dir():
         raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")
     if file.is_file():
         with file.open("rb") as opened:

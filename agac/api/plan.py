@@ -202,7 +202,7 @@ async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) 
         cost += f", and on top what {whose}, whose price is not known"
     said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
     remedy = f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of."
-    _ask(confirm, "no calls were made", said, "Continue?", remedy)
+    ask(confirm, "no calls were made", said, "Continue?", remedy)
 
 
 def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:
@@ -219,10 +219,11 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
     question = f"They run on; to cancel them: {cancel}. Submit the others now?"
     remedy = f"Add --yes to submit the others as well, or cancel them first with: {cancel}"
-    _ask(confirm, "nothing was submitted", said, question, remedy)
+    ask(confirm, "nothing was submitted", said, question, remedy)
 
 
-def _ask(confirm: Confirm | None, refusal: str, said: str, question: str, remedy: str) -> None:
+def ask(confirm: Confirm | None, refusal: str, said: str, question: str, remedy: str) -> None:
+    """Raises UsageError, with what was `said` where nobody could be asked, unless somebody says yes to the question."""
     answer = confirm(f"{said}. {question}") if confirm is not None else None
     if not answer:
         raise UsageError(f"{refusal}: {said}" if answer is None else refusal, remedy=remedy)

@@ -161,6 +161,7 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
 @click.pass_obj
 def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Exit codes as `agac run`."""
+    from agac.api.plan import ask  # loads the API
     from agac.cli.progress import progress  # loads asyncio
 
     filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
@@ -170,13 +171,9 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
         print_report(found, retry_lines, as_json=as_json)
         return 0
     if found.done > 1 and not given["yes"]:
-        what = f"{found.done:,} done rows of run {found.run} will be rerun"
-        answer = confirmed(f"{what}. Continue?")  # since they are paid again
-        if not answer:
-            raise api.UsageError(
-                "no calls were made" + (f": {what}" if answer is None else ""),
-                remedy="Add --yes to continue, or look first with --dry-run.",
-            )
+        what = f"{found.done:,} done rows of run {found.run} will be rerun"  # and paid again
+        remedy = "Add --yes to continue, or look first with --dry-run."
+        ask(confirmed, "no calls were made", what, "Continue?", remedy)
     options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
     report = long_running(api.retry)(
         found.run, selection, options, project=settings.project_dir, progress=progress(settings.quiet),

@@ -177,6 +177,8 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
     number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
     waiting_for = plain(first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
+    batches = run["open_batches"]
+    unsent = batches and last.get("stopped") and batches["waiting"] == batches["batches"]  # it stopped before any was
     if run["state"] == "running":
         if waits := last.get("waits"):
             yield f"Run {number} is {waits_text(waits)}"
@@ -184,7 +186,7 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
             yield f"Run {number} is retrying: {waiting_for}"
     elif newer := run.get("replaced_by"):
         yield f"Replaced by run {newer}. See it with: agac status {newer}"
-    elif run["state"] in ("waiting", "killed") and (batches := run["open_batches"]) and not _is_unsent(last, batches):
+    elif run["state"] in ("waiting", "killed") and batches and not unsent:
         what = counted(batches["batches"], "open batch", "open batches")
         counts = f"{batches['done']:,} done, {batches['failed']:,} failed of {counted(batches['requests'], 'request')}"
         unsent = f", {batches['waiting']:,} not submitted yet" if batches["waiting"] else ""
@@ -201,11 +203,6 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         elif waiting_for:
             yield f"The last call of run {number} brought no answer: {waiting_for}"
         yield f"Run {number} is not finished. Resume with: {again}"
-
-
-def _is_unsent(last: Mapping[str, Any], batches: Mapping[str, Any]) -> bool:
-    """Whether a run stopped before any of its open batches was submitted."""
-    return bool(last.get("stopped")) and batches["waiting"] == batches["batches"]
 
 
 def _finished_lines(report: StatusReport) -> Iterator[str]:

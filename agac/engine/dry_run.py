@@ -109,14 +109,8 @@ class DryWalk:
         needs_all = retry is None or any(stage.makes is not None for stage in self._plan.stages)
         self._answers.found.rows["total"] = row_counts(await counters(self._db, run))["present"]
         async for rows in rows_of_retry(self._db, run, retry or Retry()):
-            yield [
-                self._row(
-                    NewRow.of(one),
-                    one, chosen=retry is None or bool(one.chosen),
-                )
-                for one in rows
-                if needs_all or one.chosen
-            ]  # fmt: skip
+            taken = [one for one in rows if needs_all or one.chosen]
+            yield [self._row(NewRow.of(one), one, chosen=retry is None or bool(one.chosen)) for one in taken]
 
     async def input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
         """The rows of the input that need a look: those that are finished and unchanged need none."""

@@ -230,8 +230,7 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
     maker = stages[row.origin]
     if maker.group is None:
         assert row.parent_key is not None
-        parents = await views.ended([row.parent_key])
-        return views.begun(row.data, row.origin, parents[row.parent_key])
+        return views.begun(row.data, row.origin, (await views.ended([row.parent_key]))[row.parent_key])
     contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
     group, size = row, GroupSize(0, 0, 0)
     if row.parent_key is not None:

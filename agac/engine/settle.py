@@ -24,18 +24,7 @@ from agac.engine.telemetry import bucket_of
 from agac.engine.validate import ValidReply
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
-from agac.store.records import (
-    AGREEMENT,
-    HOW,
-    PART,
-    Attempt,
-    Call,
-    NewRow,
-    Result,
-    RowEnd,
-    TaskEnd,
-    WriteBatch,
-)
+from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, NewRow, Result, RowEnd, TaskEnd, WriteBatch
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
 from agac.store.writer import Ledger
 

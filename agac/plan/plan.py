@@ -32,15 +32,7 @@ from agac.spec.guards import Guard, compile_guard
 from agac.spec.operations import STORED, Filter, Operation, Python, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
 from agac.spec.python_code import same_function
-from agac.spec.workflow import (
-    InputSpec,
-    OutputSpec,
-    PythonSchema,
-    RunRules,
-    Stage,
-    Workflow,
-    WrittenStage,
-)
+from agac.spec.workflow import InputSpec, OutputSpec, PythonSchema, RunRules, Stage, Workflow, WrittenStage
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local one."""

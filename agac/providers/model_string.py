@@ -124,18 +124,14 @@ _LONG = "models with a long context window have it without being asked; leave it
 NOT_HERE: dict[str, Callable[[str], None]] = {
     "schema_tools": _schema_tools,
     "long_context": _only_off(_LONG),
-    "web_search": _only_off(_TOOLS),
-    "x_search": _only_off(_TOOLS),
-    "web_fetch": _only_off(_TOOLS),
+    **dict.fromkeys(("web_search", "x_search", "web_fetch"), _only_off(_TOOLS)),
 }
 """Keys of other programs' model strings of which only the value can be had that changes nothing."""
 
 NO_EFFECT: dict[str, str] = {
     "task_budget": "no stage has such a budget; `budget` of a workflow bounds what it may spend",
     "poll_period": "no stage runs a shell",
-    "lite": "a row has no conversation that could be shortened",
-    "compaction": "a row has no conversation that could be shortened",
-    "compact_at": "a row has no conversation that could be shortened",
+    **dict.fromkeys(("lite", "compaction", "compact_at"), "a row has no conversation that could be shortened"),
 }
 """Keys of other programs' model strings that mean nothing here: a warning, so that their cards can be used."""
 

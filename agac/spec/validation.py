@@ -44,18 +44,12 @@ PARAMS_LATER = frozenset({
     "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
 })  # fmt: skip
 
-CAMEL_CASE = {
-    "maxTokens": "max_tokens",
-    "topP": "top_p",
-    "topK": "top_k",
-    "minP": "min_p",
-    "repetitionPenalty": "repetition_penalty",
-    "presencePenalty": "presence_penalty",
-    "frequencyPenalty": "frequency_penalty",
-    "stopSequences": "stop_sequences",
-    "serviceTier": "service_tier",
-}
-"""Other spellings of request parameters."""
+_TWO_WORDS = (
+    "max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "stop_sequences", "service_tier",
+)  # fmt: skip
+CAMEL_CASE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in _TWO_WORDS}
+"""Other spellings of request parameters, as `maxTokens`."""
 
 
 _LATER = "`{}` is not supported yet; remove it from the card, or use another card for this stage"

@@ -260,13 +260,6 @@ async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> b
     return used
 
 
-async def unused_results(read: Read, used: bytearray) -> AsyncIterator[list[int]]:
-    """The results that are not in use, some thousand at a time."""
-    async for rows in _ranges(read, "gc_results"):
-        if unused := [result for (result,) in rows if not used[result]]:
-            yield unused
-
-
 async def used_endpoints(read: Read) -> set[int]:
     """The endpoints that results and attempts name."""
     return {
@@ -376,10 +369,11 @@ async def clear(
         if collector:
             await collector.drop_batch_tasks()
         used = await used_results(read, choice, workflow)
-        async for some in unused_results(read, used):
-            results += len(some)
-            if collector:
-                await collector.drop_results(some)
+        async for rows in _ranges(read, "gc_results"):
+            unused = [result for (result,) in rows if not used[result]]
+            results += len(unused)
+            if collector and unused:
+                await collector.drop_results(unused)
         if collector:
             await collector.drop_unused(await used_endpoints(read))
             await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})

@@ -166,17 +166,13 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
     return below
 
 
-_origins: Reads[[Sequence[int]], dict[int, Origin]] = reads(
-    "results_asked", tuple[int, int, RowId, int], keyed(Origin._make)
-)
-
-
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
     """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows.
 
     A result is missing here when its row changed since or is no longer stored.
     """
-    return await _origins(database, results) if results else {}
+    found = await select(database, "results_asked", tuple[int, int, RowId, int], results) if results else []
+    return keyed(Origin._make)(found)
 
 
 def reply_bytes(stored: str | bytes | None) -> bytes | None:

@@ -114,7 +114,7 @@ async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
             message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
             return [Finding("lost", message, after, done=True)]
         case BatchStep.NEEDS_HUMAN:  # it could not be found; perhaps it can with the right key
-            if record.provider_id is not None or context.account(record.provider).mark != record.account:
+            if record.provider_id is not None or context.account(record.provider).provider.account != record.account:
                 return [_undecided(record)]
             after = await look_once(context, record)
             return [_adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)]

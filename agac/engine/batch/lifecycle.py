@@ -251,11 +251,6 @@ class Account:
     traits: BatchTraits
     api: BatchApi
 
-    @property
-    def mark(self) -> str:
-        """Tells the account from others, and holds nothing secret."""
-        return self.provider.account
-
 
 _log = logging.getLogger("agac.batch")
 
@@ -332,8 +327,7 @@ class BatchContext:
         """The formats of all stages of a run, batch stages or not: a stage's mode may have been another when its
         batches were made. Models of providers without batches have none."""
         if run not in self._formats:
-            own = self.plan if run == self.run else None
-            plan = own or await self.batching.recorded(self.database, run)
+            plan = (self.plan if run == self.run else None) or await self.batching.recorded(self.database, run)
             keeps_all = plan.rules.keep_replies == "all"
             self._formats[run] = {
                 (stage.index, position): _format(stage, position, model, self.redactor, keeps_all=keeps_all)
@@ -357,7 +351,7 @@ class BatchContext:
     async def lane_load(self, record: BatchRecord) -> LaneLoad:
         """What is under way in a batch's lane, and how many enqueued tokens its account takes, or is said to take."""
         account = self.account(record.provider)
-        lane = (record.provider, account.mark, record.model)
+        lane = (record.provider, account.provider.account, record.model)
         load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load._replace(cap=min(caps, default=None))

@@ -99,7 +99,7 @@ async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -
         if left > MAX_WAIT_S and not context.batching.wait:
             return Undecided(f"whether {account.provider.name} has it is known in {left:.0f} s")
         await context.stop_signal.sleep(min(pause, left))
-    if account.mark != record.account:
+    if account.provider.account != record.account:
         why = "it was asked for with another key, or at another address: its batches may not be seen from here"
     elif not await _echoes(context, record):
         why = f"{account.provider.name} does not tell which batch is which: it echoes neither key nor file"
@@ -260,7 +260,7 @@ async def _intend(context: BatchContext, record: BatchRecord) -> BatchRecord:
         return await context.journal.remark(record, why)
     account = context.account(record.provider)
     base_url = context.redactor.clean(account.provider.base_url)
-    return await context.journal.write(record, "intend", account=account.mark, base_url=base_url)
+    return await context.journal.write(record, "intend", account=account.provider.account, base_url=base_url)
 
 
 async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
@@ -268,7 +268,8 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
     account = context.account(record.provider)
     if record.try_at is not None and record.try_at > context.clocks.wall():
         return record.note or "it is tried again later"
-    if account.traits.finds_by == "count" and await others_in_intent(context.database, account.mark, record.id):
+    mark = account.provider.account
+    if account.traits.finds_by == "count" and await others_in_intent(context.database, mark, record.id):
         return "another batch of the account may have been created: run `agac doctor` first"
     load = await context.lane_load(record)
     if load.cap is not None and load.batches and load.tokens + record.tokens > load.cap:
