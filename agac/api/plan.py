@@ -67,11 +67,8 @@ async def plan(
             text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
         report.warnings += [Problem(plan.input.where, text, "warning")] if text else []
         output = opened.spec.shown(plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir)
-        if (
-            report.calls
-            and not options.fresh
-            and (lost := await lost_store(database, plan.workflow, opened.root, output))
-        ):
+        asks = report.calls and not options.fresh
+        if asks and (lost := await lost_store(database, plan.workflow, opened.root, output)):
             text = f"the run would end with exit code 2 and say what to do: {lost[0]}"
             report.warnings.append(Problem(Where(f"{output}/summary.json"), text, "warning"))
         return report

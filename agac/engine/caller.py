@@ -469,7 +469,7 @@ class Caller:
             status=sent.status,
             error=checked if isinstance(checked, RowError) else None,
             ambiguous=fault is not None and fault.ambiguous,
-            usage=reply.usage if reply else NO_USAGE,
+            usage=reply.usage if reply else Usage(),
             cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None,
             body=sent.body,
             again=again,
@@ -490,8 +490,6 @@ class Caller:
             log_call(self._run, attempts, call, reply)
         return call
 
-
-NO_USAGE = Usage()
 
 MOST_CHARACTERS = 20_000
 """Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
