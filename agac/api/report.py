@@ -198,7 +198,6 @@ def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
 Watch = Callable[[WatchedRun], Awaitable[None]]
 """A coroutine that shows progress until it is cancelled."""
 
-
 LOOK_SECONDS = 1.0
 """So often the store is asked for open batches; a provider is asked by the engine alone, at its own pace."""
 

@@ -268,7 +268,6 @@ def cli(
 COLLECT_AFTER = 20_000
 """New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
 
-
 _to_the_end = ExitStack()
 """What is entered here is left when the command has ended."""
 
@@ -495,16 +494,11 @@ def _runs(context: click.Context) -> list[tuple[str, str]]:
 
 
 COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
-    "workflow": workflows,
-    "workflows": workflows,
-    "named": workflows,
-    "stage": stages,
-    "from_stage": stages,
-    "until": stages,
+    **dict.fromkeys(("workflow", "workflows", "named"), workflows),
+    **dict.fromkeys(("stage", "from_stage", "until"), stages),
     "run": lambda context: [("last", "the newest"), *_runs(context)],
     "error": lambda _: [(str(kind), None) for kind in ErrorType],
-    "batch_id": batches,
-    "flag_id": batches,
+    **dict.fromkeys(("batch_id", "flag_id"), batches),
     "card show name": lambda context: [(path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))],
 }
 """The values of a parameter by its name, in every command or, with `command name`, in that one."""

@@ -58,16 +58,10 @@ class ErrorType(StrEnum):
     PYTHON_ERROR = "PythonError"
 
 
-ANSWER_FAILURES = frozenset(
-    {
-        ErrorType.REFUSED,
-        ErrorType.FILTERED,
-        ErrorType.TRUNCATED,
-        ErrorType.EMPTY_RESPONSE,
-        ErrorType.REPLY_TOO_LARGE,
-        ErrorType.SCHEMA_MISMATCH,
-    }
-)
+ANSWER_FAILURES = frozenset({
+    ErrorType.REFUSED, ErrorType.FILTERED, ErrorType.TRUNCATED, ErrorType.EMPTY_RESPONSE, ErrorType.REPLY_TOO_LARGE,
+    ErrorType.SCHEMA_MISMATCH,
+})  # fmt: skip
 """Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
 
 

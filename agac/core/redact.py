@@ -14,7 +14,6 @@ MASK = "[redacted]"
 MIN_SECRET = 6
 """Shorter values are not treated as secrets: masking every `abc` would destroy messages and hide nothing."""
 
-
 MIN_IN_DATA = 12
 """Shorter ones are left alone in what a model answers: a local server's dummy key (`ollama`, `lm-studio`) is a word
 that results may hold. No provider's key is so short."""

@@ -217,7 +217,6 @@ GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
 
-
 _PIECE = 1024
 """Bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory."""
 

@@ -107,7 +107,6 @@ FILES: dict[str, Callable[[Path], JsonSink]] = {
 """The files that agac always writes into an output folder. It replaces them by name, and touches no other but those of
 the formats that a workflow asks for (`TABLES`)."""
 
-
 Joined = TypeVar("Joined", bound=Ending)
 
 

@@ -180,7 +180,6 @@ def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Sch
 
 _UNHELD = "{name} is not held to this schema: {why}; answers are checked all the same, and more of them may fail"
 
-
 _EXTRAS = {"anthropic": "anthropic"}
 """The libraries that a batch API needs beyond agac's own; the extras have their names."""
 

@@ -19,7 +19,6 @@ from agac.providers.provider import Provider
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|d|h|m|s)")
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
-
 MAX_ASKED_S = 86_400.0
 """Seconds. A server that asks for more, or for nonsense such as 1e308, is taken to ask for a day."""
 

@@ -299,7 +299,6 @@ MODELS: dict[str, str] = {
 }
 """Whose model a name without a provider is: exact names only, so that a slip of the pen is never sent anywhere."""
 
-
 Transport = Literal["sse", "ws", "auto"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")

@@ -288,12 +288,10 @@ SHIPPED: dict[str, Provider] = {
 }  # fmt: skip
 """The rows that come with agac, by name."""
 
-
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Locate = Callable[[tuple[str, ...]], Where]
 """The place of a key of agac.yml, by its path (`("providers", "local", "base_url")`)."""
-
 
 _PLAIN = Provider(name="", dialect="", base_url="", structured="json_object")
 """What a row of agac.yml begins with whose dialect has no other beginning."""

@@ -109,17 +109,9 @@ UNSUPPORTED_BOUNDS = {
 }
 """Keywords that a type cannot be held to."""
 
-UNSUPPORTED_KEYWORDS = [
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "patternProperties",
-    "prefixItems",
-    "contains",
-    "dependentRequired",
-]
+UNSUPPORTED_KEYWORDS = (
+    "oneOf", "not", "if", "then", "else", "patternProperties", "prefixItems", "contains", "dependentRequired",
+)  # fmt: skip
 NESTING = ("anyOf", "allOf")
 """Keywords with lists of schemas that Anthropic looks at."""
 
@@ -372,7 +364,6 @@ MESSAGES = ModelApi(
     error=message_error,
     headers=anthropic_headers,
 )
-
 
 MESSAGE_STATUSES = {
     "validating": "in_progress",

@@ -53,7 +53,6 @@ FOREIGN_LINES = {
 SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
 """Faults that change a whole file of results."""
 
-
 MAX_ERRORS = 100
 MAX_ID_LENGTH = 64
 MAX_INPUT_BYTES = 200_000_000

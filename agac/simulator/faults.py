@@ -19,9 +19,11 @@ from typing import Any
 from agac.simulator.replies import (
     SERVER_ERROR,
     STATUS_ERRORS,
+    TRUTH,
     AnswerMessage,
     AnswerWriter,
     ApiError,
+    Kind,
     ModelAnswer,
     ModelCall,
     retry_headers,
@@ -550,12 +552,10 @@ def is_numbers_of_requests(value: Any) -> bool:
     return is_count(value) or (isinstance(value, list) and bool(value) and all(is_count(item) for item in value))
 
 
-Check = tuple[Callable[[Any], bool], str]
-A_TEXT: Check = (lambda value: isinstance(value, str) and value != "", "a text")
-A_COUNT: Check = (is_count, "a count of 1 or more")
-TRUE_OR_FALSE: Check = (lambda value: isinstance(value, bool), "true or false")
+A_TEXT: Kind = (lambda value: isinstance(value, str) and value != "", "a text")
+A_COUNT: Kind = (is_count, "a count of 1 or more")
 
-KEYS: dict[str, Check] = {
+KEYS: dict[str, Kind] = {
     "rate": (lambda value: is_number(value) and 0 <= value <= 1, "a share from 0 to 1"),
     "at": (is_numbers_of_requests, "a list of request numbers, counted from 1"),
     "match": (A_TEXT[0], "a text to look for in the messages"),
@@ -564,17 +564,17 @@ KEYS: dict[str, Check] = {
     "always": (lambda value: value is True, "true (or left out)"),
     "status": (lambda value: is_count(value) and 500 <= value <= 599, "a status from 500 to 599"),
     "retry_after": (lambda value: value is None or (is_number(value) and value >= 0), "a number of seconds, or null"),
-    "in_ms": TRUE_OR_FALSE,
+    "in_ms": TRUTH,
     "seconds": (lambda value: is_number(value) and value >= 0, "a number of seconds"),
     "after_bytes": (lambda value: value is None or is_count(value, 0), "a count of bytes, or null"),
     "message": A_TEXT,
     "code": A_TEXT,
-    "marked": TRUE_OR_FALSE,
-    "failed": TRUE_OR_FALSE,
+    "marked": TRUTH,
+    "failed": TRUTH,
 }
 """The value of each key, and the words for it."""
 
-BATCH_KEYS: dict[str, Check] = {
+BATCH_KEYS: dict[str, Kind] = {
     "at": (is_numbers_of_requests, "a list of numbers of calls, counted from 1 for each operation"),
     "match": (A_TEXT[0], "a text to look for in the requests"),
     "status": (lambda value: is_count(value) and 400 <= value <= 599, "a status from 400 to 599"),

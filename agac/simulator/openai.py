@@ -392,7 +392,6 @@ SOCKET_RESPONSES = replace(
     stream_error=lambda error: {"type": "error", "error": socket_error(error)["error"]},  # the model was at work
 )
 
-
 OPENAI_ENDPOINTS: dict[str, BatchEndpoint] = {
     "/v1/chat/completions": (read_chat, chat_completion),
     "/v1/responses": (read_response, response),

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Literal
 
 from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem
-from agac.simulator.schema_values import Draft, NoMatch
+from agac.simulator.schema_values import Draft, NoMatch, word_set
 from agac.simulator.settings import RateLimits, Refusal
 
 FINGERPRINT = "agac-simulator"
@@ -68,14 +68,9 @@ STATUS_ERRORS = {
 }
 """Type, code and message of each status, where a rule says nothing else; other statuses are server errors."""
 
-QUOTA_CODES = frozenset(
-    {
-        "credit_balance_exhausted",
-        "organization_spend_limit_exceeded",
-        "project_spend_limit_exceeded",
-        "organization_usage_limit_exceeded",
-        "insufficient_quota",
-    }
+QUOTA_CODES = word_set(
+    "credit_balance_exhausted organization_spend_limit_exceeded project_spend_limit_exceeded "
+    "organization_usage_limit_exceeded insufficient_quota"
 )
 """Codes whose type is `insufficient_quota`."""
 

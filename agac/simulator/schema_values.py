@@ -108,7 +108,6 @@ RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
 SPAN = 100
 """How far from its only bound a number is taken."""
 
-
 NumberWriter = Callable[[Draft, int, str], int | float]
 
 

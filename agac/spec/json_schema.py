@@ -152,10 +152,8 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
 Fault: TypeAlias = "tuple[Path_, str]"
 """What is wrong at a path within a schema."""
 
-
 BACKTRACK_LIMIT = 1_000_000
 """How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
-
 
 _READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
 """A repetition within a look-around, or after a back-reference, may read the whole text each time that matching goes

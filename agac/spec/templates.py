@@ -39,7 +39,6 @@ ITEM, INDEX = "item", "index"
 ROWS_JSON, ROWS_COUNT, ROWS_FAILED = "rows_json", "rows_count", "rows_failed"
 """A group's members as a list, how many they are, and how many more failed before they came here."""
 
-
 _PLACEHOLDER = re.compile(r"\$(?:(?P<escaped>\$(?=\{))|\{(?P<braced>[^{}\n]*)\}|(?=\{))")
 """A name in braces, of any characters but `{`, `}` and newline; or a `${` that is not closed."""
 
@@ -96,7 +95,6 @@ class Skipped(Enum):
 
 
 SKIPPED = Skipped.SKIPPED
-
 
 NO_TEXT = Template("", (), ("",), ())
 """The template of a stage that sends nothing."""
@@ -244,7 +242,6 @@ class VisibleRow(Mapping[str, JSONValue]):
 
 _SUFFIXES = (".md", ".markdown", ".txt")
 _STARTS = ("/", "~/", "./", "../")
-
 
 PlacedText = tuple[str, Where]
 """A text and where it starts: at its key, or, where it is a file of its own, at the first line of that."""

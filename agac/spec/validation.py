@@ -51,7 +51,6 @@ _TWO_WORDS = (
 CAMEL_CASE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in _TWO_WORDS}
 """Other spellings of request parameters, as `maxTokens`."""
 
-
 _LATER = "`{}` is not supported yet; remove it from the card, or use another card for this stage"
 _PARAMS = ("temperature", *CAMEL_CASE.values())
 CARD_HINTS = {
@@ -67,7 +66,6 @@ CARD_HINTS = {
     },
 }
 """Sentences for unknown keys of a card, by the path of their mapping."""
-
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 _LETTERS = "use letters, digits, _ and -, and start with a letter"

@@ -217,7 +217,6 @@ class LiveTask(NamedTuple):
 Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
 
-
 project_token: Reads[[], str] = reads("project_token", str, first)
 read_batch: Reads[[int], BatchRecord | None] = reads("batch_read", BatchRecord, first)
 unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow
@@ -237,7 +236,6 @@ tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", Place
 last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)  # row key, stage, replica
 stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])  # run, workflow
 outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
-
 
 lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, first)
 """By provider, account and model. Limits shown before a time do not count any more."""
@@ -347,7 +345,6 @@ batches_alike: Reads[[int], list[BatchCount]] = reads("batches_alike", BatchCoun
 tasks_of_row: Reads[[int], list[RowTask]] = reads("batches_of_row", RowTask)
 awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)
 runs_in_batches: Reads[[], set[int]] = reads("batches_needing", int, set)
-
 
 open_batches: Reads[[], dict[int, OpenBatches]] = reads(
     "batches_open", tuple[int, int, int, int, int, int, int], keyed(OpenBatches._make)

@@ -40,7 +40,6 @@ CHUNK_ROWS = 2048
 CHUNK_TASKS = 65_536
 """Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
 
-
 VACUUM_PAGES = 4096
 """Pages given back in one transaction: 16 MB."""
 

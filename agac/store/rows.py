@@ -162,7 +162,6 @@ earlier_results: Reads[[Sequence[bytes], float], dict[bytes, EarlierResult]] = r
 )
 """The newest result of each fingerprint that has one made at or after a time (seconds since 1970)."""
 
-
 count_repeated: Reads[[int], list[int]] = reads("rows_repeated", int)
 """How many rows of a run's input were left out since they repeat an id."""
 
@@ -304,11 +303,9 @@ dedupe_firsts: Reads[[int, int, bytes, int], dict[bytes, DedupeRow]] = reads("al
 dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads("alike_page", DedupeRow)
 """By a run, a stage, the hash and key after which to begin, the last hash, and how many at most."""
 
-
 FIRST = -(1 << 63)
 LAST = (1 << 63) - 1
 """The ends of what members are sorted by."""
-
 
 members: Reads[[int, int, int, int, int], list[MemberRow]] = reads("members_page", MemberRow)
 """By the key of a group, the hash and key after which to begin, the last hash, and how many at most."""

@@ -142,7 +142,6 @@ _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 Record = dict[str, JSONValue]
 
-
 Returned = Record | list[Record] | None
 """What a function gave for a row: one row, a list of rows (perhaps empty), or None; copies.
 
