@@ -286,11 +286,7 @@ class DefaultsFile(FileModel):
     )
     max_age: Duration | None = key("Ask again when an answer is older: seconds, or a text as `12h`, `7d`.", gt=0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _chain(cls, data: Any) -> Any:
-        """`model: [a, b]` is the model a with the fallback b."""
-        return check.split_chain(data)
+    _chain = model_validator(mode="before")(staticmethod(check.split_chain))
 
 
 class MessageFile(FileModel):
