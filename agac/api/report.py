@@ -344,9 +344,8 @@ class RunReport(Report):
                     except ValidationError as error:
                         wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
                         what = f"row {row['id']!r}: the stored result is not what its model takes: {wrong}"
-                        raise AgacError(
-                            what, remedy="Take the model as it was, or run again with fresh=True."
-                        ) from error
+                        remedy = "Take the model as it was, or run again with fresh=True."
+                        raise AgacError(what, remedy=remedy) from error
                 yield ResultRow(**row)
 
     def to_pandas(self) -> Any:

@@ -74,8 +74,7 @@ def blocking(
                     task.cancel()
                 return runner.get_loop().run_until_complete(task)
 
-        on_main = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGINT) if on_main else None
+        before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
         runner = getattr(getattr(before, "func", None), "__self__", None)  # asyncio's own cancels who waits for us
         ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)  # no program handles it
         if ours:

@@ -205,7 +205,7 @@ def open_input(spec: InputSpec) -> Source:
 def _how(spec: InputSpec) -> dict[str, str]:
     """How the input says that files of its format are written."""
     given, unused = {"delimiter": spec.delimiter, "encoding": spec.encoding}, unused_keys(spec)
-    return {name: value for name, value in given.items() if value is not None and name not in unused}
+    return {name: value for name, value in given.items() if value and name not in unused}
 
 
 def open_source(path: Path, found: InputFormat, shown: str, **how: str) -> Source:

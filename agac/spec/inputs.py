@@ -163,9 +163,8 @@ def input_spec(
 
 def unused_keys(spec: InputSpec) -> dict[str, str]:
     """Keys of an input that mean nothing for its format, each with a sentence that says for which they do."""
-    given = [(name, formats) for name, formats in _WRITTEN.items() if getattr(spec, name) is not None]
-    found = spec.format
-    return {name: f"{name} is for {listed(formats)}" for name, formats in given if found and found not in formats}
+    wrong = [(name, formats) for name, formats in _WRITTEN.items() if spec.format not in (*formats, None)]
+    return {name: f"{name} is for {listed(formats)}" for name, formats in wrong if getattr(spec, name) is not None}
 
 
 def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | None) -> InputSpec:
