@@ -15,7 +15,7 @@ PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit actions lowest package soak coverage test-all bench docs clean
+.PHONY: help demo test lint types imports unit pyright actions lowest package soak coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,10 @@ unit: $(VENV)/.installed-dev ## Tests
 actions: $(VENV)/.installed-dev ## The definitions of CI, checked by an action linter
 	@test -x $(BIN)/zizmor || $(PIP) install -c constraints.txt zizmor
 	@$(BIN)/zizmor --offline --quiet .github
+
+pyright: $(VENV)/.installed-dev ## Types as editors see them: a program that uses agac, checked by basedpyright
+	@test -x $(BIN)/basedpyright || $(PIP) install --no-compile -c constraints.txt basedpyright
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/behaviour/test_python_api.py -k a_program_is_typed
 
 # The packages that agac itself needs in their lowest versions, the tests' own tools in the usual ones.
 LOWEST := .venv-lowest

@@ -16,6 +16,8 @@ from agac.core.errors import UsageError
 
 ROWS = [{"id": f"r-{n}", "text": f"I love number {n}"} for n in range(1, 7)]
 CSV = "id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in ROWS)
+PACKED = gzip.compress('id,price,text\n1,"2,50",Grüße\n'.encode("utf-16-le"), mtime=0)
+"""Without the moment of packing: every worker has to give its test the same name."""
 
 
 def write_all(root: Path) -> None:
@@ -115,7 +117,7 @@ def test_rows_of_a_query_without_an_order_want_ids(project: ProjectFolder) -> No
         ("rows.tsv", ", delimiter: '|', encoding: latin-1", "id|price|text\n1|2,50|Grüße\n".encode("latin-1")),
         ("rows.csv", "", 'id,price,text\r\n1,"2,50",Grüße\r\n'.encode("utf-16")),
         ("rows.tsv", "", "\ufeffid\tprice\ttext\n1\t2,50\tGrüße\n".encode("utf-16-be")),
-        ("rows.csv.gz", ", encoding: utf-16-le", gzip.compress('id,price,text\n1,"2,50",Grüße\n'.encode("utf-16-le"))),
+        ("rows.csv.gz", ", encoding: utf-16-le", PACKED),
         ("rows.jsonl", ", encoding: cp1252", '{"id": "1", "price": "2,50", "text": "Grüße"}\n'.encode("cp1252")),
         ("rows.json", "", '[{"id": "1", "price": "2,50", "text": "Grüße"}]'.encode("utf-16")),
         ("rows.csv", ", encoding: cp1252", '\ufeffid,price,text\n1,"2,50",Grüße\n'.encode()),

@@ -155,7 +155,7 @@ CHECKERS = {
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_program_is_typed_and_every_public_name_is_there(checker: str, tmp_path: Path) -> None:
-    """basedpyright brings a Node of 280 MB, so it is no dependency: whoever has it checks with it, too."""
+    """basedpyright brings a Node of 280 MB, so it is no dependency: `make pyright` brings it."""
     if shutil.which(CHECKERS[checker][0]) is None:
         pytest.skip(f"{checker} is not here")
     (tmp_path / "right.py").write_text(PROGRAM + "".join(f"print(agac.{name})\n" for name in agac.api.__all__))
