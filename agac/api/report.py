@@ -396,11 +396,8 @@ async def report_of(
     about = await _batch_facts(database, invocation, work.batching.providers)
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
-    if code is ExitCode.DONE and about["undecided_batches"]:
-        code = ExitCode.NOT_READY  # a batch waits for its user
-    elif code is ExitCode.DONE and invocation.finished:  # rows of the input, or of those that stages made
-        any_failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
-        code = ExitCode.ROWS_FAILED if any_failed else ExitCode.DONE
+    if code is ExitCode.DONE:
+        code = _exit_code(summary, undecided=bool(about["undecided_batches"]), finished=invocation.finished)
     if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any_error(empty):
         code = ExitCode.FAILED
     return RunReport(
@@ -420,6 +417,15 @@ async def report_of(
         work.root,
         _kind_of(work.plan.ends),
     )
+
+
+def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> ExitCode:
+    """The exit code of an invocation that nothing stopped. `undecided`: a batch waits for its user."""
+    if undecided:
+        return ExitCode.NOT_READY
+    # of the input or of those that stages made
+    any_failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
+    return ExitCode.ROWS_FAILED if finished and any_failed else ExitCode.DONE
 
 
 def _kind_of(ends: Sequence[AnyStage]) -> Any:

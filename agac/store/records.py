@@ -170,6 +170,11 @@ class DerivedRows(NamedTuple):
     groups: Mapping[int, Membership] = {}
     alike: Mapping[int, DedupeCandidate] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is made of it."""
+        return not (self.children or self.groups or self.alike)
+
 
 class Children(NamedTuple):
     """The children that a stage makes of a row, whatever else is made of it."""
