@@ -96,7 +96,8 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
             if head.startswith(BOM):
                 file.read(len(BOM))
             found = encoding_of(head, encoding)
-            yield file if found is None else BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown), BUFFER)
+            pieces = file if found is None else _Unpacked(_as_utf_8(file, found, shown), shown, found)
+            yield pieces if isinstance(pieces, BufferedReader) else BufferedReader(pieces, BUFFER)
     except PermissionError as error:
         raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
     except OSError as error:
@@ -129,13 +130,16 @@ OTHER_ENCODING = (
 
 
 def unreadable(text: str, what: str, encoding: str | None) -> str | None:
-    """Which byte of `text` has no meaning in its encoding (None: UTF-8) and stands in it as a lone surrogate."""
+    """Which byte of `text` has no meaning in its encoding (None: UTF-8) and stands in it as a lone surrogate, and what
+    to do about it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         before, byte = text[: error.start], ord(text[error.start]) & 0xFF
         place = f"character {len(before) + 1}" if encoding else f"offset {len(before.encode())}"
-        return f"byte 0x{byte:02x} at {place} of the {what} is not {encoding or 'UTF-8'}"
+        marked = "UTF-16, as the file's byte order mark says that it is; save the file as UTF-8"
+        told = marked if encoding == "utf-16" else f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
+        return f"byte 0x{byte:02x} at {place} of the {what} is not {told}"
     return None
 
 
@@ -158,8 +162,8 @@ class FileSource:
 
     def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
         self._path, self._shown, self._encoding = path, shown, encoding
-        with self._opened():
-            pass
+        with self._opened() as file:
+            self._read_as: str | None = getattr(file.raw, "encoding", None)
 
     def columns(self) -> tuple[str, ...] | None:
         return self._columns or None
@@ -195,8 +199,8 @@ class LineSource(FileSource, ABC):
                 try:
                     yield self.record(ordinal, line, raw.decode())
                 except UnicodeDecodeError:
-                    problem = unreadable(raw.decode(errors="surrogateescape"), "line", self._encoding)
-                    yield self._refused(ordinal, line, f"{problem}; {OTHER_ENCODING}")
+                    problem = unreadable(raw.decode(errors="surrogateescape"), "line", self._read_as)
+                    yield self._refused(ordinal, line, str(problem))
 
     @abstractmethod
     def record(self, ordinal: int, line: int, text: str) -> Record:
@@ -243,10 +247,10 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
 
 
 class _Unpacked(io.RawIOBase):
-    """Unpacked pieces as a raw file, with errors that say which file is torn."""
+    """Unpacked pieces as a raw file, with errors that say which file is torn. `encoding`: what they were written in."""
 
-    def __init__(self, pieces: Iterator[bytes], shown: str) -> None:
-        self._pieces, self._ready, self.name = pieces, memoryview(b""), shown
+    def __init__(self, pieces: Iterator[bytes], shown: str, encoding: str | None = None) -> None:
+        self._pieces, self._ready, self.name, self.encoding = pieces, memoryview(b""), shown, encoding
 
     def readable(self) -> bool:
         return True

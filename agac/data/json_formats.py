@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
-from agac.data.files import MAX_RECORD_BYTES, OTHER_ENCODING, FileSource, LineSource, Record, unreadable
+from agac.data.files import MAX_RECORD_BYTES, FileSource, LineSource, Record, unreadable
 
 MAX_DEPTH = 200
 """Deep enough for any real data, shallow enough that no recursive reader or writer after us can overflow."""
@@ -262,7 +262,7 @@ class JsonSource(FileSource):
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
-            text = _Text(file, self._encoding)
+            text = _Text(file, self._read_as)
             found = _array(text) if text.peek() == "[" else _single(text)
             for ordinal, (line, value) in enumerate(found, start=1):
                 if ordinal <= start:
@@ -338,7 +338,7 @@ def _followed(text: _Text) -> JSONValue | _Broken:
     line = text.line()
     text.at += length
     if bad := unreadable(element, "element", text.encoding):
-        return _Broken(f"{bad}; {OTHER_ENCODING}", ErrorType.INVALID_ROW)
+        return _Broken(bad, ErrorType.INVALID_ROW)
     try:
         return decode(element)
     except json.JSONDecodeError as error:

@@ -141,7 +141,8 @@ class DelimitedSource(FileSource):
         problem, remedy = "", sentence(OTHER_ENCODING)
         if bad := self._first_unreadable(names, "name"):
             # by its number: the name itself is what cannot be shown
-            problem = f"the header's column {bad[0] + 1}: {bad[1]}"
+            problem, _, todo = bad[1].partition("; ")
+            problem, remedy = f"the header's column {bad[0] + 1}: {problem}", sentence(todo)
         elif any("\0" in name for name in names):
             problem = "the header holds NUL characters, as UTF-16 has them"
         elif blank := [str(place) for place, name in enumerate(names, start=1) if not name]:
@@ -158,7 +159,7 @@ class DelimitedSource(FileSource):
         missing = len(columns) - len(cells)
         if bad := self._first_unreadable(cells, "value"):
             name = quoted(columns[bad[0]]) if bad[0] < len(columns) else str(bad[0] + 1)
-            return self._refused(ordinal, line, f"column {name}: {bad[1]}; {OTHER_ENCODING}")
+            return self._refused(ordinal, line, f"column {name}: {bad[1]}")
         if missing < 0:
             sign = _SIGNS.get(self._delimiter, f"'{self._delimiter}'")
             remedy = separator_hint(columns) or f"put quotes around a value that contains {sign}"
@@ -168,7 +169,7 @@ class DelimitedSource(FileSource):
 
     def _first_unreadable(self, cells: Sequence[str], what: str) -> tuple[int, str] | None:
         """The place from 0 of the first cell with a byte that cannot be read, and which byte it is."""
-        found = ((place, unreadable(cell, what, self._encoding)) for place, cell in enumerate(cells))
+        found = ((place, unreadable(cell, what, self._read_as)) for place, cell in enumerate(cells))
         return next(((place, problem) for place, problem in found if problem), None)
 
 
@@ -259,7 +260,7 @@ def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
     encoding = encoding_of(raw, encoding)
     text = raw.removeprefix(BOM).decode(encoding or "utf-8", KEPT if encoding else "surrogateescape")
     if problem := unreadable(text, "file", encoding):
-        return None, f"{problem}; name text files only, or their encoding: `encoding: cp1252` in the input"
+        return None, f"{problem}, or name text files only"
     return text, None
 
 

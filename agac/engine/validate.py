@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +11,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request
 from agac.plan.stage import ExtraCheck, PlannedStage
-from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled
+from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator, ValidationError
@@ -55,6 +54,9 @@ def mended_json(text: str) -> str | None:
 MAX_ERRORS = 5
 """Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
 
+MOST_VALUES = 10_000
+"""Of a reply with more the first error alone is quoted: the library makes all before it gives one, 1 GB a million."""
+
 MOST_CHARACTERS = 300
 """Of each error."""
 
@@ -81,7 +83,10 @@ class Checker:
         self._mends, self._field = stage.json_repair, stage.output_field
         try:
             self._schema = stage.judge or stage.schema
-            self._validator = None if self._schema is None else compiled(self._schema.body)
+            self._validators: dict[tuple[bool, int], Draft202012Validator] = {}
+            if self._schema is not None:
+                self._reads_on = reads_on(self._schema.body, "pattern", "patternProperties")
+                self._validator("")
         except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
             reason = getattr(error, "message", error)
             remedy = (
@@ -96,14 +101,16 @@ class Checker:
         cannot mend what fails by `format` alone."""
         return _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
 
-    @cached_property
-    def _formless(self) -> Draft202012Validator:
-        """The validator without formats."""
+    def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:
+        """The one for a reply; where patterns may read on, for those of about its length."""
         assert self._schema is not None
-        return compiled(self._schema.body, formats=False)
+        key = formats, len(text).bit_length() if self._reads_on else 0
+        if key not in self._validators:
+            self._validators[key] = compiled(self._schema.body, formats=formats, size=1 << key[1])
+        return self._validators[key]
 
     def _one(self, text: str, *, enforced: bool = False) -> ValidReply | RowError:
-        if self._validator is None:  # the text as it came, or trimmed in an object with one field
+        if self._schema is None:  # the text as it came, or trimmed in an object with one field
             try:
                 text.encode()
             except UnicodeEncodeError:
@@ -115,8 +122,8 @@ class Checker:
             encoded, value = parsed(text)
         except ValueError as problem:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
-        problems = self._problems(self._validator, value)
-        if problems and enforced and not self._problems(self._formless, value):
+        problems = self._problems(text, value)
+        if problems and enforced and not self._problems(text, value, formats=False):
             return ValidReply(encoded, value, misformatted=True)
         if problems:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
@@ -142,19 +149,26 @@ class Checker:
 
     def _mended(self, text: str) -> ValidReply | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
-        if not self._mends or self._validator is None or (mended := mended_json(text)) is None:
+        if not self._mends or self._schema is None or (mended := mended_json(text)) is None:
             return None
         try:
             encoded, value = parsed(mended)
         except ValueError:
             return None
-        return None if self._problems(self._validator, value) else ValidReply(encoded, value, mended=True)
+        return None if self._problems(mended, value) else ValidReply(encoded, value, mended=True)
 
-    def _problems(self, validator: Draft202012Validator, value: JSONValue) -> list[str]:
+    def _problems(self, text: str, value: JSONValue, *, formats: bool = True) -> list[str]:
+        from jsonschema_rs import ValidationError
+
         try:
+            validator = self._validator(text, formats=formats)
             if not validator.is_valid(value):
+                if text.count(",") > MOST_VALUES:
+                    validator.validate(value)
                 return [_described(error) for error in islice(validator.iter_errors(value), MAX_ERRORS)]
             return self._extra(value)[:MAX_ERRORS] if self._extra else []
+        except ValidationError as first:
+            return [_described(first)]
         except KeyboardInterrupt:
             raise
         except BaseException as problem:  # noqa: BLE001  (nested too deeply, a panic: a reply was paid and is no bug)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -159,33 +160,39 @@ _READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|
 """A repetition within a look-around, or after a back-reference, may read the whole text each time that matching goes
 back: `^(?:(?!.*bad).)*$`."""
 _CHARACTERS = 100_000_000
-"""How many such a pattern may read, which takes some 0.2 s."""
+"""How many such patterns may read of a reply in all, which takes some 0.2 s."""
 GAVE_UP = "given up"
 """What is said where a pattern has met its limit."""
 
 
 class _Pattern:
-    """`pattern` in a schema that has such a one, for which it may go back less often in a long text."""
+    """`pattern` in a schema that has such a one: that one may go back less often in a long reply."""
 
-    def __init__(self, _: object, pattern: str, __: object) -> None:
-        self._pattern = pattern
-        _validator({"pattern": pattern})
+    def __init__(self, most: int, _: object, pattern: str, __: object) -> None:
+        self._validator = _validator({"pattern": pattern}, most if _READS_ON.search(pattern) else BACKTRACK_LIMIT)
 
     def validate(self, instance: object) -> None:
-        if isinstance(instance, str):
-            most = _CHARACTERS // (len(instance) + 1) if _READS_ON.search(self._pattern) else BACKTRACK_LIMIT
-            for error in _validator({"pattern": self._pattern}, min(most, BACKTRACK_LIMIT)).iter_errors(instance):
-                raise ValueError(GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message)
+        for error in self._validator.iter_errors(instance):
+            raise ValueError(GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message)
 
 
-def compiled(body: dict[str, Any], *, formats: bool = True) -> Draft202012Validator:
+def reads_on(body: dict[str, Any], *keys: str) -> bool:
+    """Whether a pattern under one of these keywords, `pattern` and `patternProperties`, may read a text repeatedly."""
+    found = (sub.get(key) for _, sub in subschemas(body) for key in keys)
+    return any(_READS_ON.search(name) for one in found for name in (one if isinstance(one, dict) else [str(one)]))
+
+
+def compiled(body: dict[str, Any], *, formats: bool = True, size: int = 1) -> Draft202012Validator:
     """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, nothing is
-    ever fetched, no pattern is matched for ever. Raises ValueError for a schema that cannot be compiled."""
-    slow = any(_READS_ON.search(str(sub.get("pattern"))) for _, sub in subschemas(body))
-    return _validator(body, validate_formats=formats, offline=True, keywords={"pattern": _Pattern} if slow else None)
+    ever fetched, no pattern is matched for ever: of a value of `size` characters all that read on are given up in time.
+    Raises ValueError for a schema that cannot be compiled."""
+    most = min(_CHARACTERS // size + 1, BACKTRACK_LIMIT)
+    keywords = {"pattern": partial(_Pattern, most)} if reads_on(body, "pattern") else None
+    of_all = most if reads_on(body, "patternProperties") else BACKTRACK_LIMIT
+    return _validator(body, of_all, validate_formats=formats, offline=True, keywords=keywords)
 
 
-def _validator(body: dict[str, Any], most: int = BACKTRACK_LIMIT, **options: Any) -> Draft202012Validator:
+def _validator(body: dict[str, Any], most: int, **options: Any) -> Draft202012Validator:
     from jsonschema_rs import Draft202012Validator, FancyRegexOptions  # 0.04 s, and most commands check no schema
 
     return Draft202012Validator(body, pattern_options=FancyRegexOptions(backtrack_limit=most), **options)

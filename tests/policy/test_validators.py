@@ -126,6 +126,21 @@ def test_a_pattern_that_reads_on_each_time_is_given_up_in_a_long_text(pattern: s
     assert "does not match" in error_of(json.dumps({"a": "b", "b": "bad"}), body=body).message
 
 
+def test_patterns_that_read_on_are_bounded_for_the_whole_reply() -> None:
+    """Also in names, and where each text by itself would pass."""
+    slow = "^(?:(?!.*bad).)*$"
+    for schema, value, where in (
+        ({"patternProperties": {slow: False}}, {"a" * 200_000: 1}, "patternProperties."),
+        ({"items": {"pattern": slow}}, ["a" * 10_000] * 200, "items.pattern"),
+    ):
+        assert f"matching {where}" in error_of(json.dumps(value), body=schema).message
+
+
+def test_of_a_reply_with_very_many_values_the_first_error_is_told() -> None:
+    error = error_of(json.dumps(["a"] * 50_000), body={"items": {"type": "integer"}})
+    assert error.message == '[0]: "a" is not of type "integer"'
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "valid"),
     [
