@@ -5,7 +5,7 @@
 # make soak   the tests with all that they can look for: every kill, every combination, many random workflows
 # All make a virtual environment in .venv the first time, and are quick after that.
 SHELL := /bin/bash
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -22,7 +22,7 @@ help: ## Show what can be made
 
 # `--no-compile`: Python compiles what is imported when it is, a small part of all that is installed.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "agac needs Python 3.11 or newer"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "agac needs Python 3.11 or newer with ensurepip (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@echo "Installing agac into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --no-compile -c constraints.txt -e .

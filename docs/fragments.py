@@ -56,7 +56,9 @@ def unreleased() -> str:
 
 
 def released(changelog: str, version: str, day: str) -> str:
-    """CHANGELOG.md in which all that was unreleased is the dated section of a version."""
+    """CHANGELOG.md in which all that was unreleased is the dated section of a version, its only one, or ValueError."""
+    if f"\n## {version} (" in changelog:
+        raise ValueError(f"CHANGELOG.md has {version}: set the next version in pyproject.toml and agac/__init__.py")
     first, last = "<!-- generated: unreleased -->\n", "<!-- /generated -->"
     before, _, rest = changelog.partition(first)
     section, _, older = rest.partition(last)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -53,12 +54,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("pages", nargs="*", type=Path, help="only these pages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when something is out of date")
     parser.add_argument("--no-consoles", action="store_true", help="leave the output of commands as it is")
-    parser.add_argument("--release", metavar="DAY", help="make the section of this version from the fragments")
+    release = "make the section of this version from the fragments"
+    parser.add_argument("--release", metavar="DAY", type=date.fromisoformat, help=release)
     flags = parser.parse_args(arguments)
     if flags.release:
         changelog = ROOT / "CHANGELOG.md"
         text = made_anew(changelog.read_text("utf-8"))
-        changelog.write_text(released(text, __version__, flags.release), encoding="utf-8")
+        changelog.write_text(released(text, __version__, str(flags.release)), encoding="utf-8")
         for path in fragments():
             path.unlink()
         return 0

@@ -104,7 +104,8 @@ def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> in
 def running() -> dict[str, Any]:
     """Which agac runs, by which Python; the command `agac` that a shell finds, and whether it starts this one."""
     command, package = shutil.which("agac"), Path(api.__file__ or "").parents[1]
-    script = Path(command).read_bytes() if command else b""  # it names its Python and what it starts
+    readable = command if command and os.access(command, os.R_OK) else os.devnull
+    script = Path(readable).read_bytes()  # it names its Python and what it starts
     ours = os.fsencode(Path(sys.executable).parent) in script and b"agac.cli.main" in script
     own = {"agac": __version__, "python": platform.python_version(), "package": str(package)}
     return own | {"interpreter": sys.executable, "on_path": command, "on_path_is_this": ours}
@@ -113,8 +114,9 @@ def running() -> dict[str, Any]:
 def running_text() -> str:
     """What runs, as text."""
     version, python, package, interpreter, command, ours = running().values()
-    where = plain(f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}")
-    return f"agac {version} (Python {python})\n{where}{'' if ours else '; `python -m agac` is this one'}"
+    this = "" if ours else f"; `{shlex.quote(interpreter)} -m agac` is this one"
+    where = plain(f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}{this}")
+    return f"agac {version} (Python {python})\n{where}"
 
 
 @click.command(help="Show the version of agac and of Python, and which agac it is that runs.")

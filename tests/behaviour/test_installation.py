@@ -2,15 +2,21 @@
 holds: CI, the hook, the container, the source archive."""
 
 import json
+import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions, files, requires
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from support.project import ProjectFolder, clean_environment
+
+import agac
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -50,13 +56,13 @@ def test_version_says_which_agac_runs_and_which_a_shell_finds(project: ProjectFo
     command = tmp_path / "agac"
     for text, ours in ((f"#!{sys.executable}\nfrom agac.cli.main import main\n", True), ("#!/bin/sh\n", False)):
         command.write_text(text, "utf-8")
-        command.chmod(0o755)
+        command.chmod(0o755 if ours else 0o311)  # the other may be run, and not read
         ran = project.agac("version", "--json", env={"PATH": str(tmp_path)}, code=0)
         found = json.loads(ran.out)
         assert found["package"] == str(ROOT / "agac")
         assert (found["on_path"], found["on_path_is_this"]) == (str(command), ours)
         shown = project.agac("version", env={"PATH": str(tmp_path)}, code=0).out
-        assert ("`python -m agac` is this one" in shown) is not ours
+        assert (f"; `{sys.executable} -m agac` is this one" in shown) is not ours
     assert "  agac on PATH: none; " in project.agac("version", env={"PATH": "/"}, code=0).out
 
 
@@ -112,8 +118,7 @@ def test_the_hook_of_pre_commit_validates_the_project(project: ProjectFolder) ->
     assert program in PROJECT["scripts"]
     project.workflow(rows=1)
     project.agac(*words, code=0)
-    for name in ("agac.yml", "workflows/reviews.yml", "prompts/reply.md", "schemas/reply.json"):
-        assert re.search(hook["files"], name)
+    assert hook["always_run"]  # a prompt may have any ending, inputs are looked at, and a file may be deleted
     project.workflow(promt="x")
     project.agac(*words, code=2)
     assert f"id: {hook['id']}" in text_of("docs/guide/installing.md")
@@ -129,6 +134,39 @@ def test_the_container_runs_without_rights_and_keeps_its_state_in_a_volume() -> 
     assert {".env", ".agac", "output"} <= set(text_of(".dockerignore").split("\n"))
     words = json.loads(text_of(".devcontainer/devcontainer.json"))["postCreateCommand"].split()
     assert (words[0], f"$(VENV)/{words[1].removeprefix('.venv/')}:" in text_of("Makefile")) == ("make", True)
+
+
+def test_the_page_of_a_package_has_no_link_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(MetadataHookInterface=object)  # the build backend is where a package is built, not here
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", backend)  # type: ignore[arg-type]
+    hook = runpy.run_path(str(ROOT / "docs/package_page.py"))["PackagePage"]()
+    for home in ("", "https://forge.example/us/agac"):
+        monkeypatch.setenv("AGAC_REPOSITORY", f"{home}/")
+        hook.update(made := {"version": agac.__version__})
+        links = re.findall(r"\[[^\]]+\]\((\S+)\)", made["readme"]["text"])
+        assert ("urls" in made, len(links) > 12, PROJECT["version"]) == (bool(home), bool(home), agac.__version__)
+        assert all(link.startswith(home) for link in links)
+    tag = f"v{agac.__version__}"
+    assert {f"{home}/raw/{tag}/docs/assets/run.svg", f"{home}/blob/{tag}/LICENSE"} < {*links}
+
+
+def test_make_takes_a_python_that_can_make_environments(tmp_path: Path) -> None:
+    debian = tmp_path / "python3.11"  # where python3-venv is not installed
+    debian.write_text(f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1; esac\nexec {sys.executable} "$@"\n', "utf-8")
+    debian.chmod(0o755)
+    (tmp_path / "python3.12").symlink_to(sys.executable)
+    words, path = ["make", "-n", "VENV=nowhere", "nowhere/.installed"], f"{tmp_path}:{os.environ['PATH']}"
+    assert "python3.12 -m venv" in subprocess.check_output(words, cwd=ROOT, env={"PATH": path}, text=True)
+
+
+def test_the_core_is_at_most_80_mb() -> None:
+    sizes = {"agac": sum(path.stat().st_size for path in (ROOT / "agac").rglob("*.py"))}
+    for need in (wanted := [*PROJECT["dependencies"]]):
+        name = re.split(r"[^\w.-]", need)[0].lower().replace("_", "-")
+        if name not in sizes and "extra ==" not in need and any(distributions(name=name)):
+            sizes[name] = sum(file.size or 0 for file in files(name) or ())  # bytecode has no size there
+            wanted += requires(name) or ()
+    assert 60e6 < sum(sizes.values()) < 80e6, sizes
 
 
 def test_the_source_archive_holds_the_tests_and_what_they_need() -> None:
