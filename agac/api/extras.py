@@ -313,9 +313,10 @@ def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
                 made = {path: source for path, source in made.items() if not _stays(folder / path, source, folder)}
         taken = [str(folder / path) for path in made if (folder / path).exists()]
         if taken:
+            command = f"agac init --example {example} NAME" if example else "agac init NAME"
             raise UsageError(
                 f"these files are there already: {', '.join(taken)}",
-                remedy="Choose another folder: agac init NAME. Nothing was written.",
+                remedy=f"Choose another folder: {command}. Nothing was written.",
             )
         try:
             for path, source in made.items():

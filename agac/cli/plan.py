@@ -70,7 +70,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     rows = report.rows
     facts = [counted(rows["total"], "row")]
     facts += [f"{rows['unusable']:,} unusable"] if rows["unusable"] else []
-    facts += [f"{rows['dropped']:,} dropped as repetitions"] if rows["dropped"] else []
+    facts += [f"{rows['dropped']:,} dropped by on_duplicate_id"] if rows["dropped"] else []
     if report.continues is not None:
         run = f"resumes run {report.continues}"
     elif report.compared_with is not None:

@@ -119,7 +119,7 @@ class DelimitedSource(FileSource):
                 except csv.Error as error:
                     ordinal += 1
                     if ordinal > start:
-                        yield self._refused(ordinal, line, _quoting(str(error), line))
+                        yield self._refused(ordinal, line, _quoting(str(error), line, columns))
                     if str(error).startswith((_ENDLESS, _TOO_LARGE)):
                         return  # reading on would only find the rest of what was too long
                     line = reader.line_num + 1
@@ -134,7 +134,11 @@ class DelimitedSource(FileSource):
         try:
             cells = next((cells for cells in reader if cells), None)
         except csv.Error as error:
-            raise UsageError(f"{self._shown}:1: {_quoting(str(error), 1)}", remedy="Mend the header line.") from error
+            with self._opened() as file:
+                after_quotes = re.findall(rb'"([;|\t,])', file.peek(_LOOK_AHEAD).partition(b"\n")[0])
+            signs = b"".join(after_quotes).decode().replace(self._delimiter, "")
+            remedy = "Fix the header line, or name the sign: `delimiter` in the input, --delimiter of `agac data`."
+            raise UsageError(f"{self._shown}:1: {_quoting(str(error), 1, [signs])}", remedy=remedy) from error
         if cells is None:
             raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
         names = tuple(cell.strip() for cell in cells)
@@ -182,7 +186,7 @@ def separator_hint(columns: Sequence[str]) -> str:
     return f"is the file separated by {name}? Say `delimiter: {written}` in the input"
 
 
-def _quoting(error: str, line: int) -> str:
+def _quoting(error: str, line: int, columns: Sequence[str]) -> str:
     if error.startswith("unexpected end of data"):
         return f"a quote that is opened in the record on line {line} is never closed; the file ends inside it"
     if error.startswith("new-line character"):
@@ -191,7 +195,8 @@ def _quoting(error: str, line: int) -> str:
         return f"the line is longer than {MAX_RECORD_BYTES} bytes; nothing after it is read"
     if error.startswith(_TOO_LARGE):
         return f"a value is longer than {MAX_CELL} characters; is its closing quote missing? Nothing after it is read"
-    return f'the quoting is broken ({error}); write a quote inside a quoted value as ""'
+    how = separator_hint(columns) or 'write a quote inside a quoted value as ""'
+    return f"the quoting is broken ({error}); {how}"
 
 
 class TextSource(LineSource):

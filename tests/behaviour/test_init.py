@@ -117,6 +117,6 @@ def test_examples_are_listed_and_are_added_to_a_project_which_stays_as_it_is(tmp
     assert folder.agac("validate", code=0).out == "2 workflows valid: product_reviews, support_triage\n"
     (tmp_path / "prompts/sort.md").write_text("mine", "utf-8")
     refused = folder.agac("init", "--example", "support_triage", code=2)
-    assert "these files are there already: prompts/sort.md" in refused.err
+    assert "prompts/sort.md\n  Choose another folder: agac init --example support_triage NAME." in refused.err
     wrong = folder.agac("init", "--example", "suport_triage", code=2).err
     assert "there is no example 'suport_triage'; did you mean 'support_triage'?" in wrong

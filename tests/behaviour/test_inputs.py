@@ -139,8 +139,9 @@ def test_text_is_read_as_it_was_written(project: ProjectFolder, name: str, keys:
     assert (project.root / "output/w/results.csv").read_bytes().count(b"\xef\xbb\xbf") == 1
 
 
-def test_a_file_with_semicolons_is_told_how_to_be_read_everywhere(project: ProjectFolder) -> None:
-    project.write("data/rows.csv", "id;price\n1;2,50\n2;3\n")
+@pytest.mark.parametrize("table", ["id;price\n1;2,50\n2;3\n", '"id";"price"\n"1";"2,50"\n2;3\n'])
+def test_a_file_with_semicolons_is_told_how_to_be_read_everywhere(project: ProjectFolder, table: str) -> None:
+    project.write("data/rows.csv", table)
     project.write("workflows/w.yml", "input: data/rows.csv\nstages: [{name: a}]\n")
     hint = "is the file separated by ';'? Say `delimiter: \";\"` in the input"
     for words in (["data", "data/rows.csv"], ["validate"], ["plan", "w"], ["run", "w"]):
