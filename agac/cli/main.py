@@ -336,6 +336,9 @@ def _main() -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("agac."):
+            lack = f"agac needs a package that is missing: {error.name} is not installed for {sys.executable}"
+            return _say_known(AgacError(lack, remedy="`agac doctor --install` says what installs it."), context)
         if isinstance(error, OSError) and (error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ):
             raise  # completions are written past the stream
         # a word of the command line whose bytes are not text in the encoding of this environment

@@ -135,15 +135,19 @@ USED_FOR = {
 def print_installation(*, as_json: bool) -> int:
     """What agac needs, and what of it is missing or too old. Exit 1 when agac cannot do without it."""
     found = requirements()
+    if not found:
+        folder = shlex.quote(str(Path(running()["package"]).parent))
+        raise AgacError(f"agac runs from {folder} and is not installed", remedy=f"pip install {folder}")
     lacking = [one for one in found if not one.ok]
     if as_json:
         print_json({**running(), "packages": [{**one._asdict(), "ok": one.ok} for one in found]})
     else:
         rows = [(one.package, one.bounds, one.installed or "none", USED_FOR.get(one.package, "all")) for one in found]
         print_text(f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}")
-    if lacking and not as_json:
-        names = " ".join(f"'{one.package}{one.bounds}'" for one in lacking)
-        print_text(f"Missing, or of another version: pip install {names}")
+    for core, what in ((True, "Missing, or of another version"), (False, "Only for what is said beside it")):
+        names = " ".join(f"'{one.package}{one.bounds}'" for one in lacking if (one.extra is None) is core)
+        if names and not as_json:
+            print_text(f"{what}: pip install {names}")
     return ExitCode.FAILED if any(one.extra is None for one in lacking) else ExitCode.DONE
 
 

@@ -40,7 +40,19 @@ def test_doctor_says_what_is_missing_and_what_installs_it(project: ProjectFolder
     assert ["nowhere", "<3,>=2", "none", "all"] in cells
     assert any(one[:2] == ["click", "<9,>=8"] and one[-1] == "all" for one in cells)
     assert "nothing" not in ran.out
-    assert ran.out.endswith("\nMissing, or of another version: pip install 'aiosqlite>=0.22.1' 'nowhere<3,>=2'\n")
+    missing = "Missing, or of another version: pip install 'aiosqlite>=0.22.1'"
+    assert ran.out.endswith(f"\n{missing}\nOnly for what is said beside it: pip install 'nowhere<3,>=2'\n")
+
+
+def test_a_command_whose_package_is_missing_names_it(project: ProjectFolder, tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError('No', name='pydantic')\n", "utf-8")
+    ran = project.fresh_agac("validate", env={"PYTHONPATH": str(tmp_path)})
+    assert (ran.code, ran.out) == (1, "")
+    assert f"pydantic is not installed for {sys.executable}\n  `agac doctor --install`" in ran.err
+    installed(tmp_path, "agac", "0.1.0")
+    ran = project.fresh_agac("doctor", "--install", env={"PYTHONPATH": str(tmp_path)})
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"error: agac runs from {ROOT} and is not installed\n  pip install {ROOT}\n"
 
 
 def test_doctor_finds_here_what_agac_needs(project: ProjectFolder) -> None:
