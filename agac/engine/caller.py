@@ -406,8 +406,8 @@ class Caller:
                     return reply, error
                 case StopRun():
                     if reply.kind is not FaultKind.FATAL and reply.delay:
-                        pause = f"It asks for a pause of {reply.delay / 60:,.0f} minutes."
-                        reply = replace(reply, message=f"{reply.message} {pause}")
+                        pause = f"it asks for a pause of {reply.delay / 60:,.0f} minutes"
+                        reply = replace(reply, message=f"{reply.message.removesuffix('.')}; {pause}")
                     self._stop_signal.fail(reply)
                     raise RunStopped
                 case RetryAfter(delay, lane):

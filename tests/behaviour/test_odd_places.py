@@ -1,6 +1,7 @@
 """What runs meet in odd places: columns called as agac calls things, files of one name, inputs without end, clocks that
 change, and rows that give orders."""
 
+import csv
 import json
 import sqlite3
 import time
@@ -41,6 +42,13 @@ def test_columns_called_as_agac_calls_things_come_through(project: ProjectFolder
             "replace": {"result": said}, "extend": {**row, "say.result": said}, "update": {**row, "result": said},
             "append": {**row, "say.say": {"result": said}},
         }[merge]  # fmt: skip
+    with (project.root / "output/reviews/results.csv").open(newline="", encoding="utf-8") as file:
+        names, *written = csv.reader(file)
+    with closing(sqlite3.connect(project.root / "data/out.db")) as connection:
+        table = connection.execute("SELECT * FROM t ORDER BY rowid").fetchall()
+    assert len(names) == len(set(names)) == (2 if merge == "replace" else len(OURS) + 2 + (merge != "update"))
+    assert [tuple(cell or None for cell in one) for one in written] == [one[-len(names) :] for one in table]
+    assert merge == "replace" or {*rows[0].values()} - {"result of 1"} <= {*table[0]}
 
 
 def test_files_of_one_name_are_rows_of_their_own(project: ProjectFolder) -> None:

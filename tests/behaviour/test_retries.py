@@ -159,6 +159,14 @@ def test_a_long_wait_is_bounded_and_shown_with_its_end(why: str, project: Projec
     assert "waits" not in project.agac("status", "--json").json["runs"][0]["last_invocation"]
 
 
+def test_a_wait_beyond_all_bounds_stops_the_run_and_is_said_shortly(project: ProjectFolder) -> None:
+    absurd = Step(status=429, headers={"retry-after": "1e308"}, body='{"error": {"message": "Slow down."}}')
+    with project.asking(scripted(absurd)):
+        project.workflow(rows=1, stages=SAY)
+        ran = project.agac("run", "-a", "reviews", code=1)
+    assert "local answered 429: Slow down; it asks for a pause of 1,440 minutes\n" in ran.err
+
+
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])
 def test_the_limits_of_agac_yml_space_calls_out(project: ProjectFolder, limits: dict[str, int]) -> None:
     with project.asking(scripted("ok"), limits=limits) as server:
