@@ -41,6 +41,7 @@ from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
+from agac.store.runs import read_run
 from agac.store.writer import open_database
 
 
@@ -104,7 +105,9 @@ async def gc(
         await refuse_unknown(database, root, workflow)
         cleared = await clear(database, keep_runs, workflow, time.time, dry_run=dry_run)
         if not dry_run:
-            forget(root / INPUTS, max(1, len(cleared.kept)))
+            records = [await read_run(database, line.id) for line in cleared.kept]
+            flags = [one.invocation.body.get("given", {}) for one in records if one and one.invocation]
+            forget(root / INPUTS, {Path(given.get("input", "")).name for given in flags})  # they go on with these
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
 
 

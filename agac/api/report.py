@@ -202,7 +202,7 @@ LOOK_SECONDS = 1.0
 """So often the store is asked for open batches; a provider is asked by the engine alone, at its own pace."""
 
 
-async def show(watch: Watch, run: WatchedRun, database: Database) -> None:
+async def show_progress(watch: Watch, run: WatchedRun, database: Database) -> None:
     """Shows a run until cancelled, with its open batches as the store had them a moment ago."""
 
     async def follow() -> None:
@@ -325,6 +325,13 @@ class RunReport(Report):
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
     project: Path = field(default=Path(), repr=False)
     kind: Any = None
+
+    def __repr__(self) -> str:
+        of, counts = self.summary, self.rows._asdict() | {"rows": self.rows.total}
+        facts = [f"{counts[name]:,} {name}" for name in ("rows", *RowCounts._fields[1:]) if counts[name]] or ["no rows"]
+        facts += [f"exit code {self.exit_code:d}"] + ([f"stopped: {self.stopped}"] if self.stopped else [])
+        facts += [f"results in {of['output']}"] if self.files else []
+        return f"<run {of['run']} of {of['workflow']}: {', '.join(facts)}>"
 
     def results(self) -> Iterator[ResultRow]:
         """The rows of the run as the store has them now, finished or not, in the order of its outputs and with no more

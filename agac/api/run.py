@@ -35,7 +35,7 @@ from agac.api.report import (
     counted_or_estimated,
     exploded,
     report_of,
-    show,
+    show_progress,
     stale_facts,
     uncounted,
 )
@@ -304,7 +304,7 @@ async def walk_through(
             plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages), in_batches,
             exploded=exploded(plan.stages),
         )  # fmt: skip
-        watching = asyncio.ensure_future(show(watch, watched, database))
+        watching = asyncio.ensure_future(show_progress(watch, watched, database))
     try:
         await run_once(database, work, invocation)
     except BaseExceptionGroup as group:

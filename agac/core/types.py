@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from functools import cache
 from operator import attrgetter
 from pathlib import PurePath
+from reprlib import Repr
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 from agac.core.errors import ErrorType, RowError
@@ -216,6 +217,9 @@ Moment = Annotated[float, iso]
 Usd = Annotated[float, usd]
 """An amount of money, rounded where it is printed."""
 
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+
 
 class Report:
     """A dataclass that `--json` prints as an object of its fields, in their order unless JSON_KEYS says otherwise.
@@ -227,6 +231,13 @@ class Report:
 
     __slots__ = ()
     JSON_KEYS: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else dataclass makes one, of pages in a notebook
+
+    def __repr__(self) -> str:
+        shown = (f"{one.name}={_SHORT.repr(getattr(self, one.name))}" for one in fields(self) if one.repr)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""

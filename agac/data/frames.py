@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from asyncio import sleep
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
 from pathlib import PurePath
+from time import monotonic
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
@@ -34,7 +36,10 @@ GivenRows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | Fra
 """Rows as a program gives them: each a mapping of its fields, or a frame's."""
 
 _PIECE = 1_000
-"""So many rows of a frame are turned into dicts at a time, and so many rows are read before others get their turn."""
+"""So many rows of a frame are turned into dicts at a time."""
+
+_TURN_SECONDS = 0.05
+"""So long rows are read before others get their turn, and Ctrl-C: one row of a slow iterator may take longer."""
 
 
 def library(name: str, what: str) -> Any:
@@ -46,16 +51,17 @@ def library(name: str, what: str) -> Any:
 
 async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
     """The rows as lines of JSON: what the same rows in a JSON Lines file are. Raises UsageError for what is no row."""
-    number = 0
+    number, turn = 0, monotonic()
     if isinstance(rows, AsyncIterable):
         async for row in rows:
             yield _line(row, number := number + 1)
-        return
-    for row in _each(rows):
-        yield _line(row, number := number + 1)
-        if number % _PIECE == 0:
-            await sleep(0)
-    if not number and isinstance(rows, Iterator):
+    else:
+        for row in _each(rows):
+            yield _line(row, number := number + 1)
+            if monotonic() - turn > _TURN_SECONDS:
+                await sleep(0)
+                turn = monotonic()
+    if not number and isinstance(rows, Iterator | AsyncIterator):
         remedy = "Give a new one each time, or a list: an empty list is an input without rows."
         raise UsageError(f"{GIVEN}: the iterator has nothing left; it was read before", remedy=remedy)
 
@@ -70,9 +76,11 @@ def _each(rows: Any) -> Iterator[Any]:
         pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
         return (row for piece in pieces for row in piece.to_dict("records"))
     if hasattr(rows, "__arrow_c_stream__"):
-        reader = library("pyarrow", "reading an Arrow stream").RecordBatchReader.from_stream(rows)
-        return (row for batch in reader for row in batch.to_pylist())
-    if isinstance(rows, Mapping | bytes) or not isinstance(rows, Iterable):
+        arrow = library("pyarrow", "reading an Arrow stream")
+        with suppress(arrow.ArrowInvalid):  # a column alone
+            reader = arrow.RecordBatchReader.from_stream(rows)
+            return (row for batch in reader for row in batch.to_pylist())
+    if isinstance(rows, Mapping | bytes) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
         remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)
@@ -84,7 +92,7 @@ def _line(row: Any, number: int) -> str:
         raise UsageError(what, remedy="Give each row as a dict.")
     try:
         return json.dumps(_plain(row), ensure_ascii=False) + "\n"
-    except (TypeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         remedy = "Rows hold texts, numbers, dates, lists and dicts; turn other values into one of these."
         raise UsageError(f"{GIVEN}: row {number}: {error}", remedy=remedy) from None
 
@@ -104,6 +112,8 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, Decimal | UUID | PurePath | timedelta):
         return str(value)
+    if (kind := str(getattr(value, "dtype", ""))) in ("datetime64[ns]", "timedelta64[ns]"):  # else numbers come out
+        value = value.astype(kind.replace("ns", "us"))
     for method in ("isoformat", "tolist"):  # dates and times; what numpy holds
         if hasattr(value, method):
             return _plain(getattr(value, method)())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -169,11 +169,11 @@ async def keep_rows(rows: GivenRows, folder: Path) -> Path:
         kept.abort()
 
 
-def forget(folder: Path, but: int = 1) -> None:
-    """Removes what was piped in before the last `but` times."""
-    if folder.is_dir():
-        kept = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_mtime)
-        for path in kept[: len(kept) - but]:
+def forget(folder: Path, needed: Collection[str]) -> None:
+    """Removes what was kept of inputs, but the files of these names and the last one."""
+    kept = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-1]:
+        if path.name not in needed:
             path.unlink(missing_ok=True)
 
 

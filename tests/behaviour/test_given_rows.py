@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,15 @@ def test_a_program_that_was_killed_goes_on_with_the_same_rows(project: ProjectFo
 
 
 def test_rows_that_can_be_read_once_are_kept_in_flat_memory(tmp_path: Path) -> None:
-    def rows(count: int) -> Iterator[dict[str, str]]:
-        return ({"id": str(n), "text": "x" * 200} for n in range(count))
+    def rows(size: int) -> Iterator[dict[str, str]]:
+        return ({"id": str(n), "text": "x" * 200} for n in range(size))
 
-    def peak(count: int) -> int:
+    def peak(size: int) -> int:
         tracemalloc.start()
-        path = asyncio.run(keep_rows(rows(count), tmp_path))
+        path = asyncio.run(keep_rows(rows(size), tmp_path))
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert path.stat().st_size > count * 200
+        assert path.stat().st_size > size * 200
         return found
 
     assert peak(20_000) < peak(4_000) + 100_000
@@ -113,21 +114,41 @@ def test_values_are_what_a_parquet_file_would_give(tmp_path: Path) -> None:
     frame = pandas.DataFrame({
         "n": pandas.array([1, None], "Int64"), "f": [0.5, float("nan")], "b": pandas.array([True, None], "boolean"),
         "t": pandas.to_datetime(["2026-05-01 10:00", None]), "c": pandas.Categorical(["x", None]),
-        "l": [numpy.array([1, 2]), None], "d": [Decimal("1.50"), Decimal("NaN")], "o": [({"a": float("nan")},), None],
+        "l": [numpy.array([1, 2]), numpy.datetime64("NaT", "ns")], "d": [Decimal("1.50"), Decimal("NaN")],
+        "o": [({"a": float("nan")},), None], "s": [numpy.array(["2026-05-01"], "datetime64[ns]"), None],
     })  # fmt: skip
     lines = asyncio.run(keep_rows(frame, tmp_path)).read_text().splitlines()
     assert json.loads(lines[0]) == {
         "n": 1, "f": 0.5, "b": True, "t": "2026-05-01T10:00:00", "c": "x", "l": [1, 2], "d": "1.50", "o": [{"a": None}],
+        "s": ["2026-05-01T00:00:00"],
     }  # fmt: skip
-    assert json.loads(lines[1]) == dict.fromkeys("nfbtcldo")
-    with pytest.raises(agac.UsageError, match="two columns have the same name"):
-        asyncio.run(keep_rows(pandas.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path))
+    assert json.loads(lines[1]) == dict.fromkeys("nfbtcldos")
+    twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
+    for rows, message in (twice, "two columns have the same name"), (twice.loc[0], "no rows, but of type Series"):
+        with pytest.raises(agac.UsageError, match=message):
+            asyncio.run(keep_rows(rows, tmp_path))
+
+
+async def test_a_slow_iterator_lets_others_have_their_turn_and_leaves_no_file_when_it_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        asyncio.get_running_loop().call_soon(reading.cancel)
+        yield from ({"id": str(n)} for n in range(10))
+
+    monkeypatch.setattr("agac.data.frames.monotonic", count().__next__)  # a row takes a second
+    reading = asyncio.ensure_future(keep_rows(rows(), tmp_path))
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not list(tmp_path.iterdir())
 
 
 REFUSED: list[tuple[Any, str]] = [
     ({"id": "1"}, "the input is no rows, but of type dict"),
     (7, "the input is no rows, but of type int"),
     (iter([]), "rows from Python: the iterator has nothing left; it was read before"),
+    (each([]), "rows from Python: the iterator has nothing left; it was read"),
+    ([{"id": "1", "n": 10**5000}], "rows from Python: row 1: Exceeds the limit (4300 digits)"),
     ([{"id": "1"}, "text"], "rows from Python: row 2 is of type str"),
     ([{"id": {3}}], "rows from Python: row 1: JSON cannot hold {3}, a set"),
     ([{0: "a"}], "rows from Python: row 1: the name 0 of a field is no text"),

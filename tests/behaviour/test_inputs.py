@@ -239,6 +239,11 @@ def test_gc_drops_what_was_piped_in_for_runs_that_are_not_kept(project: ProjectF
     assert project.agac("gc", "--keep-runs", "1").code == 0
     [kept] = (project.root / ".agac/inputs").iterdir()
     assert b"x-2,x" in kept.read_bytes()
+    for n in "ab":  # and what no run has read
+        assert project.piped(f"id,text\n{n},x\n".encode(), "plan", "-a", "reviews").code == 0
+    assert project.agac("gc", "--keep-runs", "1").code == 0
+    assert len(list((project.root / ".agac/inputs").iterdir())) == 2
+    assert kept.is_file()
 
 
 def test_a_sample_is_the_same_every_time_and_goes_to_the_preview(project: ProjectFolder) -> None:

@@ -51,11 +51,16 @@ async def test_functions_work_with_and_without_await_where_a_loop_runs(project: 
     project.workflow(rows=ROWS)
     root = project.root
     assert agac.plan("reviews", project=root).calls == (await agac.aplan("reviews", project=root)).calls == ROWS
-    assert agac.run("reviews", project=root).exit_code is ExitCode.DONE
+    done = agac.run("reviews", project=root)
+    assert done.exit_code is ExitCode.DONE
+    assert repr(done) == "<run 1 of reviews: 12 rows, 12 done, exit code 0, results in output/reviews>"
     assert (await agac.arun("reviews", project=root)).invocation["calls"] == 0
     assert agac.status(project=root) == await agac.astatus(project=root)
     assert agac.graph("reviews", project=root).mermaid() == (await agac.agraph("reviews", project=root)).mermaid()
-    (row,) = agac.inspect("last", "r-3", project=root).rows or ()
+    (row,) = (looked := agac.inspect("last", "r-3", project=root)).rows or ()
+    assert all(
+        len(repr(report)) < 1_000 for report in (looked, agac.plan("reviews", project=root), agac.status(project=root))
+    )
     assert row["state"] == "done"
     assert server.account()["charged"] == ROWS
     with pytest.raises(agac.UsageError, match="no batch was submitted"):  # exceptions come as they are
