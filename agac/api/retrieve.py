@@ -150,7 +150,7 @@ async def _retrieved(
     done = after.finished_at is not None or (newer is not None and summed is None)
     moved = invocation.batches.moved or (before.revision, before.finished_at) != (after.revision, after.finished_at)
     if summed is None and newer is not None:
-        message = "its batches are in"
+        message = f"the batches of run {before.id} are in"
     elif done:
         message = "all rows have an outcome"
     elif summed is not None:

@@ -185,7 +185,7 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         if waiting_for:
             yield f"Run {number} is retrying: {waiting_for}"
     elif newer := run.get("replaced_by"):
-        yield f"Replaced by run {newer}. See it with: agac status {newer}"
+        yield f"Run {number} was replaced by run {newer}. See it with: agac status {newer}"
     elif run["state"] in ("waiting", "killed") and batches and not unsent:
         what = counted(batches["batches"], "open batch", "open batches")
         counts = f"{batches['done']:,} done, {batches['failed']:,} failed of {counted(batches['requests'], 'request')}"

@@ -386,14 +386,17 @@ async def left_rows(
     is there. None where there is nothing to compare: the run is a selection, there are no results, another store or
     workflow wrote them, or the input was not touched since they were made."""
     results = folder / "results.jsonl"
-    if plan.selection.partial or not (results.is_file() and results.stat().st_size):
+    if plan.selection.partial or not results.is_file():
         return None
     kept, told = read_summary(folder, f"summary.{PREVIOUS}.json"), read_summary(folder)
+    full = results.stat().st_size > 0
+    if not (full or kept):
+        return None
     if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
         return None
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
-    if not ids:
+    if full and not ids:
         held = told.rows if told is not None else 0
         return LeftRows(held, held, empty=True)
     shown, there = kept or told, 0

@@ -62,6 +62,11 @@ def test_an_input_may_be_empty_where_the_workflow_says_so(finished: ProjectFolde
     assert contents(finished)["results.jsonl"] == b""
     assert len(finished.envelopes(file="results.previous.jsonl")) == 10
     assert finished.query("SELECT count(*) FROM run") == [(1,)]  # the key makes no other run
+    workflow(finished)
+    finished.agac("run", "-a", "reviews", code=0)  # nothing is left to be taken away
+    finished.numbered(5)
+    finished.agac("run", "-a", "reviews", code=0)
+    assert previous(finished) == []
 
 
 def test_an_empty_input_that_takes_nothing_away_is_no_error(project: ProjectFolder, server: Server) -> None:

@@ -176,7 +176,7 @@ class TestStatusOfARun:
         project.run(project.workflow(stages=TWO))
         found = {n: agac.status(run=n, project=project.root).runs[0]["replaced_by"] for n in (1, 2, 3)}
         assert found == {1: 3, 2: None, 3: None}
-        assert "Replaced by run 3. See it with: agac status 3\n" in project.agac("status", "1").out
+        assert "was replaced by run 3. See it with: agac status 3\n" in project.agac("status", "1").out
 
     def test_what_does_not_exist_is_told_alike_by_every_command(self, project: ProjectFolder) -> None:
         project.numbered(3)
