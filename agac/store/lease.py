@@ -65,8 +65,9 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
     for _, holder, heartbeat_at in writer.execute(sql("lease_read"), (workflow,)).fetchall():
         age = now - heartbeat_at
         if is_alive(holder, age):
+            who = "this process already" if holder == this_process() else "another process"
             raise LeaseHeld(
-                f"workflow {workflow!r} is being run by another process ({shown(holder)}, "
+                f"workflow {workflow!r} is being run by {who} ({shown(holder)}, "
                 f"last sign of life {max(age, 0):.0f} s ago)",
                 remedy="wait for it to end, or stop it; if it hangs it is taken over "
                 f"{STALE_SECONDS:.0f} s after its last sign of life",

@@ -259,7 +259,7 @@ def test_a_superseded_run_is_only_harvested(project: BatchProject, named: list[s
     for ingested in (True, False):
         ran = project.agac("batch", "retrieve", *(named if ingested else ["1"]), code=0)
         assert ran.out.startswith("Retrieved batch 1 (") is ingested
-        assert "The batches of run 1 are in; run 1 was superseded by run 2: nothing more is sent for it, and no output was replaced." in ran.err
+        assert "The batches of run 1 are in; run 1 was superseded by run 2: nothing more is sent" in ran.err
     assert (project.steps(), project.charged()) == (["CLEANED"], (1, 30))
     assert (project.output(), project.output(file="summary.json")) == written
     assert "Run 1 was replaced by run 2. See it with: agac status 2\n" in project.agac("status", code=0).out

@@ -214,7 +214,7 @@ def test_a_server_without_batches_is_no_dead_end(no_batches: Canned, project: Pr
     assert "run it with --run-mode sync, or write run_mode: sync" in ran.err
     assert commands(ran) == [["run", "-a", "reviews"]], "nothing is to be retrieved"
     for look in (["batch", "status"], ["batch", "list"]):
-        assert "Does http" in project.agac(*look, code=0).out, "the reason is kept"
+        assert ". Does http" in project.agac(*look, code=0).out, "the reason is kept"
     status = project.agac("status")
     assert "Run 1 stopped: local answered 404" in status.out
     assert commands(status) == [["run", "-a", "reviews"]]

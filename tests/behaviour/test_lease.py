@@ -1,5 +1,6 @@
 """One process at a time works on a workflow, and a dead or sleeping one is no obstacle."""
 
+import os
 import signal
 import subprocess
 import time
@@ -22,6 +23,9 @@ from support.processes import (
 )
 from support.project import ProjectFolder
 from support.server import Faulty, Server
+
+from agac.core.errors import LeaseHeld
+from agac.store.lease import this_process
 
 WIDE = 8
 FIRST = 20
@@ -156,6 +160,9 @@ def test_a_holder_on_another_machine_is_believed_until_it_falls_silent(
     killed(holder)
     edit(project, "UPDATE lease SET holder = 'elsewhere boot 4711 1', heartbeat_at = ?", time.time())
     assert "process 4711 on elsewhere" in project.agac("run", "-a", "reviews", code=1).err
+    edit(project, "UPDATE lease SET holder = ?", this_process())
+    with pytest.raises(LeaseHeld, match=f"is being run by this process already \\(process {os.getpid()}"):
+        project.run()
     edit(project, "UPDATE lease SET heartbeat_at = heartbeat_at - 3600")
     takes_over(project, server)
 

@@ -10,6 +10,7 @@ import sqlite3
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.batchcase import APIS, ROWS, STAGE, BatchCase, Start, assert_ended
@@ -287,6 +288,19 @@ def test_results_that_are_half_taken_in_are_counted_once(moment: str, case_at: S
     assert case.project.query(summed) == [(1100, asked, answered, dollars)]
     ((counts, cost),) = case.project.query("SELECT counts, cost FROM batch")
     assert (json.loads(counts)["done"], cost) == (1100, dollars)
+
+
+@pytest.mark.parametrize("prices", [{}, {"prices": {"small": {"input": 1.0, "output": 10.0}}}])
+def test_a_batch_that_is_half_taken_in_tells_all_its_cost(prices: dict[str, Any], case_at: Start) -> None:
+    """What is held for lines that never came is part of it; and no price is not a price of 0."""
+    case = case_at("openai", {"kind": "batch_omit", "lines": [2, 5], "at": [1]})
+    case.connect("openai", **prices)
+    case.submit()
+    case.killed("journal.ingested.before", "batch", "retrieve")
+    case.finish("run")
+    told = case.project.query("SELECT sum(cost), count(*) - count(cost) FROM batch")
+    spent = case.project.query("SELECT sum(cost + held_cost) FROM counter")[0][0]
+    assert told == ([(pytest.approx(spent), 0)] if prices else [(None, 2)])
 
 
 @pytest.mark.parametrize("moment", few(["before:1", "amid:1", "after:1", "before:2", "amid:2", "after:2"], 2, 1))

@@ -128,8 +128,9 @@ async def ingest(
     await reader.without_line()
     if context.budget is not None and record.run_id == context.run:
         context.budget.ingested(record.id, reader.real)
-    fresh = reader.real.usd - taken.real.usd
-    cost_usd = None if reader.unpriced and not reader.real.usd else (record.cost or 0.0) + fresh
+    spent = (record.cost or 0.0) + reader.real.usd - taken.real.usd  # earlier chunks, perhaps of a killed process
+    unpriced = reader.unpriced or (counts["done"] and not record.priced)
+    cost_usd = None if unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
@@ -198,7 +199,7 @@ class ResultReader:
         """Commits what was read, as calls of the invocation that asked them."""
         record = self.record
         write, self.write = self.write, WriteBatch()
-        spent = sum(a.call.cost or 0.0 for a in write.attempts)
+        spent = sum((a.call.cost or 0.0) + a.call.held_usd for a in write.attempts)
         counts = canonical({kind: self.counts[kind] for kind in OF_TASKS}) if not self.late else None
 
         def further(writer: sqlite3.Connection) -> None:
