@@ -69,8 +69,8 @@ class ActiveRow(RowProgress):
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
     `part` of a large group is a call of the group's stage, and no row of it. `resumed`: walked on from where it waited,
-    so that what failed meanwhile is not asked again; `ready` is what came of its tasks in batches since it was last
-    walked.
+    so that what failed meanwhile is not asked again, and `again` if this invocation left it there, and has counted what
+    it came to; `ready` is what came of its tasks in batches since it was last walked.
     """
 
     prior: dict[int, PriorTask] = field(default_factory=dict)
@@ -83,6 +83,7 @@ class ActiveRow(RowProgress):
     since: float = 0.0
     part: bool = False
     resumed: bool = False
+    again: bool = False
     ready: Ready = field(default_factory=dict)
 
     def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:

@@ -229,17 +229,17 @@ class Settler:
             settled_as, note = Outcome.DROPPED, canonical({"python": function, "values": {}})
         if asked:
             self._stops.answered(stage.name)
+        prior, agreement = row.prior.get(stage.index), voted.agreement if voted else None
+        stored = (prior.result_id, prior.fingerprint, prior.agreement) if prior is not None and not asked else None
+        known = bool(result.id) and stored == (result.id, result.fingerprint, agreement)
         totals.tasks_done += asked
-        totals.tasks_reused += not asked
-        if not row.part:
+        totals.tasks_reused += not asked and not (known and row.again)
+        if not (row.part or (known and row.again)):
             own.done += settled_as is Outcome.DONE
             own.reused += settled_as is Outcome.REUSED
             own.dropped += leaves
-        prior, agreement = row.prior.get(stage.index), voted.agreement if voted else None
-        if not asked and prior is not None and result.id:
-            stored = (prior.result_id, prior.fingerprint, prior.agreement)
-            if stored == (result.id, result.fingerprint, agreement):
-                return  # the store says this of the task already
+        if known:
+            return  # the store says this of the task already
         self._earlier_ends.pop(row.new.key, None)
         self._uncount(row, stage, prior)
         batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).count += 1
@@ -253,10 +253,13 @@ class Settler:
     def not_asked(self, row: ActiveRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
         """A stage that asks nothing and keeps nothing is done; or a guard said no: the row goes on without the stage
         (skipped) or leaves there (dropped). `note` makes JSON with the guard and its values."""
-        self._uncount(row, stage, row.prior.get(stage.index))
+        prior = row.prior.get(stage.index)
+        self._uncount(row, stage, prior)
         self._forget_replicas(row, stage)
         self._ledger.batch.tally((stage.name, outcome.value, "", "")).count += 1
         self._add(row, stage, outcome, note=note() if note else None)
+        if row.again and prior is not None and prior.outcome is outcome:
+            return  # it was counted before
         own = self._totals.stages[stage.name]
         own.done += outcome is Outcome.DONE
         own.skipped += outcome is Outcome.SKIPPED
@@ -292,7 +295,7 @@ class Settler:
         self._earlier_ends.pop(new.key, None)
         own = self._totals.stages[stage.name]
         own.last_error = (error, new.row.id)
-        if not row.part:
+        if not row.part and (anew or not row.again):
             own.failed += 1
             self._totals.failed_for_good += counts and failures == FURTHER_RUNS + 1
 

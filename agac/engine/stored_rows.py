@@ -87,6 +87,7 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
                 new = NewRow.of(one)
                 row = context.taken_up(new, context.preparer.view(new.row.data), tasks, resumed=True)
                 context.go_on_as_retry(row, one.seen)
+                row.again = again
                 found.append(row)
             yield found
 

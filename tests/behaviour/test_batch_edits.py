@@ -9,6 +9,7 @@ from support.processes import kill_at
 from support.server import Server
 
 import agac
+from agac.api.report import WatchedRun
 from agac.spec.json_schema import compiled
 
 SECONDS = 100
@@ -107,6 +108,21 @@ def test_who_was_asked_is_done_whichever_equal_row_comes_first(project: BatchPro
     found = project.query("SELECT row_id FROM v_results WHERE stage = 'b' AND outcome = 'done' ORDER BY 1")
     assert found == [("r-3",), ("r-4",)]
     assert (report.invocation["tasks_collapsed"], project.charged()) == (2, (1, 4))
+
+
+def test_a_row_that_goes_on_after_its_batch_is_counted_once(batches_at: Make) -> None:
+    """While a command waits: a stage before it shows no 20 of 10 rows, and no answer was reused by that."""
+    seen: list[WatchedRun] = []
+
+    async def watch(watched: WatchedRun) -> None:
+        seen.append(watched)
+
+    project, keep = batches_at(), {"name": "keep", "filter": "id != 'r-1'"}
+    project.batched(keep, A | {"run_mode": "sync"}, B | {"when": "id != 'r-2'"}, {**A, "name": "c", "prompt": "C ${b}"})
+    report = agac.run("reviews", agac.RunOptions(wait=True), project=project.root, progress=watch)
+    counts = [(one.done, one.reused, one.skipped, one.dropped) for one in seen[0].invocation.totals.stages.values()]
+    assert counts == [(9, 0, 0, 1), (9, 0, 0, 0), (8, 0, 1, 0), (9, 0, 0, 0)]
+    assert report.invocation["tasks_reused"] == 0
 
 
 def test_new_rows_join_without_a_question(project: BatchProject, server: Server) -> None:
