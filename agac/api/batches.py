@@ -121,8 +121,11 @@ async def batch_lines(
 
 def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
     """What can be done, each with its command; `again` resumes the run."""
+    resubmit = f"send its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
     if one.state == BatchStep.NEEDS_HUMAN and one.provider_id is not None:
-        return f"send its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
+        return resubmit
+    if one.state == BatchStep.TERMINAL and one.note:  # what was in the way of its results
+        return f"take it with: agac batch retrieve; if its results are gone for good, {resubmit}"
     if one.state == BatchStep.NEEDS_HUMAN:
         return (
             f"look for it in the provider's list of batches; where it is: agac doctor --adopt ID --batch-id {one.id}; "

@@ -322,7 +322,8 @@ async def doctor(
 async def _decided(opened: Project, database: Database, adopt: str | None, named: str | None) -> Finding:
     """Applies a user's decision on a batch that could not be found."""
     stored = await batches.batches(database, named=named)
-    undecided = [one for one in stored if one.state == BatchStep.NEEDS_HUMAN]
+    waits = {BatchStep.NEEDS_HUMAN, BatchStep.TERMINAL if named and adopt is None else None}
+    undecided = [one for one in stored if one.state in waits]
     if not undecided:
         which = f"batch {named}" if named is not None else "no batch"
         raise UsageError(f"{which} waits for {'no' if named else 'a'} decision", remedy="`agac doctor` lists them")

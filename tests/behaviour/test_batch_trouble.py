@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.batchcase import APIS, ROWS, Start, assert_ended
+from support.batched import store
 from support.batchrun import Make, advance
 from support.canned import Answer, Canned, canned, completion
 from support.processes import ended, interrupt, wait_until
@@ -165,6 +166,20 @@ def test_results_that_are_no_longer_kept_are_not_asked_for_again(
     assert case.run().code == 75
     assert case.account()["posts"] == 1
     assert_ended(case.agac("doctor", "--resubmit"))
+    case.finish("retrieve")
+    case.assert_whole(creates=2, twice=ROWS)
+
+
+def test_results_that_cannot_be_fetched_are_no_dead_end(case_at: Start) -> None:
+    """As after a backup was put back that knows of files which were deleted since: `batch status` says the way out."""
+    case = case_at("anthropic")
+    case.submit()
+    case.killed("provider.download.before", "batch", "retrieve")
+    with store(case.project) as database:
+        database.execute("UPDATE batch SET note = 'its results could not be fetched: local answered 404'")
+    way_out = commands(case.agac("batch", "status", code=0))[-1]
+    assert way_out == ["doctor", "--resubmit", "--batch-id", "1"]
+    case.agac(*way_out, code=0)
     case.finish("retrieve")
     case.assert_whole(creates=2, twice=ROWS)
 

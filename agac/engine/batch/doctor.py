@@ -230,6 +230,8 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
 
 async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     """A user says that the batch or its results are lost: its requests are sent again."""
+    if record.state == BatchStep.TERMINAL:  # its results cannot be fetched
+        record = await context.journal.step(record, BatchStep.NEEDS_HUMAN, record.note)
     after = await context.journal.release(record, "batch", "its user chose to send its requests again")
     forget_files(context, after)
     await clean_up(context)
