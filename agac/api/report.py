@@ -37,7 +37,7 @@ from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.providers.provider import Provider
-from agac.spec.graph import StageNode, homes, levels_of
+from agac.spec.graph import StageNode, descent, homes, levels_of
 from agac.spec.workflow import Workflow
 from agac.store import batches, runs
 from agac.store.batches import BatchCount, BatchStep, batches_alike, read_batch, rows_in_batches
@@ -94,8 +94,8 @@ class WatchedRun:
     """A run while its rows are worked on. `count_rows` reads the input for a moment, or gives None when that would
     take long; it may be called in a thread. `upstream`: the stages that are upstream of each, by name; how many rows
     come to the `uncounted` ones is not known before they are made; those `in_batches` are asked so; `batches` are the
-    open ones as last seen. `exploded` are stages that children of the input's rows come to, with the position of the
-    stage that made those, and `children` what `count_children` last gave."""
+    open ones as last seen. `exploded` are stages that children of lists come to, with the positions of the stages that
+    made those and their parents, and `children` what `count_children` last gave."""
 
     workflow: str
     invocation: Invocation
@@ -105,7 +105,7 @@ class WatchedRun:
     uncounted: Collection[str] = ()
     in_batches: Collection[str] = ()
     batches: list[BatchCount] = field(default_factory=list)
-    exploded: Mapping[str, int] = field(default_factory=dict)
+    exploded: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     children: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def snapshot(self, counted: RowCount | None = None) -> Snapshot:
@@ -155,17 +155,18 @@ def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
     return frozenset(one.name for one in made)
 
 
-def exploded(stages: Sequence[StageNode]) -> dict[str, int]:
-    """The stages that children of lists in rows of the input come to, with the position of the stage that made those;
-    none where a function may give other rows."""
-    levels, known = levels_of(stages).by_origin, all(stage.makes != "rows" for stage in stages)
-    makers = [maker.index for maker in levels[None].makers if maker.makes == "items" and known]
-    return {stage.name: origin for origin in makers for stage in levels[origin].stages}
+def exploded(stages: Sequence[StageNode]) -> dict[str, tuple[int, int | None]]:
+    """The stages that children of lists come to, with the positions of the stages that made those, and that made the
+    rows with the lists; None: they are the input's. None of them where a function may give other rows."""
+    levels, known = levels_of(stages), all(stage.makes != "rows" for stage in stages)
+    above = {one.index: level.origin for level in levels.all for one in level.makers if one.makes == "items" and known}
+    lists = [origin for origin in above if {level.index for level in descent(stages, stages[origin])} <= above.keys()]
+    return {stage.name: (origin, above[origin]) for origin in lists for stage in levels.by_origin[origin].stages}
 
 
 async def count_children(run: WatchedRun, database: Database) -> None:
-    """Once no row of the input is open, so that all children are there: of each stage that they come to, how many were
-    settled there before this invocation, and how many come to it in all."""
+    """Once no row is open of which they are made, so that all children are there: of each stage that they come to, how
+    many were settled there before this invocation, and how many come to it in all."""
     invocation, totals, tasks = run.invocation, run.invocation.totals, Counter[tuple[str, str]]()
     if invocation.ledger is None or not totals.all_read or totals.settled < totals.seen or totals.rows_parked:
         return
@@ -173,12 +174,16 @@ async def count_children(run: WatchedRun, database: Database) -> None:
     made, counts = await made_counts(database, invocation.run), await runs.counters(database, invocation.run)
     for one in counts:
         tasks[one.stage, one.outcome] += one.tasks
-    for name, origin in run.exploded.items() if not runs.row_counts(counts)["open"] else ():
-        rows, level = present(made, origin), [one for one, other in run.exploded.items() if other == origin]
-        if rows["failed"] > sum(totals.stages[one].failed for one in level):
-            continue  # some of an earlier invocation, which may be tried again
-        above = [one for one in level if one in run.upstream[name]]
-        never = sum(tasks[one, outcome] for one in above for outcome in (Outcome.FAILED, Outcome.DROPPED))
+    growing: set[int | None] = {None} if runs.row_counts(counts)["open"] else set()
+    for name, (origin, above) in run.exploded.items():
+        rows, level = present(made, origin), [one for one, (other, _) in run.exploded.items() if other == origin]
+        retried = rows["failed"] > sum(totals.stages[one].failed for one in level)  # in an earlier invocation
+        if rows["open"] or retried or above in growing:
+            growing.add(origin)
+        if retried or above in growing:
+            continue
+        above_here = [one for one in level if one in run.upstream[name]]
+        never = sum(tasks[one, outcome] for one in above_here for outcome in (Outcome.FAILED, Outcome.DROPPED))
         settled = sum(tasks[name, outcome] for outcome in Outcome)
         total = settled + min(rows["open"], rows["present"] - never - settled)
         run.children[name] = settled - totals.stages[name].settled, total

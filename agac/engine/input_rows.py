@@ -20,7 +20,7 @@ from agac.engine.invocation import InvocationContext, InvocationRef
 from agac.plan.plan import Plan
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batches import project_token
-from agac.store.db import Database
+from agac.store.db import Database, write
 from agac.store.records import PRESENT, NewRow
 from agac.store.rows import (
     WALKED,
@@ -167,7 +167,7 @@ NEVER = 1 << 62
 
 
 class InputRows:
-    """One pass over the input. Iterate `active_rows`, then call `finish` when all of it was read."""
+    """One pass over the input. What it no longer holds leaves as soon as its end is read, while rows are at work."""
 
     def __init__(self, context: InvocationContext) -> None:
         self._context, self._ledger, self._settler = context, context.ledger, context.settler
@@ -181,6 +181,7 @@ class InputRows:
 
     async def active_rows(self) -> AsyncGenerator[list[ActiveRow], None]:
         """The rows that need work, some hundred at a time, each stored before it is given out."""
+        await write(self._db, "run_reading", None, self._run)
         if self._numbered:
             self._stored_last = await last_number(self._db, self._run)
         with closing(Scratch()) if self._on_duplicate == "last" else nullcontext() as scratch:
@@ -191,6 +192,8 @@ class InputRows:
                 chunk = await asyncio.to_thread(read_chunk, rows)
                 if not chunk:
                     self._totals.all_read = True
+                    await self._finish()
+                    await write(self._db, "run_reading", self._context.work.clocks.wall(), self._run)
                     return
                 first, self._last = self._last + 1, chunk[-1].row.ordinal
                 last: set[int] = set()
@@ -203,7 +206,7 @@ class InputRows:
                 if active_rows:
                     yield active_rows
 
-    async def finish(self) -> None:
+    async def _finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
         moved = NEVER if self._matcher.moved_from is None else self._matcher.moved_from
         while leaving := await leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):

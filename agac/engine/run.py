@@ -111,7 +111,7 @@ class RowWalk:
         """The rows of the input, or those of the store that a retry chose or for which a batch brought something, and
         then those that stages made of them."""
         context = self.context
-        work, places, stop_signal = context.work, context.places, context.stop_signal
+        work, stop_signal = context.work, context.stop_signal
         if batches is not None:
             await self._expect_calls(0)
             await self.until_stopped(batches.recover())
@@ -124,11 +124,7 @@ class RowWalk:
         if work.retry is not None:
             await self._from(retried_rows(context, work.retry))
         else:
-            await write(places.database, "run_reading", None, places.run)
             await self._from(input_rows.active_rows())
-            if not stop_signal.stopped.is_set():
-                await input_rows.finish()
-                await write(places.database, "run_reading", work.clocks.wall(), places.run)
         await self._derived_rows()
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:

@@ -297,14 +297,14 @@ def test_the_number_of_children_is_shown_once_all_parents_have_ended_and_never_b
     """Of four children one fails at the first of their two stages. The second parent answers once children of the first
     were seen to end, and its own children once the total was seen. Then the failed one is tried again."""
     monkeypatch.setattr(report, "LOOK_SECONDS", 0.01)
-    go_on = {"plan b": threading.Event(), "one:b1": threading.Event()}
+    go_on = {text: threading.Event() for text in ("plan b", "one:b1", "deep 22")}
     go_on["one:b2"] = go_on["one:b1"]
-    shown: dict[str, list[tuple[int, int | None]]] = {"one": [], "two": []}
+    shown: dict[str, list[tuple[int, int | None]]] = {"one": [], "two": [], "deep": []}
 
     def answer(text: str) -> Step:
         assert text not in go_on or go_on[text].wait(SLOW_WAIT)
         parts = json.dumps({"parts": [f"{text[-1]}1", f"{text[-1]}2"]})
-        return Step(parts if text.startswith("plan") else text, finish="length" if text in bad else "stop")
+        return Step(parts if text[:4] in ("plan", "two:") else text, finish="length" if text in bad else "stop")
 
     async def watch(run: WatchedRun) -> None:
         while True:
@@ -315,22 +315,27 @@ def test_the_number_of_children_is_shown_once_all_parents_have_ended_and_never_b
                 go_on["plan b"].set()
             if total is not None or len(shown["two"]) > looks:
                 go_on["one:b1"].set()
+            if shown["deep"] and (shown["deep"][-1][1] is not None or len(shown["two"]) > looks):
+                go_on["deep 22"].set()
             await asyncio.sleep(0.01)
 
     plan = {"name": "plan", "prompt": "plan ${id}", "output_schema": {"parts": "string[]"}}
     one = {"name": "one", "explode": "plan.parts", "prompt": "one:${item}", "repair": 0}
-    two = {"name": "two", "needs": "one", "prompt": "two:${item}"}
-    project.workflow(rows=[{"id": "a"}, {"id": "b"}], stages=[plan, one, two], stop_loss=False)
+    two = {"name": "two", "needs": "one", "prompt": "two:${item}", "output_schema": {"parts": "string[]"}}
+    deep = {"name": "deep", "explode": "two.parts", "prompt": "deep ${item}"}
+    project.workflow(rows=[{"id": "a"}, {"id": "b"}], stages=[plan, one, two, deep], stop_loss=False)
     with answering(answer, project):
         bad, looks = ["one:b1"], 1_000
         agac.run("reviews", project=project.root, progress=watch)
         assert {total for settled, total in shown["one"] if settled < 2} <= {None}
         assert {total for _, total in shown["one"]} == {None, 4}
         assert {total for _, total in shown["two"]} in ({None, 4}, {None, 4, 3})
-        bad, looks, shown = [], 40, {"one": [], "two": []}
+        assert {total for _, total in shown["deep"]} == {None, 6}, "a child that failed has none"
+        bad, looks, shown = [], 40, {"one": [], "two": [], "deep": []}
         go_on["one:b1"].clear()
         agac.run("reviews", project=project.root, progress=watch)
         assert {total for _, total in shown["two"]} <= {None, 4}
+        assert {total for _, total in shown["deep"]} <= {None, 8}
 
 
 def test_status_says_whether_more_children_may_come(project: ProjectFolder) -> None:
@@ -350,6 +355,9 @@ def test_status_says_whether_more_children_may_come(project: ProjectFolder) -> N
         refused.clear()
         project.run(until="plan")
         assert "  one: 4 child rows, 0 done, 4 open\n" in project.agac("status", "last").out
+        refused.append("b:y")
+        project.run(concurrency=1, fresh=True)
+        assert "  one: 4 child rows, 3 done, 1 open\n" in project.agac("status", "last").out, "while they are asked"
 
 
 def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder) -> None:
