@@ -28,10 +28,11 @@ from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageErr
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
+from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
-from agac.spec.inputs import DELIMITED, INPUTS, format_of, free_input, unused_keys
+from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
@@ -193,8 +194,8 @@ def show_data(
 ) -> DataReport:
     """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed.
 
-    The first `rows` rows are in the report, columns are told from the first `look_at`. `format` says what the name does
-    not. Raises UsageError when the input cannot be read.
+    The first `rows` rows are in the report (of a database alone, its tables), columns are told from the first
+    `look_at`. `format` says what the name does not. Raises UsageError when the input cannot be read.
     """
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
@@ -203,7 +204,13 @@ def show_data(
     if format is not None and known is None:
         remedy = sentence(did_you_mean(format, get_args(InputFormat)))
         raise UsageError(f"--format {format}: unknown format", remedy=remedy)
+    bare = texts[0].removeprefix(SCHEME)
+    if listed := len(texts) == 1 and suffix_of(bare) in DATABASES and Path(bare).is_file() and format is None:
+        name = bare.replace("'", "''")
+        select = f"SELECT name AS \"table\", '{SCHEME}{name}?table=' || name AS input FROM ({TABLES})"  # noqa: S608 - quoted
+        texts, rows = [f"{SCHEME}{bare}?query={select}"], look_at
     spec = free_input(texts, _project(project), format=known, delimiter=delimiter, encoding=encoding)
+    spec = replace(spec, shown=bare) if listed else spec
     first: list[dict[str, JSONValue]] = []
     problems: list[str] = []
     looked_at = unusable = 0

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -342,18 +343,28 @@ MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 @click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
 @click.option("--run", metavar="RUN", help="The run with this number, or `last`.")
 @click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
-@click.option(
-    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Write the results here, and nothing else anywhere."
-)
+@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write only the results; - prints them.")
 @click.option("--format", metavar="NAME", help="With --to: jsonl, json, csv, tsv, txt or parquet; else by its suffix.")
 @click.option("--force", is_flag=True, help="With --to: replace FILE if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
 def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
-    """Prints the files that were written."""
+    """Prints the files that were written, or for `-` the results."""
     if how["to"] is None and (how["format"] or how["force"]):
         raise click.UsageError("--format and --force are for --to FILE", click.get_current_context())
-    summary, files = long_running(api.export)(workflow, **how, project=settings.project_dir)
+    if (printed := str(how["to"]) in ("-", "/dev/stdout")) and as_json:
+        raise click.UsageError("--json and --to - both print on standard output", click.get_current_context())
+    with tempfile.TemporaryDirectory(prefix="agac-export-") as folder:
+        if printed:
+            how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
+        summary, files = long_running(api.export)(workflow, **how, project=settings.project_dir)
+        if printed and sys.stdout.isatty():
+            print_text(files[0].read_text("utf-8", "replace").rstrip("\n"))
+        elif printed:
+            with files[0].open("rb") as found:
+                shutil.copyfileobj(found, sys.stdout.buffer)
+    if printed:
+        return
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:

@@ -30,7 +30,7 @@ _REPEATED = re.compile(r"(.+):\d+")
 _BUSY_SECONDS = 5.0
 
 _MISSING = re.compile(r"no such (table|column): (.+)")
-_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
 
 
 class SqliteSource(FileSource):
@@ -90,7 +90,7 @@ class SqliteSource(FileSource):
             return None
         kind, name = missing.groups()
         with self.connected() as connection:
-            tables = [str(table) for (table,) in connection.execute(_TABLES)]
+            tables = [str(table) for (table,) in connection.execute(TABLES)]
             if kind == "table":
                 return sentence(did_you_mean(name, tables, "its tables"))
             read = [one for one in tables if re.search(rf"\b{re.escape(one)}\b", self._statement, re.IGNORECASE)]

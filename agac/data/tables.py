@@ -202,11 +202,11 @@ class Observed:
     """What all rows of a run have: fields, in the order in which they were met, and kinds of values."""
 
     def __init__(self, schema: Mapping[str, Any] | None, order: Iterable[str] = ()) -> None:
-        """`schema` is the results', None where they have none; `order` its fields as far as their order is known."""
+        """`schema` is the results', None where they have none; `order` its fields, as they are met if empty."""
         self._row: dict[str, int] = {}
         declared = declared_fields(schema)
         self._declared = {field: declared[field] for field in order if field in declared} | declared
-        self._result = dict(self._declared)
+        self._result = dict(self._declared) if order else {}
         self._whole = 0
         self._ids = 0
 
@@ -225,7 +225,8 @@ class Observed:
 
     def layout(self, merge: Merge, stage: str, id_field: str | None, *, grouped: bool = False) -> TableLayout:
         """The columns under a way of merging, for the results of `stage`. Rows made of groups have no `id_field`."""
-        result = self._result or {RESULT: 0}
+        result = {one: self._result.get(one, 0) | self._declared.get(one, 0) for one in self._result | self._declared}
+        result = result or {RESULT: 0}
         in_row = None if grouped else id_field
         if in_row is not None:
             self._row.setdefault(in_row, 0)

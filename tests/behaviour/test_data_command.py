@@ -1,7 +1,9 @@
 """`agac data`: what is shown of an input, whatever it is."""
 
+import contextlib
 import gzip
 import json
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -75,6 +77,10 @@ def test_standard_input_files_and_several(tmp_path: Path) -> None:
     assert data(tmp_path, "a/*.csv").out.startswith("a/*.csv: csv, 2 files, 10 bytes, 2 rows\n")
     assert data(tmp_path, "a/2.csv", "a/1.csv").out.startswith("a/2.csv, a/1.csv: csv, 2 files, 10 bytes, 2 rows\n")
     assert data(tmp_path, "a", "--format", "files", "--json").json["rows"][0]["path"] == "a/1.csv"
+    with contextlib.closing(sqlite3.connect(tmp_path / "it's.db")) as connection:
+        connection.executescript("".join(f"CREATE TABLE t{n} (id);" for n in range(9)))
+    for name in ("it's.db", "sqlite://it's.db"):
+        assert data(tmp_path, name).out.endswith("\nt8     sqlite://it's.db?table=t8\n")
     assert not (tmp_path / ".agac").exists()
 
 
