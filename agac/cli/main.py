@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
@@ -201,7 +202,8 @@ class LazyGroup(CommandGroup):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             if ctx.resilient_parsing:
                 return None, None, []  # a shell asks for completions: there are none
-            near = nearest(args[0], COMMANDS)
+            of_batches = getattr(self.get_command(ctx, "batch"), "commands", ())
+            near = f"batch {args[0]}" if args[0] in of_batches else nearest(args[0], COMMANDS)
             hint = f"Did you mean 'agac {near}'?" if near else f"Commands: {', '.join(COMMANDS)}."
             if AGAIN.fullmatch(args[0]):
                 hint = named_here("`agac run -a WORKFLOW` goes on where the last one ended.", ctx)
@@ -376,6 +378,8 @@ def _say_bug(error: Exception) -> int:
 
 EXAMPLES = {
     "agac why": "last ROW STAGE",
+    "agac run": "-a WORKFLOW",
+    "agac retry": "last",
     "workflow": "-a WORKFLOW",
     "workflows": "-a WORKFLOW",
     "keep_runs": "--keep-runs 3",
@@ -417,8 +421,9 @@ def usage_lines(error: click.ClickException) -> list[str]:
         message = f"no such option {error.option_name!r}"
         near = nearest(error.option_name, error.possibilities or (), 0)
         if AGAIN.fullmatch(error.option_name) and path in ("agac run", "agac retry", "agac batch retrieve"):
-            command = terminal.without(terminal.typed_command(), error.option_name)
-            example = f"The same command goes on, without it: `{command}`. "
+            typed = [word for word in sys.argv[1:] if word.partition("=")[0] != error.option_name]
+            typed += EXAMPLES.get(path, "").split() if typed == path.split()[1:] else []
+            example = named_here(f"The same command goes on, without it: `agac {shlex.join(typed)}`. ", context)
         elif near and near not in COSTS_MONEY:
             message += f". Did you mean {near!r}?"
     elif isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
