@@ -300,10 +300,9 @@ def check_workflow(
     lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
     lost -= project.providers.keys()
     models, found = resolve_models(workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost)
-    if not workflow.whole:
-        return None, [*problems, *found]
-    problems = [*problems, *found, *missing_extras(workflow), *check_budgets(workflow, models)]
-    problems += check_batches(workflow, models)
+    problems = [*problems, *found]
+    if workflow.whole:
+        problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
     source, columns = None, None
     try:
         source = open_input(workflow.input) if workflow.input.format or workflow.input.piped else None
@@ -313,9 +312,9 @@ def check_workflow(
         columns = source.columns() if source else None
         problems += _fields(workflow, columns)
     said = {problem.path for problem in problems}
-    found = refusals(workflow, columns, project.root, preview=partial)
+    found = refusals(workflow, columns, project.root, preview=partial) if workflow.whole else []
     problems += [problem for problem in found if problem.path not in said]
-    if source is None or any_error(problems):
+    if source is None or any_error(problems) or not workflow.whole:
         return None, problems
     return CheckedWorkflow(workflow, models, source, problems), problems
 
@@ -323,7 +322,7 @@ def check_workflow(
 def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     """Names of fields that the input does not have. A file taken apart at the wrong sign is one problem, not ten."""
     where, name = workflow.input.where, workflow.input.id_field
-    placeholders, identity = check_placeholders(workflow, columns), []
+    placeholders, identity = check_placeholders(workflow, columns) if workflow.whole else [], []
     hint = separator_hint(columns) if columns else ""
     if name is not None and columns is not None and name not in columns:
         near = get_close_matches(name, columns, 1)

@@ -358,17 +358,15 @@ def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any
         if printed:
             how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
         summary, files = long_running(api.export)(workflow, **how, project=settings.project_dir)
-        if printed and sys.stdout.isatty():
-            print_text(files[0].read_text("utf-8", "replace").rstrip("\n"))
-        elif printed:
+        if printed and not sys.stdout.isatty():
             with files[0].open("rb") as found:
                 shutil.copyfileobj(found, sys.stdout.buffer)
-    if printed:
-        return
+            return
+        text = files[0].read_text("utf-8", "replace").rstrip("\n") if printed else "\n".join(map(str, files))
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:
-        print_text("\n".join(str(file) for file in files))
+        print_text(text)
 
 
 @click.command(

@@ -92,9 +92,10 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
 def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files that `name` may mean: one in `folder` with any of the suffixes, or with its own suffix a path from the
     root or from the folder. Raises `OutsideProject`."""
-    candidates = [inside(root, name + suffix, base=folder) for suffix in suffixes]
     if name.endswith(suffixes):
         candidates = [inside(root, name), inside(root, name, base=folder)]
+    else:
+        candidates = [inside(root, name + suffix, base=folder) for suffix in suffixes]
     return [path for path in candidates if path.is_file()]
 
 

@@ -295,6 +295,10 @@ def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project:
         assert said in checked.out, said
         assert said in ran.err, said
     assert "dialect is missing" not in checked.out
+    broken = "stages: [{name: a, prompt: x, when: 'a ===', output_schema: {s: strng}}]\n"
+    project.write("workflows/w.yml", "input: {path: data/rows.csv, id_field: idd}\n" + broken)
+    for said in ("unknown type 'strng'", "`===` is written `==`", "the input has no column 'idd'"):
+        assert said in project.agac("validate").out, said
 
 
 def test_what_is_wrong_in_an_env_file_is_told_among_the_other_problems(project: ProjectFolder) -> None:
