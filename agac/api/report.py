@@ -156,8 +156,8 @@ def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
 
 
 def exploded(stages: Sequence[StageNode]) -> dict[str, tuple[int, int | None]]:
-    """The stages that children of lists come to, with the positions of the stages that made those, and that made the
-    rows with the lists; None: they are the input's. None of them where a function may give other rows."""
+    """The stages that children of lists come to, with the positions of the stages that made those and their parents
+    (None: they are the input's); none where a function may give other rows."""
     levels, known = levels_of(stages), all(stage.makes != "rows" for stage in stages)
     above = {one.index: level.origin for level in levels.all for one in level.makers if one.makes == "items" and known}
     lists = [origin for origin in above if {level.index for level in descent(stages, stages[origin])} <= above.keys()]
@@ -182,8 +182,8 @@ async def count_children(run: WatchedRun, database: Database) -> None:
             growing.add(origin)
         if retried or above in growing:
             continue
-        above_here = [one for one in level if one in run.upstream[name]]
-        never = sum(tasks[one, outcome] for one in above_here for outcome in (Outcome.FAILED, Outcome.DROPPED))
+        before = [one for one in level if one in run.upstream[name]]
+        never = sum(tasks[one, outcome] for one in before for outcome in (Outcome.FAILED, Outcome.DROPPED))
         settled = sum(tasks[name, outcome] for outcome in Outcome)
         total = settled + min(rows["open"], rows["present"] - never - settled)
         run.children[name] = settled - totals.stages[name].settled, total

@@ -107,10 +107,7 @@ MISSPELT = [
     (["xyz"], "no such command 'xyz'. Commands: validate, plan, run,"),
     (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
     (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
-    (
-        ["run", "-a", "reviews", "--var", "shop=x"],
-        "error: --var shop: workflows/reviews.yml declares no such variable",
-    ),
+    (["run", "-a", "reviews", "--var", "shop=x"], "error: --var shop: workflows/reviews.yml declares no such var"),
     (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
     (["run", "-a", "reviews", "--limit", "0"], "--limit: takes 1 or more, not 0"),
     (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
@@ -126,10 +123,6 @@ MISSPELT = [
     (["graph"], "as in `agac graph -a reviews`"),
     (["run", "-a", "reviews", "--frehs"], "error: no such option '--frehs'\n  `agac run --help` lists"),
     (["retry", "last", "--force"], "'--force'\n  The same command goes on, without it: `agac retry last`."),
-    (
-        ["run", "-a", "reviews", "--resume"],
-        "'--resume'\n  The same command goes on, without it: `agac run -a reviews`.",
-    ),
     (["run", "--resume", "reviews"], "'--resume'\n  The same command goes on, without it: `agac run reviews`."),
     (["run", "--force"], "'--force'\n  The same command goes on, without it: `agac run -a reviews`."),
     (["retrieve"], "no such command 'retrieve'. Did you mean 'agac batch retrieve'?"),

@@ -4,26 +4,17 @@ import contextlib
 import gzip
 import json
 import sqlite3
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.project import ProjectFolder, Ran, clean_environment, command
+from support.project import ProjectFolder, Ran, command, to_its_end
 
 import agac
 from agac.core.errors import UsageError
 
 
 def data(folder: Path, *arguments: str, content: bytes = b"") -> Ran:
-    ended = subprocess.run(
-        command(["data", *arguments]),
-        cwd=folder,
-        env=clean_environment(None),
-        input=content,
-        capture_output=True,
-        timeout=120,
-    )
-    return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    return to_its_end(command(["data", *arguments]), folder, input=content)
 
 
 def test_columns_types_and_first_rows(tmp_path: Path) -> None:
