@@ -292,7 +292,7 @@ def lacks_field(body: dict[str, Any], vote: str) -> str | None:
 _SAME = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _SAME |= {"dict": "object", "map": "object", "list": "array"}
 _ALIASES = {**_SAME, "date": "string", "enum": "a|b|c"}
-_LIST = re.compile(r"(?:list|array|sequence)\s*(?:\[(.+)\]|<(.+)>)", re.IGNORECASE)
+_LIST = re.compile(r"(?:list|array|sequence)\s*(?:\[(.+)\]|<(.+)>)|\[([^][|]+)\]", re.IGNORECASE)
 _GENERIC = re.compile(r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE)
 
 
@@ -367,7 +367,7 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     if match := _LIST.fullmatch(text):
-        inner = (match[1] or match[2]).strip()
+        inner = (match[1] or match[2] or match[3]).strip()
         return {"type": "array", "items": _type(_SAME.get(inner.lower(), inner), path, faults)}
     if _GENERIC.fullmatch(text):
         faults.append((path, f"unknown type {text!r}; did you mean {_in_our_words(text)!r}?"))

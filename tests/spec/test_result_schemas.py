@@ -70,7 +70,7 @@ def test_json_schema_and_shorthand_are_told_apart(mapping: dict[str, Any], expec
     [
         ("list[string]", "string[]"), ("list[number]?", "number[]?"), ("list[int]", "integer[]"),
         ("Array<List[int]>?", "integer[][]?"), ("list[a|b]", "(a|b)[]"), ("Sequence[dict]", "object[]"),
-        ("list[string[]]", "string[][]"), ("List< str >[]", "string[][]"),
+        ("list[string[]]", "string[][]"), ("List< str >[]", "string[][]"), ("[string]", "string[]"),
     ],
 )  # fmt: skip
 def test_lists_as_other_languages_write_them_are_lists(tree: Any, written: str, ours: str) -> None:
