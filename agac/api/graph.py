@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
-from agac.api.project import open_project
+from agac.api.project import project_of
 from agac.api.status import database_path, stored_run, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
@@ -18,7 +18,7 @@ from agac.data.files import write_whole
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode
-from agac.spec.loader import in_order, load_workflow
+from agac.spec.loader import WorkflowSource, in_order, load_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
@@ -105,7 +105,7 @@ class GraphReport(Report):
 
 @blocking
 async def graph(
-    workflow: str | None = None, *, run: int | str | None = None, project: Path | str | None = None
+    workflow: WorkflowSource | None = None, *, run: int | str | None = None, project: Path | str | None = None
 ) -> GraphReport:
     """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
     as it was in that run. Changes nothing, and needs no provider's key. Imports nothing of the user's.
@@ -126,7 +126,7 @@ async def graph(
         if workflow is None:
             hint = "Name it, as in `agac graph -a WORKFLOW`, or a run with --run last."
             raise UsageError("no workflow is named", remedy=hint)
-        opened = open_project(project)
+        opened = project_of(workflow, project)
         loaded, problems = load_workflow(opened.spec, workflow, Overrides())
         if loaded is None or any_error(problems):
             raise SpecError(in_order(problems))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
@@ -21,6 +21,9 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
+
+if TYPE_CHECKING:
+    from agac.spec.loader import WorkflowSource  # with pydantic, without which `agac status` does
 
 # Runs and rows by the names that users give them.
 
@@ -124,8 +127,9 @@ def position_of(name: str, stages: Sequence[str], flag: str) -> int:
     raise UsageError(f"{flag} {name}: there is no such stage", remedy=hint)
 
 
-def workflow_name(name: str | None) -> str | None:
-    """A workflow's name, where its file was given."""
+def workflow_name(workflow: Any) -> str | None:
+    """A workflow's name, where its file was given, or what was made in Python."""
+    name: str | None = getattr(workflow, "name", workflow)
     return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
 
 
@@ -292,7 +296,7 @@ class StatusReport(Report):
 
 @blocking
 async def status(
-    workflow: str | None = None,
+    workflow: WorkflowSource | None = None,
     *,
     run: int | str | None = None,
     project: Path | str | None = None,

@@ -41,6 +41,9 @@ def test_it_is_the_same_run_as_its_yaml_by_name_or_path(project: ProjectFolder, 
     assert [(one.exit_code, one.summary["run"], one.invocation["calls"]) for one in reports] == [
         (0, 1, 3), (0, 1, 0), (0, 1, 0),
     ]  # fmt: skip
+    drawn = {agac.graph(which, run=run, project=project.root).mermaid() for which in (built, path) for run in (None, 1)}
+    assert drawn == {agac.graph("reviews", project=project.root).mermaid()}
+    assert agac.status(built, project=project.root).runs == agac.status(path, project=project.root).runs
     assert agac.validate(built, project=project.root).as_json() == {
         "ok": True,
         "workflows": ["reviews"],
