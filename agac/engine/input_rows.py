@@ -395,7 +395,12 @@ async def left_rows(
     full = results.stat().st_size > 0
     if not (full or kept):
         return None
-    if database is not None and told is not None and kept is None and await _is_untouched(database, plan, told.run):
+    if (
+        database is not None
+        and told is not None
+        and kept is None
+        and await _is_untouched(database, plan, told.run, results)
+    ):
         return None
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
@@ -414,10 +419,11 @@ async def left_rows(
     return LeftRows(shown.rows, max(0, shown.rows - there))
 
 
-async def _is_untouched(database: Database, plan: Plan, run: int) -> bool:
-    """Whether the input is a file that nobody touched since the run read it."""
+async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:
+    """Whether the input is a file that nobody touched since the run read it, and wrote `results` of what it held."""
     source, read_at = plan.input, await input_read_at(database, run)
     if read_at is None or source.statement is not None or not source.path.is_file():
         return False
+    since = min(read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile
     stat, before = source.path.stat(), (await definition_of(database, run))["input"]["path"]
-    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < read_at - CLOCK_GRAIN)
+    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN)

@@ -6,6 +6,8 @@ import pytest
 from support.project import ProjectFolder
 from support.server import Server
 
+from agac.core.errors import UsageError
+
 HEADER = "id,text\n"
 SAY = [{"name": "say", "prompt": "${text}"}]
 ECHO = {"model": "local/echo"}
@@ -67,6 +69,16 @@ def test_an_input_may_be_empty_where_the_workflow_says_so(finished: ProjectFolde
     finished.numbered(5)
     finished.agac("run", "-a", "reviews", code=0)
     assert previous(finished) == []
+
+
+def test_an_emptied_input_that_was_read_for_another_folder(
+    finished: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agac.engine.input_rows.CLOCK_GRAIN", 0)
+    finished.write("data/rows.csv", HEADER)
+    assert finished.run(workflow(finished), output="output/other").exit_code == 0
+    with pytest.raises(UsageError, match="nothing is replaced"):
+        finished.run()
 
 
 def test_an_empty_input_that_takes_nothing_away_is_no_error(project: ProjectFolder, server: Server) -> None:
