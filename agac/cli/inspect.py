@@ -82,8 +82,7 @@ def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
     """Results as a table with a column for each of their fields; those of one row in full."""
     run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
-    yield f"{run['workflow']}, run {number}: {run['state']}"
-    yield ""
+    yield f"{run['workflow']}, run {number}: {run['state']}\n"
     if row is not None:
         yield from record_lines((one.items() for one in shown), cut=False)
         if not shown:
@@ -97,8 +96,7 @@ def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[st
         yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
     if len(shown) == head:
         everything = f"agac export --run {number} --to {run['workflow']}.csv{'' if run['complete'] else ' --partial'}"
-        yield ""
-        yield f"The first {head:,}. More of them: --head N; one in full: --row ID; all in a file: {everything}"
+        yield f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in a file: {everything}"
 
 
 def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:

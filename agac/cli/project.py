@@ -187,8 +187,7 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
     if size >= 10_000:
         bytes_ = f"{size / 1e3:,.0f} kB" if size < 1e6 else megabytes(size) if size < 1e9 else f"{size / 1e9:,.1f} GB"
     rows = scanned if report.complete else f"more than {scanned}"
-    yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}"
-    yield ""
+    yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}\n"
     if report.columns:
         over = "" if report.complete else f", over the first {counted(report.looked_at - report.unusable, 'row')}"
         yield f"Columns{over}:"
@@ -203,8 +202,7 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
         yield f"\n{plain(report.hint)}"
     if report.unusable:
         some = "" if report.unusable == len(report.problems) else ", the first"
-        yield ""
-        yield f"{counted(report.unusable, 'row')} cannot be used{some}:"
+        yield f"\n{counted(report.unusable, 'row')} cannot be used{some}:"
         yield from (f"  {plain(problem)}" for problem in report.problems)
 
 
@@ -275,11 +273,9 @@ def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> N
 def schema_lines(report: SchemasReport) -> Iterator[str]:
     path, patterns = next(iter(report.settings["yaml.schemas"].items()))
     yield from (f"  {from_here(file)}" for file in report.files)
-    yield ""
-    yield "VS Code, with the extension YAML (redhat.vscode-yaml): put this into .vscode/settings.json next to agac.yml"
+    yield "\nVS Code, with the extension YAML (redhat.vscode-yaml): put this in .vscode/settings.json next to agac.yml"
     yield from json.dumps(report.settings, ensure_ascii=False, indent=2).split("\n")
-    yield ""
-    yield "Any editor with a YAML language server: a first line in the workflow"
+    yield "\nAny editor with a YAML language server: a first line in the workflow"
     yield f"# yaml-language-server: $schema={'../' * patterns[0].count('/')}{path}"
 
 

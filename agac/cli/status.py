@@ -119,8 +119,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield f"{run['workflow']}, run {run['run']}: {run['state']}"
     yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
-    yield ""
-    yield f"Rows: {counts['total']:,}, {row_words(counts)}"
+    yield f"\nRows: {counts['total']:,}, {row_words(counts)}"
     grows = run["state"] != "finished" and (run["input_read_at"] is None or counts["open"] or counts["failed"])
     for level in run["levels"]:
         yield level_line(level, so_far=bool(grows))
