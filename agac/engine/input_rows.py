@@ -395,12 +395,7 @@ async def left_rows(
     full = results.stat().st_size > 0
     if not (full or kept):
         return None
-    if (
-        database is not None
-        and told is not None
-        and kept is None
-        and await _is_untouched(database, plan, told.run, results)
-    ):
+    if database is not None and told and not kept and await _is_untouched(database, plan, told.run, results):
         return None
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
