@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
-from agac.core.types import Outcome, Report, RowId, iso, json_form, waits_left
+from agac.core.types import Outcome, Report, RowId, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, project_root
 from agac.store import batches, history, runs
@@ -208,7 +208,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
         "input_read_at": iso(await runs.input_read_at(database, record.id)),
         "stages": stages,
         "held": {
-            "cost_usd": round(sum(c.held_cost for c in counts), 6),
+            "cost_usd": round(dollars_in_all(c.held_cost for c in counts), 6),
             "tokens": sum(c.held_tokens for c in counts),
         },
         "replaced_by": await runs.superseded_by(database, record.id),

@@ -5,12 +5,12 @@ All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from functools import cache
-from operator import attrgetter
+from functools import cache, reduce
+from operator import add, attrgetter
 from pathlib import PurePath
 from reprlib import Repr
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
@@ -219,6 +219,11 @@ Usd = Annotated[float, usd]
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+
+
+def dollars_in_all(amounts: Iterable[float]) -> float:
+    """Their sum, one after the other: from Python 3.12 on `sum` makes up for rounding, and ends elsewhere."""
+    return reduce(add, amounts, 0)
 
 
 class Report:

@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
-from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd
+from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
@@ -98,7 +98,7 @@ def estimate(
 def summed(dollars: Iterable[float | None]) -> float | None:
     """The sum; None where one of them is not known."""
     known = list(dollars)
-    return None if None in known else sum(one or 0.0 for one in known)
+    return None if None in known else dollars_in_all(one or 0.0 for one in known)
 
 
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:

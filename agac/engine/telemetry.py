@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from agac.core.types import Outcome, iso
+from agac.core.types import Outcome, dollars_in_all, iso
 from agac.data.json_formats import encode
 from agac.plan.stage import model_of, recorded_stages
 from agac.store.db import Database
@@ -341,7 +341,7 @@ def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
         "cached_tokens": sum(c.cached_tokens for c in calls),
         "output_tokens": sum(c.output_tokens for c in calls),
         "reasoning_tokens": sum(c.reasoning_tokens for c in calls),
-        "cost_usd": cost_of(sum(c.cost for c in calls), sum(c.unpriced for c in calls)),
+        "cost_usd": cost_of(dollars_in_all(c.cost for c in calls), sum(c.unpriced for c in calls)),
         "cost_is_simulated": simulated > 0,
         "calls_without_price": sum(c.unpriced for c in calls),
     }

@@ -110,7 +110,8 @@ def _json(text: str, shown: str, deepest: int) -> JSONValue:
     except json.JSONDecodeError as error:
         message = "is empty; write a JSON Schema"
         if text.strip():
-            where, message = Where(shown, error.lineno, error.colno), f"not valid JSON: {_json_words(error)}"
+            error = _in_plain_words(error)
+            where, message = Where(shown, error.lineno, error.colno), f"not valid JSON: {error.msg}"
     except Refused as error:
         message = str(error)
     except RecursionError:
@@ -118,11 +119,14 @@ def _json(text: str, shown: str, deepest: int) -> JSONValue:
     raise Unusable(Problem(where, message))
 
 
-def _json_words(error: json.JSONDecodeError) -> str:
-    """The commonest slip in plain words, which Python's own versions call by different names."""
+def _in_plain_words(error: json.JSONDecodeError) -> json.JSONDecodeError:
+    """The commonest slip in plain words and at its comma: Python's versions name and place it differently."""
     before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
     rest = after[1:].lstrip() if after[:1] == "," else after if before[-1:] == "," else ""
-    return f"a comma before {rest[0]!r} is one too many; remove it" if rest[:1] in ("}", "]") and rest else error.msg
+    if rest[:1] not in ("}", "]"):
+        return error
+    comma = len(error.doc) - len(after) if after[:1] == "," else len(before) - 1
+    return json.JSONDecodeError(f"a comma before {rest[0]!r} is one too many; remove it", error.doc, comma)
 
 
 def _depth(value: JSONValue) -> int:

@@ -165,7 +165,7 @@ def test_what_is_said_to_a_wrong_delimiter_or_encoding(project: ProjectFolder) -
         ("path: data/rows.jsonl, delimiter: ';'", "input.delimiter: delimiter is for csv, tsv; remove it"),
         (
             "path: data/rows.csv, encoding: utf-16",
-            "data/rows.csv: cannot be read as utf-16: UTF-16 stream does not start",
+            "data/rows.csv: cannot be read as utf-16: ",
         ),
     ):
         project.write("workflows/w.yml", f"input: {{{keys}}}\nstages: [{{name: a}}]\n")
