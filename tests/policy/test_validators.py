@@ -129,11 +129,9 @@ def test_a_pattern_that_reads_on_each_time_is_given_up_in_a_long_text(pattern: s
 def test_patterns_that_read_on_are_bounded_for_the_whole_reply() -> None:
     """Also in names, and where each text by itself would pass."""
     slow = "^(?:(?!.*bad).)*$"
-    for schema, value, where in (
-        ({"patternProperties": {slow: False}}, {"a" * 200_000: 1}, "patternProperties."),
-        ({"items": {"pattern": slow}}, ["a" * 10_000] * 200, "items.pattern"),
-    ):
-        assert f"matching {where}" in error_of(json.dumps(value), body=schema).message
+    names, texts = {"patternProperties": {slow: False}}, {"items": {"pattern": slow}}
+    assert "matching patternProperties." in error_of(json.dumps({"a" * 200_000: 1}), body=names).message
+    assert "matching items.pattern" in error_of(json.dumps(["a" * 10_000] * 200), body=texts).message
 
 
 def test_of_a_reply_with_very_many_values_the_first_error_is_told() -> None:
