@@ -45,6 +45,8 @@ _VARIES = (
     (re.compile(r"\b\d+[smhd]( \d+[smh])? (ago|old)\b"), r"1s \2"),
     (re.compile(r"\(in \d+[smhd]( \d+[smh])?\)"), "(in 1h 00m)"),
 )
+_PROGRESS = re.compile(r"^.*[\d,]+/[\d,]+ \(\d+\.\d%\) \|.*\n", re.MULTILINE)
+"""What a slow machine says on the way."""
 _VARIES_AFTER_A_KILL = (
     (re.compile(r"Resumed: \d+ rows"), "Resumed: # rows"),
     (re.compile(r" killed [ \d,]+.*"), " killed"),
@@ -127,7 +129,8 @@ class Session:
 
     def outward(self, out: bytes) -> list[str]:
         """What was printed, as the page may show it."""
-        text = re.sub(rf"\b{self.port}\b", SHOWN_PORT, out.decode().replace(str(self.home), SHOWN_HOME))
+        text = _PROGRESS.sub("", out.decode().replace(str(self.home), SHOWN_HOME))
+        text = re.sub(rf"\b{self.port}\b", SHOWN_PORT, text)
         return [line.rstrip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
 
     def show_or_write(self, block: Block, path: str) -> None:

@@ -44,8 +44,12 @@ def copied(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    made = build(ROOT, folder)
+    """Of a copy with one more link."""
+    copy, folder = copied(tmp_path_factory.mktemp("docs")), tmp_path_factory.mktemp("site")
+    page = copy / "docs/guide/workflows.md"
+    link = "[whole](../../workflows/product_reviews.yml) [home](../../README.md)"
+    page.write_text(f"{page.read_text('utf-8')}\n{link}\n", "utf-8")
+    made = build(copy, folder)
     assert made.returncode == 0, made.stderr
     assert "WARNING" not in made.stderr
     return folder
@@ -276,18 +280,17 @@ def test_a_console_block_marks_prompts_and_output_so_that_commands_alone_are_cop
 
 
 @WITH_MKDOCS
-def test_a_file_outside_is_copied_into_the_site_and_what_is_broken_or_forgotten_fails_the_build(tmp_path: Path) -> None:
-    copy = copied(tmp_path)
-    page = copy / "docs/guide/workflows.md"
-    link = "[whole](../../workflows/product_reviews.yml) [home](../../README.md)"
-    page.write_text(f"{page.read_text('utf-8')}\n{link}\n", "utf-8")
-    made = build(copy, tmp_path / "site")
-    assert made.returncode == 0, made.stderr
-    found = (tmp_path / "site/files/workflows/product_reviews.yml").read_bytes()
+def test_a_file_outside_is_copied_into_the_site(site: Path) -> None:
+    found = (site / "files/workflows/product_reviews.yml").read_bytes()
     assert found == (ROOT / "workflows/product_reviews.yml").read_bytes()
-    links = seen(tmp_path / "site/guide/workflows.html").links
+    links = seen(site / "guide/workflows.html").links
     assert {"../files/workflows/product_reviews.yml", "../files/index.html"} <= set(links)
-    assert "../guide/getting-started.html" in seen(tmp_path / "site/files/index.html").links
+    assert "../guide/getting-started.html" in seen(site / "files/index.html").links
+
+
+@WITH_MKDOCS
+def test_what_is_broken_or_forgotten_fails_the_build(tmp_path: Path) -> None:
+    copy = copied(tmp_path)
     (copy / "docs/forgotten.md").write_text("# Forgotten\n", "utf-8")
     page = copy / "docs/glossary.md"
     page.write_text(page.read_text("utf-8") + "\n[a](nowhere.md) [b](concepts.md#nowhere) [c](../gone.yml)\n", "utf-8")
