@@ -4,7 +4,7 @@ import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,17 +35,17 @@ async def tunnelling(target: int, refusal: str | None = None) -> AsyncIterator[T
     tunnel = Tunnel()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        with suppress(OSError), closing(writer):
             while piece := await reader.read(65536):
                 writer.write(piece)
                 await writer.drain()
-        writer.close()
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tunnel.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
         if refusal:
             writer.write(f"HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n".encode())
             writer.close()
+            await writer.wait_closed()
             return
         there, back = await asyncio.open_connection("127.0.0.1", target)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
