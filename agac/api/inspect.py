@@ -215,6 +215,8 @@ async def export(
     """
     root = project_root(project)
     path, file = database_path(root), Path(to) if to is not None else None
+    if str(file) == "-":
+        raise UsageError("to='-': only the command line prints results", remedy="Name a file.")
     kind = format or (file.suffix[1:].lower() if file is not None else "")
     if file is not None and kind not in FORMATS:
         what = f"{kind!r} is not a format" if kind else "its name tells no format"

@@ -4,6 +4,7 @@ workflows (`agac validate`) and their rows."""
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -59,10 +60,10 @@ class RunOptions:
     the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`; or
     rows themselves: dicts from an iterable, also an async one, or a frame of pandas, polars or Arrow.
 
-    `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget` takes the place of the project's
-    and the workflow's; `yes` answers every question of whether to go on; `run_mode` holds for all stages that ask;
-    `wait` stays until all batches are in and all stages are done; `accept_store` goes on although the results in the
-    output folder tell of another store, or of a newer one.
+    `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget`, of which a number is US dollars,
+    takes the place of the project's and the workflow's; `yes` answers every question of whether to go on; `run_mode`
+    holds for all stages that ask; `wait` stays until all batches are in and all stages are done; `accept_store` goes on
+    although the results in the output folder tell of another store, or of a newer one.
     """
 
     limit: int | None = None
@@ -75,7 +76,7 @@ class RunOptions:
     concurrency: int | None = None
     output: str | None = None
     fresh: bool = False
-    budget: Budget | None = None
+    budget: Budget | float | None = None
     max_errors: int | None = None
     stage: str | None = None
     from_stage: str | None = None
@@ -85,6 +86,14 @@ class RunOptions:
     run_mode: RunMode | None = None
     wait: bool = False
     accept_store: bool = False
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        if isinstance(budget, int | float) and not isinstance(budget, bool) and 0 < budget < math.inf:
+            object.__setattr__(self, "budget", Budget(usd=budget))
+        elif budget is not None and not isinstance(budget, Budget):
+            remedy = "Give US dollars above 0, or agac.Budget(usd=5, tokens=100_000, calls=2_000)."
+            raise UsageError(f"budget={budget!r} is no budget", remedy=remedy)
 
     def given(self) -> dict[str, Any]:
         """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""

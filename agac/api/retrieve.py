@@ -30,9 +30,11 @@ from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
+from agac.engine.export import lost_store
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.run import Invocation
 from agac.providers.provider import Provider
+from agac.spec.loader import load_workflow, workflow_names
 from agac.store import batches, runs
 from agac.store.batches import BatchStep, unfinished_batches
 from agac.store.db import Database
@@ -293,8 +295,8 @@ async def doctor(
     that nothing needs; `adopt` is a provider's id for the batch that could not be found, `resubmit` says that there is
     none; `batch_id` names that batch where several wait for a decision.
 
-    Exit code 75 while a batch waits for a decision, 1 when a provider could not be asked. Raises UsageError for ids
-    that do not fit.
+    Exit code 75 while a batch, or results whose store is lost, wait for a decision, 1 when a provider could not be
+    asked. Raises UsageError for ids that do not fit.
     """
     findings: list[Finding] = []
     async with _opened(project) as (opened, database):
@@ -313,17 +315,29 @@ async def doctor(
                 hours = f"{line.stuck_for_s / 3600:.1f} h"
                 message = f"batch {line.batch.id} ({line.batch.provider_id}) has not moved for {hours}"
                 findings.append(Finding("stuck", message, line.batch, remedy=line.remedy))
+        for name in workflow_names(opened.spec):
+            findings += await _lost(opened, database, name)
     code = ExitCode.FAILED if any(one.kind == "not_asked" for one in findings) else ExitCode.DONE
-    if any(one.kind == "needs_human" and not one.done for one in findings):
+    if any(one.kind in ("needs_human", "lost_store") and not one.done for one in findings):
         code = ExitCode.NOT_READY
     return DoctorReport(findings, code)
+
+
+async def _lost(opened: Project, database: Database, name: str) -> list[Finding]:
+    """Whether the results of a workflow tell of a store that is lost."""
+    workflow, _ = load_workflow(opened.spec, name)
+    lost = workflow and await lost_store(database, name, opened.root, opened.spec.shown(workflow.output.dir))
+    remedy = "put the store, or a copy of it (`agac backup` makes them), in its place; if it is gone for good: "
+    remedy += f"agac run -a {name} --accept-store, which makes its calls again and pays them again"
+    return [Finding("lost_store", f"{name}: {lost[0]}", remedy=remedy)] if lost else []
 
 
 async def _decided(opened: Project, database: Database, adopt: str | None, named: str | None) -> Finding:
     """Applies a user's decision on a batch that could not be found."""
     stored = await batches.batches(database, named=named)
-    waits = {BatchStep.NEEDS_HUMAN, BatchStep.TERMINAL if named and adopt is None else None}
-    undecided = [one for one in stored if one.state in waits]
+    undecided = [one for one in stored if one.state == BatchStep.NEEDS_HUMAN]
+    if named and adopt is None:  # `note`: its results were asked for, and did not come
+        undecided += [one for one in stored if one.state == BatchStep.TERMINAL and one.note]
     if not undecided:
         which = f"batch {named}" if named is not None else "no batch"
         raise UsageError(f"{which} waits for {'no' if named else 'a'} decision", remedy="`agac doctor` lists them")

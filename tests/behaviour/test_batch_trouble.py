@@ -175,6 +175,7 @@ def test_results_that_cannot_be_fetched_are_no_dead_end(case_at: Start) -> None:
     case = case_at("anthropic")
     case.submit()
     case.killed("provider.download.before", "batch", "retrieve")
+    assert "decision" in case.agac("doctor", "--resubmit", "--batch-id", "1", code=2).err, "they can be fetched"
     with store(case.project) as database:
         database.execute("UPDATE batch SET note = 'its results could not be fetched: local answered 404'")
     way_out = commands(case.agac("batch", "status", code=0))[-1]

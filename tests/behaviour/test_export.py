@@ -162,6 +162,8 @@ def test_what_cannot_be_exported_is_refused_before_a_file_changes(
     words: str, said: str, refusing: tuple[ProjectFolder, dict[str, bytes]]
 ) -> None:
     project, before = refusing
+    with pytest.raises(agac.UsageError, match="to='-'"):
+        agac.export(to="-", format="csv", project=project.root)
     ended = project.agac("export", *words.split(), code=2)
     assert said in ended.err
     assert {**contents(project.root), **contents(project.root / "output/reviews")} == before

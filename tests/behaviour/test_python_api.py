@@ -127,6 +127,13 @@ def test_progress_is_shown_on_a_terminal_only_when_asked_for_also_where_a_loop_r
     assert terminal.seen.endswith(f"shown {ROWS}\r\n")
 
 
+def test_a_number_is_a_budget_in_dollars_and_what_is_none_is_refused() -> None:
+    assert agac.RunOptions(budget=5).budget == agac.Budget(usd=5)
+    for wrong in (0, -1, True, float("nan"), "5", {"usd": 5}):
+        with pytest.raises(agac.UsageError, match="is no budget"):
+            agac.RunOptions(budget=wrong)  # type: ignore[arg-type]
+
+
 PROGRAM = """
 import asyncio
 from typing import assert_type
@@ -134,7 +141,7 @@ from typing import assert_type
 import agac
 from agac.plan.plan import Plan
 
-report = agac.run("reviews", agac.RunOptions(limit=3, budget=agac.Budget(usd=5)), project=".")
+report = agac.run("reviews", agac.RunOptions(limit=3, budget=5), project=".")
 assert_type(report.rows.done, int)
 assert_type(report.exit_code, agac.ExitCode)
 assert_type(agac.plan("reviews").calls, int)
