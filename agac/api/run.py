@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names
+from agac.api.progress import display
 from agac.api.project import (
     Project,
     RunOptions,
@@ -296,8 +296,7 @@ async def walk_through(
     plan = work.plan
     watching: asyncio.Task[Any] | None = None
     if progress is not False:
-        # by name: who wants to see nothing loads nothing of the command line
-        watch = import_module("agac.cli.progress").progress(quiet=False) if progress is True else progress
+        watch = display() if progress is True else progress
         upstream = {stage.name: stage.ancestors for stage in plan.stages}
         in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
         watched = WatchedRun(

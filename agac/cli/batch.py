@@ -15,9 +15,7 @@ from agac.cli.run import print_run, retrieved_line, undecided_lines
 from agac.cli.terminal import (
     batch_name,
     cost_of,
-    duration,
     first_line,
-    plain,
     price,
     print_json,
     print_lines,
@@ -27,6 +25,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
+from agac.core.text import duration, plain
 from agac.core.types import counted, iso
 
 if TYPE_CHECKING:
@@ -93,12 +92,10 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
 @click.pass_obj
 def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit: bool, as_json: bool) -> int:
     """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
-    from agac.cli.progress import progress  # loads asyncio
-
     if batch_id is not None and run is not None:
         raise click.UsageError("--run takes all batches of a run: leave out ID", click.get_current_context())
     report = long_running(api.retrieve)(
-        batch_id, run=run, submit=not no_submit, project=settings.project_dir, progress=progress(settings.quiet),
+        batch_id, run=run, submit=not no_submit, project=settings.project_dir, progress=not settings.quiet,
         handle_signals=True,
     )  # fmt: skip
     ended, quiet = report.run, settings.quiet or as_json

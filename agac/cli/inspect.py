@@ -24,9 +24,7 @@ from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.cli.terminal import (
-    cells,
     first_line,
-    is_unicode,
     print_json,
     print_lines,
     print_report,
@@ -38,6 +36,7 @@ from agac.cli.terminal import (
     table_lines,
 )
 from agac.core.errors import UsageError
+from agac.core.text import cells, is_unicode
 from agac.core.types import dollars
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ from agac import api
 from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options, workflow_options
 from agac.cli.terminal import (
     command_to_run,
-    duration,
     outcome_names,
-    plain,
     print_json,
     print_text,
     say,
@@ -21,6 +19,7 @@ from agac.cli.terminal import (
     spent_line,
     table,
 )
+from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:

@@ -30,9 +30,7 @@ from agac.cli.main import (
 )
 from agac.cli.terminal import (
     from_here,
-    is_unicode,
     megabytes,
-    plain,
     print_json,
     print_problems,
     print_report,
@@ -45,6 +43,7 @@ from agac.cli.terminal import (
     typed_command,
 )
 from agac.core.errors import AgacError, ExitCode, UsageError, requirements
+from agac.core.text import is_unicode, plain
 from agac.core.types import counted
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
 

@@ -29,11 +29,9 @@ from agac.cli.terminal import (
     command_to_resume,
     confirmed,
     cost_of,
-    duration,
     first_line,
     from_here,
     outcome_names,
-    plain,
     price,
     print_json,
     print_lines,
@@ -50,6 +48,7 @@ from agac.cli.terminal import (
     without,
 )
 from agac.core.errors import ErrorType, ExitCode
+from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
@@ -106,8 +105,6 @@ def read_budget(text: str | None) -> Budget | None:
 @click.pass_obj
 def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any) -> int:
     """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
-    from agac.cli.progress import progress  # loads asyncio
-
     given |= {"vars": read_variables(given["vars"]), "budget": read_budget(given["budget"])}
     given["retry_failed"] = not given.pop("no_retry_failed")
     options = api.RunOptions(**given)
@@ -128,7 +125,7 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
     raised = True
     try:
         code = long_running(api.run_several)(
-            workflows, options, tell=print_ended, project=settings.project_dir, progress=progress(settings.quiet),
+            workflows, options, tell=print_ended, project=settings.project_dir, progress=not settings.quiet,
             confirm=confirmed, handle_signals=True,
         )  # fmt: skip
         raised = False
@@ -162,7 +159,6 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
 def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Exit codes as `agac run`."""
     from agac.api.plan import ask  # loads the API
-    from agac.cli.progress import progress  # loads asyncio
 
     filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
     selection = api.Retry(rows=api.row_ids(given.pop("rows")), **filters)
@@ -176,7 +172,7 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
         ask(confirmed, "no calls were made", what, "Continue?", remedy)
     options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
     report = long_running(api.retry)(
-        found.run, selection, options, project=settings.project_dir, progress=progress(settings.quiet),
+        found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
         confirm=confirmed, handle_signals=True,
     )  # fmt: skip
     print_run(report, typed_command(), quiet=settings.quiet or as_json)

@@ -19,14 +19,13 @@ from agac.cli.terminal import (
     from_here,
     megabytes,
     outcome_names,
-    plain,
     print_report,
     row_words,
     selection_words,
     table,
-    waits_text,
 )
 from agac.core.errors import ExitCode
+from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:

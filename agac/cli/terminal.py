@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import re
 import select
 import shlex
 import shutil
@@ -21,70 +20,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
-from unicodedata import combining, east_asian_width
 
 import click
 
 from agac.core.errors import Problem
+from agac.core.text import UNSAFE, cells, cropped, is_unicode, padded, plain
 from agac.core.types import counted, dollars
 
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
-    "\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"  # hidden line ends, and characters that turn the direction
-    "\ud800-\udfff]"  # lone surrogates
-)
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
-
-
-def plain(text: str) -> str:
-    """`text` with an escape such as `\\x1b` for each character that would move, hide or recolour what is shown."""
-    return _UNSAFE.sub(lambda sign: f"\\x{ord(sign[0]):02x}" if sign[0] < "\u0100" else f"\\u{ord(sign[0]):04x}", text)
 
 
 def harmless(text: str) -> str:
     """The same for text that agac may have coloured itself: its own colours stay."""
     return plain(text).replace(_OWN, "\x1b")
-
-
-def on_one_line(text: str, encoding: str | None) -> str:
-    """The text on one line, in characters that a stream of this encoding has."""
-    line = plain(text).replace("\t", "\\t").replace("\n", "\\n")
-    try:
-        return line.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
-    except LookupError:
-        return ascii(line)[1:-1]
-
-
-def is_unicode(encoding: str | None) -> bool:
-    """Whether a stream of this encoding has every character."""
-    return (encoding or "").lower().replace("-", "").startswith("utf")
-
-
-def cells(text: str) -> int:
-    """How many columns of a terminal the text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def cropped(text: str, width: int, mark: str = "…") -> str:
-    """The text in at most `width` cells; `mark` stands for the missing part."""
-    if cells(text) <= width:
-        return text
-    kept, used = [], len(mark)
-    for char in text:
-        used += cells(char)
-        if used > width:
-            break
-        kept.append(char)
-    return ("".join(kept) + mark)[:width] if width > 0 else ""
-
-
-def padded(text: str, width: int, right: bool = False) -> str:
-    """The text filled with blanks to `width` cells, after it or, with `right`, before it."""
-    blanks = " " * (width - cells(text))
-    return blanks + text if right else text + blanks
 
 
 def first_line(text: str, limit: int = 300) -> str:
@@ -159,26 +108,6 @@ def selection_words(selection: dict[str, Any]) -> str:
 
 def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
-
-
-def waits_text(waits: Mapping[str, str]) -> str:
-    """For which providers a run waits, and until when here; `waits` are moments by lane."""
-    ends: dict[str, datetime] = {}
-    for lane, until in waits.items():
-        provider, end = lane.partition("/")[0], datetime.fromisoformat(until).astimezone()
-        ends[provider] = max(end, ends.get(provider, end))
-    return ", ".join(f"waiting for {plain(provider)} until {end:%H:%M:%S}" for provider, end in ends.items())
-
-
-def duration(seconds: float) -> str:
-    """`42s`, `3m 12s`, `2h 05m`, `3d 04h`."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if not minutes:
-        return f"{second}s"
-    if not hours:
-        return f"{minute}m {second:02d}s"
-    return f"{hours}h {minute:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
 
 
 def price(usd: float | None, *, simulated: bool) -> str:
@@ -364,7 +293,7 @@ def print_json(value: Any) -> None:
     """Print a result for machines on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
     text = json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False)
-    print(_UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) if sys.stdout.isatty() else text)
+    print(UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) if sys.stdout.isatty() else text)
 
 
 def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:

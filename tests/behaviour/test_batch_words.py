@@ -7,9 +7,9 @@ from support.project import ProjectFolder
 
 import agac
 from agac.api.plan import confirm_stale
+from agac.api.progress import LineStyle, run_lines
 from agac.api.report import Snapshot
 from agac.cli import run as submitted
-from agac.cli.progress import LineStyle, run_lines
 from agac.store.batches import CLOSED, BatchCount
 
 BATCH: dict[str, Any] = {

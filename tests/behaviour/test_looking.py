@@ -16,7 +16,8 @@ from support.server import Faulty
 from support.terminals import on_pty
 
 import agac
-from agac.cli.terminal import plain, selection_words
+from agac.cli.terminal import selection_words
+from agac.core.text import plain
 from agac.plan.diff import workflow_changes
 
 TWO = [

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from agac.api import progress
+from agac.api.progress import LineStyle, ObservedRun, rate, run_lines
 from agac.api.report import RowCount, Snapshot, WatchedRun
-from agac.cli import progress
-from agac.cli.progress import LineStyle, ObservedRun, rate, run_lines
-from agac.cli.terminal import cells, cropped, duration, harmless, on_one_line
+from agac.cli.terminal import harmless
 from agac.core.errors import ErrorType, RowError
+from agac.core.text import cells, cropped, duration, on_one_line
 from agac.engine.limits import StopReason
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals

@@ -18,15 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from agac.cli.terminal import cells, cropped, duration, is_unicode, on_one_line, padded, say, waits_text
+from agac.core.text import cells, cropped, duration, is_unicode, on_one_line, padded, plain, waits_text
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agac.api.report import RowCount, Snapshot, StageSnapshot, WatchedRun
+    from agac.api.report import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
     from agac.engine.settle import StageTotals
 
 TICK_SECONDS = 0.125
@@ -39,10 +39,8 @@ LOG_CHECK_SECONDS = 1.0
 """Between two checks whether plain lines are due."""
 
 
-def progress(quiet: bool) -> Callable[[WatchedRun], Awaitable[None]] | Literal[False]:
-    """What shows the progress of `api.run`; nothing for a quiet command."""
-    if quiet:
-        return False
+def display() -> Watch:
+    """What shows the progress of a run here: in a notebook, on a terminal, elsewhere."""
     if "IPython" in sys.modules and import_module("rich.console").Console().is_jupyter:
         return in_notebook
     return on_terminal if is_live(sys.stderr, os.environ) else plainly
@@ -130,7 +128,7 @@ class ObservedRun:
         self._counted: list[RowCount | None] = []
         self._counting: threading.Thread | None = None
         for warning in watched.warnings:
-            say(str(warning))
+            print(plain(str(warning)), file=sys.stderr)
 
     def look(self, now: float) -> tuple[Snapshot, dict[str, float]]:
         """The run at this moment, in seconds of any clock, and the rate of each stage. Rows are counted next to the
