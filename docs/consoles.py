@@ -45,7 +45,7 @@ _VARIES = (
     (re.compile(r"\b\d+[smhd]( \d+[smh])? (ago|old)\b"), r"1s \2"),
     (re.compile(r"\(in \d+[smhd]( \d+[smh])?\)"), "(in 1h 00m)"),
 )
-_PROGRESS = re.compile(r"^.*[\d,]+/[\d,]+ \(\d+\.\d%\) \|.*\n", re.MULTILINE)
+_PROGRESS = re.compile(r"^(.*\| [\d,.]+/s \||retrying: |elapsed \d).*\n", re.MULTILINE)
 """What a slow machine says on the way."""
 _VARIES_AFTER_A_KILL = (
     (re.compile(r"Resumed: \d+ rows"), "Resumed: # rows"),

@@ -247,6 +247,7 @@ STEADY: Mapping[str, str] = {
     r"127\.0\.0\.1:\d+": "127.0.0.1:8000", r"process \d+": "process 4711",
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ": "2026-11-21T09:00:00Z", r"\[request [\w-]+\]": "[request req-1]",
     r"\d+ s ago": "1 s ago", r"this one knows \d+": "this one knows 4",
+    r"(?m)^(.*\| [\d,.]+/s \||retrying: |elapsed \d).*\n": "",  # what a slow machine says on the way
 }  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Watching, signalling and ending real processes, at moments that are states and not times."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from support.commands import KILLER, Forked
@@ -91,11 +93,12 @@ def killed(process: Process) -> None:
 
 
 def _mask(process: Process, field: str) -> int:
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value, 16)
-    raise AssertionError(f"no {field}")
+    """Signals as bits; none of a process that has just ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        found = re.search(rf"^{field}:\s*([0-9a-f]+)$", Path(f"/proc/{process.pid}/status").read_text(), re.M)
+        assert found is not None, f"no {field}"
+        return int(found[1], 16)
+    return 0
 
 
 def listening(process: Process) -> Process:
