@@ -151,8 +151,6 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
 
 # Looking at an input without a workflow: what it is, what its columns hold, its first rows.
 
-SHOWN_PROBLEMS = 5
-
 
 @dataclass(frozen=True, slots=True)
 class DataReport(Report):
@@ -224,7 +222,7 @@ def show_data(
             if record.error is not None:
                 unusable += 1
                 problems.append(record.error.message)
-                del problems[SHOWN_PROBLEMS:]
+                del problems[5:]  # of more the first ones are shown
             elif record.data is not None:
                 columns.see(record.data)
                 if len(first) < rows:

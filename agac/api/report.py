@@ -227,17 +227,13 @@ async def show_progress(watch: Watch, run: WatchedRun, database: Database) -> No
         await asyncio.wait({follower})
 
 
-COUNTED_BYTES = 8 * 1024 * 1024
-"""A file up to this size is read for its count: a tenth of a second beside the first calls."""
-
-
 def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowCount | None:
     """How many rows are selected; None when only reading all of a large input, or a stream, would tell."""
     path = Path(checked.workflow.input.path)
     try:
         if not path.is_file():
             return None
-        if path.stat().st_size <= COUNTED_BYTES:
+        if path.stat().st_size <= 8 << 20:  # counted in a tenth of a second, beside the first calls
             return RowCount(count_rows(checked, selection), exact=True)
         rows = estimated_rows(path)
     except (OSError, AgacError):  # whoever reads the rows meets it too, and says it

@@ -163,9 +163,6 @@ State = Literal["running", "killed", "waiting", "stopped", "finished"]
 it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row of the input is
 settled."""
 
-INVOCATIONS = 10
-"""The last ones that a full report tells of."""
-
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
     """The run's summary with its state, its last invocation and the command that resumes it.
@@ -201,7 +198,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
         own = [c for c in counts if c.stage == stage["name"]]
         errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
         stages.append({**stage, "errors": errors, "calls": calls_of(own)})
-    events = await history.invocations(database, record.id, INVOCATIONS)
+    events = await history.invocations(database, record.id, 10)  # the last ones
     return {
         **report,
         "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),

@@ -267,9 +267,6 @@ def cli(
     ctx.obj = Globals(project_dir, quiet)
 
 
-COLLECT_AFTER = 20_000
-"""New objects between two collections, instead of 700: most of the objects made at the start stay to the end."""
-
 _to_the_end = ExitStack()
 """What is entered here is left when the command has ended."""
 
@@ -283,7 +280,7 @@ def long_running(function: Function) -> Function:
     terminal.keep_output()
     _to_the_end.enter_context(exchanged())
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
+    gc.set_threshold(20_000)  # new objects, in place of 700: most of those made at the start stay to the end
     gc.enable()
     return function
 
@@ -441,7 +438,6 @@ def usage_lines(error: click.ClickException) -> list[str]:
     return [message, f"{example}`{path} --help` lists all options."] if context else [message]
 
 
-SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_AGAC_COMPLETE"
 """Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
 
@@ -454,7 +450,7 @@ WORKFLOWS = (".yml", ".yaml")
     'For bash: eval "$(agac completion bash)" in ~/.bashrc; for zsh: eval "$(agac completion zsh)" in ~/.zshrc; '
     "for fish: agac completion fish | source, in ~/.config/fish/config.fish."
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """A script for a shell is its only output: JSON would be of no use."""

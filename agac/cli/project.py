@@ -174,10 +174,6 @@ def data(settings: Globals, /, inputs: tuple[str, ...], as_json: bool, **how: An
     print_report(report, lambda found: data_lines(found, cut=sys.stdout.isatty()), as_json=as_json)
 
 
-WIDE_ROWS = 100
-"""A wider table of rows is shown as one row below the other instead, since it could not be read."""
-
-
 def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
     """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long values off."""
     files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
@@ -210,7 +206,8 @@ def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
     texts = [[_text(row[name]) if name in row else "" for name in names] for row in report.rows]
     yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
-    if sum(widths) <= WIDE_ROWS and not any("\n" in text for line in texts for text in line):
+    # a wider table could not be read: one row is shown below the other instead
+    if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):
         yield table([plain(name) for name in names], texts)
         return
     shown = ([(name, _text(value)) for name, value in row.items()] for row in report.rows)

@@ -296,14 +296,10 @@ def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
             yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}"
 
 
-TIMED_STAGES = 5
-"""Stages whose times are shown; of more, the slowest ones."""
-
-
 def timing_line(summary: Summary) -> str | None:
     """`Time per call: classify 0.41 s (p95 1.2 s), reply 0.9 s (p95 2.3 s)`; None without calls."""
     measured = [stage for stage in summary["stages"] if stage["timing_ms"]["duration"]["count"]]
-    slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:TIMED_STAGES]
+    slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:5]  # are shown
     parts = []
     for stage in (stage for stage in measured if stage in slowest):
         whole, first = stage["timing_ms"]["duration"], stage["timing_ms"]["ttft"]

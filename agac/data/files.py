@@ -305,7 +305,6 @@ def _zstandard_pieces(file: io.BufferedReader) -> Iterator[bytes]:
 PREFIX = ".agac-tmp-"
 _TEMPORARY = re.compile(re.escape(PREFIX) + r"\d+-\d+-.+")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class AtomicFile:
@@ -368,17 +367,13 @@ class AtomicFile:
         self.temporary.unlink(missing_ok=True)
 
 
-PROOF_BYTES = 1 << 16
-"""What a folder has to take before anything is paid for what will go into it."""
-
-
 def prove_writable(folder: Path, remedy: str) -> None:
     """Raises AgacError when the folder, or the nearest one above it that is there, does not take a file of some pages.
     Killed at any point it leaves nothing: the file has no name."""
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     try:
         with TemporaryFile(dir=there) as file:
-            file.write(bytes(PROOF_BYTES))
+            file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -504,6 +499,6 @@ def explained(path: Path, remedy: str = "") -> Iterator[None]:
 def _remedy(error: OSError) -> str:
     if error.errno in _FULL:
         return "Free some space, then run `agac export`: all results are safe in the store."
-    if error.errno in _DENIED:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Make the folder writable or choose another one with output.dir."
     return "Check the output folder, then run `agac export`: all results are safe in the store."

@@ -14,6 +14,7 @@ from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
 from agac.data.json_formats import encode
+from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ParquetSource(FileSource):
 
     def records(self, start: int = 0) -> Iterator[Record]:
         wanted = ", ".join(
-            f"CAST({_identifier(column)} AS {reading.type})"
+            f"CAST({quoted(column)} AS {reading.type})"
             for column, reading in zip(self._columns, self._readings, strict=True)
         )
         statement = f"SELECT {wanted} FROM read_parquet(?) OFFSET ?"  # noqa: S608 - names are quoted
@@ -120,7 +121,7 @@ def _reading(kind: Any) -> _ColumnType:
             return _ColumnType(f"{item.type}[]", of_each)
         case "struct":
             fields = {name: _reading(child) for name, child in kind.children}
-            inside = ", ".join(f"{_identifier(name)} {reading.type}" for name, reading in fields.items())
+            inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
             return _ColumnType(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
         case "map":  # keys become texts, as JSON has them
             item = _reading(dict(kind.children)["value"])
@@ -208,7 +209,7 @@ class ParquetSink(AtomicFile):
         import duckdb
 
         types = ", ".join(f"c{place}: '{_TYPES[kind]}'" for place, kind in enumerate(self._kinds))
-        columns = ", ".join(f"c{place} AS {_identifier(name)}" for place, name in enumerate(self._names))
+        columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
         # a character has at most four bytes; the reader holds some buffers of this size
         bound = max(_MIN_LINE, 4 * self._longest)
         spool = _literal(_no_pattern(self._spool.temporary))
@@ -244,10 +245,6 @@ def _memory_database(path: Path) -> duckdb.DuckDBPyConnection:
         "autoinstall_known_extensions": "false",
     }
     return duckdb.connect(":memory:", config=config)
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:

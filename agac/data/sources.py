@@ -348,9 +348,6 @@ def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
     return sorted(taken)
 
 
-SAMPLE_BYTES = 4 * 1024 * 1024
-"""Of a large file so much of its beginning is read, and its rows are taken to be of even length."""
-
 QUOTING = frozenset({".csv", ".tsv"})
 LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}
 """Files in which a line end ends a row, unless it is quoted in those that quote."""
@@ -361,6 +358,6 @@ def estimated_rows(path: Path) -> int | None:
     if path.suffix.lower() not in LINES:
         return None
     with path.open("rb") as file:
-        sample = file.read(SAMPLE_BYTES)
+        sample = file.read(4 << 20)  # the rows are taken to be of even length
     parts = sample.split(b'"')[::2] if path.suffix.lower() in QUOTING else [sample]  # what is not within quotes
     return round(sum(part.count(b"\n") for part in parts) * path.stat().st_size / len(sample))

@@ -27,7 +27,6 @@ from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _END = re.compile(r"(?:\s|;|--[^\n]*\Z)*\Z")
 _REPEATED = re.compile(r"(.+):\d+")
-_BUSY_SECONDS = 5.0
 
 _MISSING = re.compile(r"no such (table|column): (.+)")
 TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
@@ -104,7 +103,7 @@ class SqliteSource(FileSource):
         uri = f"file:{quote(str(self._path))}?mode=ro"
         try:
             with closing(
-                sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+                sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
             ) as connection:
                 connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
                 connection.set_authorizer(_allowed)

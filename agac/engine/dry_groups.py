@@ -165,11 +165,6 @@ class ForecastDeriver:
 
 _PAGE = 512
 _SOME = 64
-_MAX_CHARACTERS = 8_000_000
-"""Characters of the members of groups that are looked up together."""
-
-_MEASURED = 20_000
-"""Members that are cut to learn into how many parts still more of them would be."""
 
 
 @dataclass(slots=True)
@@ -254,7 +249,7 @@ class GroupForecaster:
                 known += 1
                 some.append((self._row(stage, group.id, group.fields), group))
                 characters += group.characters
-                if characters > _MAX_CHARACTERS:
+                if characters > 8_000_000:  # of members that are looked up together
                     yield await self._ready(stage, some)
                     some, characters = [], 0
             yield await self._ready(stage, some)
@@ -408,6 +403,6 @@ def parts_of(stage: PlannedStage, rows: int, tokens: int) -> int:
     """About how many parts a group of so many rows and tokens is cut into; none where one call holds it."""
     if stage.group is None or not stage.group.reduces or stage.group.fits(rows, tokens):
         return 0
-    measured = min(rows, _MEASURED)
+    measured = min(rows, 20_000)  # they tell into how many parts still more would be cut
     members = ((place, tokens // rows) for place in sorted(member_hash(number) for number in range(measured)))
     return round((sum(1 for _ in tree(members, call_size(stage))) - 1) * rows / measured)

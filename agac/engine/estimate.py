@@ -23,14 +23,6 @@ from agac.store.runs import Count
 CHARACTERS_A_TOKEN = 4
 """What English text comes to with common tokenizers."""
 
-WITHOUT_SCHEMA = 250
-"""Tokens of a free answer whose length nothing tells."""
-
-COMPLAINT = 300
-"""Tokens of what a re-ask says beside the prompt and the last reply."""
-
-Basis = Literal["history", "sample", "guess", "local"]
-
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate(Report):
@@ -41,7 +33,7 @@ class CostEstimate(Report):
     output_tokens: int
     usd: Usd | None
     usd_at_most: Usd | None
-    basis: Basis
+    basis: Literal["history", "sample", "guess", "local"]
 
 
 LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
@@ -80,7 +72,7 @@ def estimate(
         before, made, a_task = past
         given = before if same_prompt or characters is None else given
     else:  # a rough size of an answer of this shape: its names and a short value each
-        made = float(WITHOUT_SCHEMA)
+        made = 250.0  # tokens of a free answer, whose length nothing tells
         if stage.schema is not None:
             made = 10.0 + 15 * json.dumps(stage.schema.body).count('"type"')
         made = min(made, most) if most else made
@@ -113,7 +105,8 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
         if most is None:
             return None
         costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
-        costs.append(_dollars(model, tasks * stage.repair, given + most + COMPLAINT, most, batch=again))
+        repair = given + most + 300  # tokens of what a re-ask says beside the prompt and the last reply
+        costs.append(_dollars(model, tasks * stage.repair, repair, most, batch=again))
     return summed(costs)
 
 
@@ -390,9 +383,6 @@ def needed(stages: Iterable[StageForecast]) -> Amount:
 MARGIN = 1.2
 """A limit that is proposed has a fifth more than the estimate says: rows differ."""
 
-FURTHER_ERRORS = 10
-"""A `max_errors` that is proposed has room for at least so many more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finishing(Report):
@@ -417,7 +407,7 @@ def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter |
     need, usd = needed(left.stages), left.usd
     reached = limiter.reached if limiter else None
     if limiter is None or reached is None:
-        most = failed + max(failed, FURTHER_ERRORS)
+        most = failed + max(failed, 10)  # room for at least so many more
         return Finishing(rows, usd, need.tokens, need.calls, max_errors=most)
     own, balances = need, [one for one in limiter.balances if one.stage is None]
     if reached.stage is not None:

@@ -437,7 +437,6 @@ class Groups:
 
 
 PAGE = 512
-_LAST_KEY = 1 << 62
 
 
 class Deduplicator:
@@ -458,7 +457,7 @@ class Deduplicator:
             firsts = await dedupe_firsts(self._db, self._run, self._stage.index, after, PAGE)
             if not firsts:
                 return
-            at, after = (after, _LAST_KEY), max(firsts)
+            at, after = (after, 1 << 62), max(firsts)  # beyond every key of the last page
             while rows := await dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
                 await self._write(rows, firsts)
                 at = (rows[-1].hash, rows[-1].key)

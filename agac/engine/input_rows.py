@@ -47,9 +47,6 @@ from agac.store.scratch import Scratch
 PROBES = 8
 """Ids of the form `id#2` that are looked up at a time for a repeated id."""
 
-KEPT_IDS = 10_000
-"""Repeated ids of which is kept in memory how often they came; of others it is looked up again."""
-
 
 class RowMatcher:
     """Finds rows by id, chunk by chunk.
@@ -81,7 +78,7 @@ class RowMatcher:
                 self._judge(new, count, first, stays=ordinal in last)
                 old = free.get((row_id, new.occurrence))
             matched.append((new, old))
-        if len(self._often) >= KEPT_IDS:
+        if len(self._often) >= 10_000:  # how often others came is looked up again
             self._often.clear()
         self._often |= {row_id: known for row_id, known in met.items() if known[0] > 1}
         return matched
@@ -162,9 +159,6 @@ CHUNK_CHARACTERS = 4_000_000
 _ENDED = WALKED | {State.DROPPED}
 """Ends after which an unchanged row needs nothing."""
 
-NEVER = 1 << 62
-"""A position beyond every input."""
-
 
 class InputRows:
     """One pass over the input. What it no longer holds leaves as soon as its end is read, while rows are at work."""
@@ -208,7 +202,8 @@ class InputRows:
 
     async def _finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
-        moved = NEVER if self._matcher.moved_from is None else self._matcher.moved_from
+        # where none moved, a position beyond every input
+        moved = 1 << 62 if self._matcher.moved_from is None else self._matcher.moved_from
         while leaving := await leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):
             tasks = await prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:

@@ -31,9 +31,6 @@ from agac.store.records import NewRow
 from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
 
-ENROLLING_WORKERS = 256
-"""Rows that walk at a time where tasks are enrolled in batches: as many as one look-up takes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -65,11 +62,6 @@ class Retry(RowChoice):
     def filters(self) -> dict[str, Any]:
         """What was chosen, as an invocation remembers it."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    @staticmethod
-    def of_filters(filters: dict[str, Any]) -> Retry:
-        """The retry that `filters` was made of."""
-        return Retry(**{**filters, "rows": tuple(filters["rows"])})
 
     def same_choice(self, filters: dict[str, Any]) -> bool:
         """Whether an earlier retry chose the same rows and stages."""
@@ -238,9 +230,10 @@ class InvocationContext:
 
     @cached_property
     def workers(self) -> int:
-        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups."""
+        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups,
+        each of which takes as many."""
         batched = any(stage.run_mode == "batch" for stage in self.plan.asking)
-        return max(self.plan.concurrency, ENROLLING_WORKERS) if batched else self.plan.concurrency
+        return max(self.plan.concurrency, 256) if batched else self.plan.concurrency
 
     async def tasks_of(self, keys: Sequence[int]) -> TasksOfRows:
         """The tasks of these rows."""

@@ -67,12 +67,9 @@ class StopRun:
     """The run stops."""
 
 
-Decision = RetryAfter | FailTask | StopRun
-
-
 def decide(
     fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alternative: bool = False, waited: float = 0.0
-) -> Decision:
+) -> RetryAfter | FailTask | StopRun:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
     `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes

@@ -88,7 +88,8 @@ async def broken_off_retry(database: Database, run: int) -> Retry | None:
     waits = ended and record.finished_at is None and await was_batched(database, record.workflow)
     if ended and not waits:
         return None
-    return Retry.of_filters(last.body["retry"])
+    filters = last.body["retry"]
+    return Retry(**{**filters, "rows": tuple(filters["rows"])})
 
 
 # The rows of an invocation on their way: those of the input or of the store, and then what stages made of them.

@@ -28,9 +28,6 @@ from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, NewRow, Resu
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
 from agac.store.writer import Ledger
 
-COMPRESS_FROM = 1024
-"""Bytes. Shorter replies are stored as they came: deflating them costs time and saves nothing."""
-
 
 @dataclass(slots=True)
 class StageTotals:
@@ -149,7 +146,7 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
     """A reply as the store keeps it: text while that is short, deflated when that is smaller."""
     if body is None:
         return None
-    if len(body) < COMPRESS_FROM:
+    if len(body) < 1024:  # deflating those costs time and saves nothing
         with suppress(UnicodeDecodeError):
             return body.decode()
     return zlib.compress(body, 1)

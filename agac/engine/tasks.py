@@ -126,10 +126,6 @@ class LocalCall(NamedTuple):
     given: dict[str, JSONValue]
 
 
-REMEMBERED_FAILURES = 10_000
-"""Failed fingerprints kept in memory, so that equal tasks later in the run share the failure. 100 bytes each."""
-
-
 class Parked(Enum):
     """The end of a task that has no answer in this invocation: its row stays open. It may not be asked; or it is in a
     batch, or waits for one."""
@@ -285,7 +281,7 @@ class Tasks:
                     self._done(asked, answer.result, Outcome.DONE)
                 elif isinstance(answer, RowError) and not self._is_of_its_row(answer):
                     self._failed[fingerprint] = answer
-                    if len(self._failed) > REMEMBERED_FAILURES:
+                    if len(self._failed) > 10_000:  # 100 bytes each; equal tasks later share the failure
                         self._failed.popitem(last=False)
         finally:
             mine.set_result(answer)

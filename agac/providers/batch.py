@@ -241,9 +241,6 @@ LONGEST = 32 << 20
 TOO_LARGE = "too_large"
 """The code of the Fault of a download of more bytes than are allowed."""
 
-LEEWAY = 300.0
-"""Seconds by which a provider's clock and ours may differ."""
-
 _KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection",
          "range", "if-range")  # fmt: skip
 """Headers that are the transport's. All others of an SDK go: it takes keys, organizations and whole headers from
@@ -571,7 +568,7 @@ class BatchApi:
                 return
             last = text(found, "last_id") or fresh[-1]["id"]
             times += [moment(one.get("created_at")) for one in fresh]
-            is_past = since is not None and _falls_below(times, since - LEEWAY)
+            is_past = since is not None and _falls_below(times, since - 300.0)  # s: clocks differ
             if is_past and was_past:
                 return
             was_past = is_past

@@ -43,9 +43,6 @@ from agac.providers.provider import BatchTraits, Provider
 KEY = "agac_intent"
 """The name in a batch's metadata under which it carries our key."""
 
-_FILES_PAGE = 1000
-"""Files that are asked for at once; 10,000 are the most."""
-
 _NOT_YET = re.compile(
     r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"
     r"|\bfile\b.{0,80}(?:not found|not be found|does not exist|doesn't exist|no access)",
@@ -193,7 +190,7 @@ class OpenAIBatches(BatchApi):
     async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
         """The files for a purpose, by which not every server filters. One that lists none is taken to have none."""
         for query in ({"purpose": purpose}, {}):
-            async for one in self._listed("/files", _FILES_PAGE, query):
+            async for one in self._listed("/files", 1000, query):  # 10,000 are the most at once
                 if not isinstance(one, Fault):
                     if one.get("purpose") in (None, purpose):
                         yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"))

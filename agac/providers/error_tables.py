@@ -92,9 +92,6 @@ def _until(written: str | None, server_now: str | None) -> float | None:
 MESSAGE_LENGTH = 500
 """Characters of a provider's own words that a Fault quotes at most."""
 
-CODE_LENGTH = 80
-"""Characters of an error's own name that a Fault keeps at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -206,7 +203,7 @@ def fault_of(
         status=status,
         ambiguous=rule.ambiguous,
         retries=retries,
-        code=redactor.clean(name)[:CODE_LENGTH],
+        code=redactor.clean(name)[:80],  # an error's own name, of its sender's making
     )
 
 

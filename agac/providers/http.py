@@ -157,9 +157,6 @@ def _assembled(assembly: Assembly, response: aiohttp.ClientResponse | None, star
 # Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
 # idempotent methods, and POST is none.
 
-KEEP_ALIVE = 30.0
-"""Seconds that an idle connection is kept. Servers close theirs after 60 or more; ours must be the shorter."""
-
 LARGE_BODY = 1 << 20
 """Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
 
@@ -224,7 +221,8 @@ class Sender:
     def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
         """The connections; they are there from the first call on. `trace` sees what goes over them."""
         if self._session is None:
-            self._session = self._opened(trace, keepalive_timeout=KEEP_ALIVE)
+            # servers close idle connections after 60 s or more; ours must be the shorter
+            self._session = self._opened(trace, keepalive_timeout=30.0)
         return self._session
 
     def _opened(self, trace: aiohttp.TraceConfig | None = None, **pool: Any) -> aiohttp.ClientSession:
@@ -266,9 +264,6 @@ _log = logging.getLogger("agac.websocket")
 
 MAX_LIFETIME_S = 55 * 60.0
 """Seconds after which a socket takes no further request: a call may take minutes, and at 60 the server ends it."""
-
-CLOSING = 1.0
-"""Seconds that the other side has to say goodbye."""
 
 STRIKES = 3
 """Sockets in a row that come to nothing, after which `auto` believes that something on the way ends them."""
@@ -348,7 +343,7 @@ class SocketSender:
                     return socket
             self._leave(socket)
         session = self._http.session(self._trace)
-        closing = ClientWSTimeout(ws_close=CLOSING)
+        closing = ClientWSTimeout(ws_close=1.0)  # seconds that the other side has to say goodbye
         try:
             async with asyncio.timeout(bounds.connect):
                 ws = await session.ws_connect(self._http.settings.url, timeout=closing, max_msg_size=self._http.most)

@@ -299,8 +299,6 @@ MODELS: dict[str, str] = {
 }
 """Whose model a name without a provider is: exact names only, so that a slip of the pen is never sent anywhere."""
 
-Transport = Literal["sse", "ws", "auto"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SUFFIX = re.compile(rf"(.+)\.({'|'.join((*EFFORTS, 'auto'))})\Z")
 
@@ -319,7 +317,7 @@ class ModelRef:
     model: str
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     route: str | None = None
-    transport: Transport | None = None
+    transport: Literal["sse", "ws", "auto"] | None = None
     idle_timeout: float | None = None
     schema_mode: Structured | None = None
     written: str | None = field(default=None, compare=False)

@@ -46,9 +46,6 @@ def _said(parts: Any, kind: str) -> tuple[str, str | None]:
 # Chat completions. Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read
 # November 2026.
 
-_CHAT_REFUSED = {"verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"}
-"""What else a look-alike takes is in its row; OpenAI takes all of it."""
-
 _CHAT_PARAMS = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed", "service_tier"),
     *("top_k", "min_p", "repetition_penalty"),
@@ -112,8 +109,6 @@ def _chat_usage(usage: Any) -> Usage:
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
 
 _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
-_THOUGHTS = ("reasoning_content", "reasoning")
-"""What look-alikes call a piece of thinking."""
 
 
 class ChatAssembly(Assembly):
@@ -166,7 +161,7 @@ class ChatAssembly(Assembly):
                 pieces.append(piece)
                 self.size += len(piece)
                 self.token(answer=True)
-        if any(text(delta, name) for name in _THOUGHTS):
+        if any(text(delta, name) for name in ("reasoning_content", "reasoning")):  # as look-alikes call it
             self.token(answer=False)
         if choice.get("finish_reason") is not None:
             self._finish = choice["finish_reason"]
@@ -307,7 +302,8 @@ class ResponseAssembly(Assembly):
 
 CHAT = Dialect(
     path="/chat/completions",
-    refused=_CHAT_REFUSED,
+    # what else a look-alike takes is in its row; OpenAI takes all of it
+    refused={"verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"},
     headers=_headers,
     build=_build_chat,
     shaping=openai_format,

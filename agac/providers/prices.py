@@ -13,9 +13,6 @@ from typing import Any
 from agac.core.types import Usage
 from agac.providers.provider import Price, Provider
 
-ANY_MODEL = "*"
-"""In a provider's `prices`: the price of every model that is not named."""
-
 BATCH = "batch"
 """In the place of a service tier: what requests cost in batches."""
 
@@ -60,7 +57,7 @@ def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
 
 def _own(provider: Provider, model: str) -> Price | None:
     """The price that agac.yml gives, or the row."""
-    return provider.prices.get(model) or provider.prices.get(ANY_MODEL)
+    return provider.prices.get(model) or provider.prices.get("*")  # of every model that is not named
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:

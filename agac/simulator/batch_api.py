@@ -276,10 +276,6 @@ class OpenAiCall(BatchCall):
             raise ApiError(404, f"No such File object: {self.id}", param="id")
         return file
 
-    def get_file(self) -> Answer:
-        """GET /files/ID."""
-        return file_object(self.file())
-
     def content(self) -> Answer:
         """GET /files/ID/content."""
         return self.existing(self.file().id)
@@ -398,7 +394,7 @@ Route = tuple[str, str, str, Effect]
 OPENAI_ROUTES: list[Route] = [
     ("POST", "/files", "upload", OpenAiCall.add_file),
     ("GET", "/files", "files", OpenAiCall.list_files),
-    ("GET", "/files/{id}", "files", OpenAiCall.get_file),
+    ("GET", "/files/{id}", "files", lambda call: file_object(call.file())),
     ("GET", "/files/{id}/content", "download", OpenAiCall.content),
     ("DELETE", "/files/{id}", "delete", OpenAiCall.delete_file),
     ("POST", "/batches", "create", OpenAiCall.create),

@@ -90,9 +90,6 @@ CHUNK_LINES = 512
 STRANGE = ".strange"
 """The ending of files with lines that are no results of ours: they are kept for debugging."""
 
-CHUNK_BYTES = 32 << 20
-"""Bytes of lines after which a chunk has no more of them."""
-
 OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
 """Counts of tasks, which each chunk commits; the others are of lines."""
 
@@ -375,7 +372,7 @@ def _chunks(files: Sequence[Path], longest: int) -> Iterator[list[bytes]]:
     for line in chain.from_iterable(result_lines(file, longest) for file in files):
         chunk.append(line)
         size += len(line)
-        if len(chunk) == CHUNK_LINES or size > CHUNK_BYTES:
+        if len(chunk) == CHUNK_LINES or size > 32 << 20:  # bytes
             yield chunk
             chunk, size = [], 0
     if chunk:

@@ -34,9 +34,6 @@ NOT_CANCELLED = "its end could not be asked for: "
 LATE_FILES = (0.1, 0.5, 2.0, 5.0)
 """Seconds between looks at a batch that has ended and names no file with results, or whose files hold none."""
 
-DISK_RESERVE = 64 << 20
-"""Bytes of the disk that a download leaves to the store."""
-
 LATE = ".late"
 """The further ending of results of a creation that was given up."""
 
@@ -202,7 +199,7 @@ async def _download(
             with writing(part):
                 part.parent.mkdir(parents=True, exist_ok=True)
                 begun = part.stat().st_size if part.exists() else 0
-                free = shutil.disk_usage(part.parent).free + begun - DISK_RESERVE
+                free = shutil.disk_usage(part.parent).free + begun - (64 << 20)  # left to the store
                 got = await account.api.download(remote, part, min(most, free))
                 if isinstance(got, Fault) and got.code == TOO_LARGE:
                     if free < most:
