@@ -136,6 +136,7 @@ class Pinned:
         assert self.project.agac("run", "-a", "empty").code == 0
         with closing(sqlite3.connect(self.project.root / ".agac/agac.db")) as database, database:
             database.execute("UPDATE project SET token = ?", (TOKEN,))
+        shutil.rmtree(self.project.root / "output/empty")  # it tells of the store by its own token
 
     def workflow(self, name: str) -> None:
         """A workflow's whole life: planned, run, looked at, planned again, and with another model."""
