@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made import assert_all_sound, errors, made, outcomes, parts, values
+from support.made import assert_all_sound, errors, made, outcomes, parts, stored, values
 from support.processes import kill_at, quiet_account
 from support.project import ProjectFolder
-from support.recount import assert_at_rest, contents
+from support.recount import assert_at_rest
 from support.server import Server, simulator
 from support.soak import few
 
@@ -81,8 +81,7 @@ def finished(project: ProjectFolder) -> RunReport:
     """A run that nobody disturbs, in this process: half of the time of a process of its own is its start."""
     report = project.run("reviews")
     assert report.exit_code == 3, report.invocation
-    assert_all_sound(project)
-    assert_at_rest(project.query)
+    assert_all_sound(project, assert_at_rest)
     return report
 
 
@@ -145,8 +144,7 @@ def test_a_kill_at_each_commit(before: str, first: int, step: int, refusing: Ser
             assert killed.code == 3
             break
         lost = looked_at(project, refusing, had)
-        report = finished(project)
-        assert report.invocation["lost_calls_at_most"] >= lost
+        assert finished(project).invocation["lost_calls_at_most"] >= lost
         assert_same(came_to(project), expected)
         account = quiet_account(refusing)
         assert account["distinct"] == distinct, "what an undisturbed run asks, and nothing else"
@@ -185,10 +183,10 @@ def test_kills_one_after_the_other(refusing: Server, tmp_path: Path) -> None:
     assert kills >= 3
     finished(project)
     assert_same(came_to(project), came_to(undisturbed))
-    before = contents(project.query)
+    before = stored(project)
     ran = project.agac("run", "-a", "reviews", "--no-retry-failed", "--json")
     assert (ran.code, ran.json["invocation"]["calls"]) == (3, 0)
-    assert contents(project.query) == before
+    assert stored(project) == before
 
 
 @pytest.mark.parametrize("moment", ["statement", "committed", "os.rename"])

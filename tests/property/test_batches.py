@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, note
+from support.made import assert_all_sound
 from support.project import ProjectFolder, Ran
-from support.recount import assert_descent, assert_recounted
 from support.soak import campaign
 
 from property.batch_cases import PREVIEW, RETRIEVE, RUN, SHAKY, WAIT, Case, Step, cases, providers, rows_of, stages_of
@@ -57,8 +57,7 @@ class User:
         for word in ("Traceback", "Timeout (", "bug in agac"):
             assert word not in ran.err, ran.err
         if self.has_store():
-            assert_recounted(self.project.query)
-            assert_descent(self.project.query)
+            assert_all_sound(self.project)
         return ran
 
     def has_store(self) -> bool:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.made import assert_all_sound
 from support.processes import kill_at
 from support.project import ProjectFolder, Ran
-from support.recount import assert_descent, assert_recounted
 from support.soak import SOAK, campaign
 
 import agac
@@ -384,8 +384,7 @@ class GraphMachine(RuleBasedStateMachine):
     def is_whole(self) -> None:
         made = self.project.root.joinpath(".agac/agac.db").exists()
         if made and self.project.query("PRAGMA user_version") != [(0,)]:
-            assert_recounted(self.project.query)
-            assert_descent(self.project.query)
+            assert_all_sound(self.project)
 
     def asks_nothing_again(self, came: Outcome, limit: int | None) -> None:
         """Only what is refused is tried again, and not forever."""

@@ -1,11 +1,12 @@
 """Rows that stages made, looked at: what they came to, and runs that are checked from all sides."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import agac
 from support.project import ProjectFolder
-from support.recount import FAILED, GONE, assert_at_rest, assert_descent, assert_recounted, contents, stage_names
+from support.recount import FAILED, GONE, Query, assert_at_rest, assert_descent, assert_recounted, contents, stage_names
 
 STATES = ["open", "done", "failed", "repeated", "dropped", "skipped", "gone"]
 
@@ -67,18 +68,24 @@ def parts(project: ProjectFolder, run: int | None = None) -> dict[str, str]:
     return {id_: STATES[state] for id_, state in rows}
 
 
-def assert_all_sound(project: ProjectFolder) -> None:
+def assert_all_sound(project: ProjectFolder, *more: Callable[[Query], None]) -> None:
     """Roll-ups are right, and nothing belongs to nothing."""
-    assert_recounted(project.query)
-    assert_descent(project.query)
+    with project.connected() as ask:
+        for check in (assert_recounted, assert_descent, *more):
+            check(ask)
+
+
+def stored(project: ProjectFolder) -> dict[str, list[tuple[Any, ...]]]:
+    """All that is stored of runs, but when they were invoked."""
+    with project.connected() as ask:
+        return contents(ask)
 
 
 def ran(project: ProjectFolder, name: str = "reviews", **options: Any) -> agac.RunReport:
     """A run that comes to its end, looked at from all sides."""
     report = project.run(name, **options)
     assert report.exit_code in (0, 3), report.summary
-    assert_all_sound(project)
-    assert_at_rest(project.query)
+    assert_all_sound(project, assert_at_rest)
     return report
 
 
@@ -86,10 +93,10 @@ def settled(project: ProjectFolder, name: str = "reviews", **options: Any) -> ag
     """The same, run once more: that one asks nothing and writes nothing."""
     report = ran(project, name, **options)
     files = {path: path.stat().st_mtime_ns for path in (project.root / "output").rglob("results*")}
-    before = contents(project.query)
+    before = stored(project)
     again = project.run(name, **{key: value for key, value in options.items() if key != "fresh"}, retry_failed=False)
     assert again.invocation["calls"] == 0
-    after = contents(project.query)
+    after = stored(project)
     assert {name: after[name] for name in after if after[name] != before[name]} == {}
     assert {path: path.stat().st_mtime_ns for path in (project.root / "output").rglob("results*")} == files
     assert again.exit_code == report.exit_code
