@@ -19,6 +19,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import small_files
 from support.soak import campaign
 
 from agac.core.errors import AgacError, UsageError
@@ -210,40 +211,24 @@ def test_it_ends_together_with_the_folder(member: Member, tmp_path: Path) -> Non
     assert names(tmp_path) == sorted([member.name, "errors.jsonl"])
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
-from test_sinks import MEMBERS
-from agac.core.errors import AgacError
-
-member = next(member for member in MEMBERS if member.name == sys.argv[2])
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-sink = member.open(Path(sys.argv[3], member.name))
-try:
-    member.write(sink, ["x" * int(sys.argv[4])])
-    sink.finish()
-    sink.commit()
-except AgacError as error:
-    sink.abort()
-    print(error.message, error.remedy, sep="\\n")
-"""
-
-
-@pytest.mark.unmeasured
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes here")
 @pytest.mark.parametrize("size", [150_000, 3_000_000], ids=["met-at-commit", "met-while-writing"])
 def test_a_full_disk_keeps_the_old_and_names_the_remedy(member: Member, tmp_path: Path, size: int) -> None:
     member.done(tmp_path, member.some())
-    arguments = [str(Path(__file__).parent), member.name, str(tmp_path), str(size)]
-    process = subprocess.run([sys.executable, "-c", FULL, *arguments], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    message, remedy = process.stdout.splitlines()
-    assert member.name in message
-    assert "all results are safe in the store" in remedy
+    sink = member.open(tmp_path / member.name)
+
+    def written() -> None:
+        member.write(sink, ["x" * size])
+        sink.finish()
+        sink.commit()
+
+    with small_files(), pytest.raises(AgacError) as caught:
+        written()
+    sink.abort()
+    assert member.name in caught.value.message
+    assert "all results are safe in the store" in str(caught.value.remedy)
     if not member.table:
-        assert message.startswith(f"{tmp_path / member.name}: cannot be written: File too large")
-        assert remedy == "Free some space, then run `agac export`: all results are safe in the store."
+        assert caught.value.message.startswith(f"{tmp_path / member.name}: cannot be written: File too large")
+        assert caught.value.remedy == "Free some space, then run `agac export`: all results are safe in the store."
     assert member.values(tmp_path) == member.some()
     assert names(tmp_path) == [member.name]
 

@@ -155,7 +155,7 @@ class Kind:
     gives: Callable[[Rows], Rows] = same
     texts: bool = False
     lines: bool = False
-    most: int = 12_000
+    most: int = 6_000
 
 
 def plain(content: bytes) -> bytes:
@@ -182,7 +182,7 @@ KINDS = [
     Kind("sqlite", "sqlite", database),
     Kind("parquet", "parquet", parquet),
     Kind("txt", "txt", text_file, as_lines, texts=True, lines=True),
-    Kind("files", "files", whole_files, as_files, texts=True, most=2_100),
+    Kind("files", "files", whole_files, as_files, texts=True, most=1_500),
 ]  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def test_the_first_row_comes_before_the_rest_is_read(kind: Kind, tmp_path: Path)
     chance = Random(1)
     rows = [
         {"id": f"r{n}", "text": chance.randbytes(300).hex()}
-        for n in range(1, {"files": 2_000, "parquet": 40_000}.get(kind.format, 14_000))
+        for n in range(1, {"files": 2_000, "parquet": 40_000}.get(kind.format, 8_000))
     ]
     ready = kind.make(tmp_path, rows)
     total = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
@@ -295,12 +295,7 @@ def test_the_first_row_comes_before_the_rest_is_read(kind: Kind, tmp_path: Path)
 
 BOM = b"\xef\xbb\xbf"
 MARK = "THE-BAD-PLACE"
-TEXT_FORMATS: dict[str, Callable[..., str]] = {
-    "csv": csv_text,
-    "tsv": tsv_text,
-    "json": json_text,
-    "jsonl": jsonl_text,
-}
+TEXT_FORMATS: dict[str, Callable[..., str]] = {"csv": csv_text, "tsv": tsv_text, "json": json_text, "jsonl": jsonl_text}
 
 
 @pytest.fixture(params=TEXT_FORMATS)

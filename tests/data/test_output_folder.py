@@ -2,14 +2,13 @@
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import small_files
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.data.files import explained
@@ -47,29 +46,18 @@ def test_files_appear_together_when_the_folder_is_left_and_others_stay_as_they_a
     assert {(out / name).read_text() for name in mine} == {"mine"}
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-from agac.core.errors import AgacError
-from agac.data.sinks import OutputFolder
-
-folder = Path(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    with OutputFolder(folder, folder) as output:
-        output.open("results.jsonl").write("small")
-        output.open("results.json").write("x" * 150_000)
-except AgacError as error:
-    print(error.message)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on file sizes here")
 def test_a_disk_that_is_too_full_for_one_file_replaces_none(tmp_path: Path) -> None:
     for name in ("results.jsonl", "results.json"):
         (tmp_path / name).write_text("old")
-    process = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert process.stdout.startswith(f"{tmp_path / 'results.json'}: cannot be written: File too large")
+
+    def written() -> None:
+        with OutputFolder(tmp_path, tmp_path) as output:
+            output.open("results.jsonl").write("small")
+            output.open("results.json").write("x" * 150_000)
+
+    with small_files(), pytest.raises(AgacError) as caught:
+        written()
+    assert caught.value.message.startswith(f"{tmp_path / 'results.json'}: cannot be written: File too large")
     assert [(tmp_path / name).read_text() for name in ("results.jsonl", "results.json")] == ["old", "old"]
     assert names(tmp_path) == ["results.json", "results.jsonl"]
 

@@ -2,12 +2,13 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.commands import KILLER, Forked
@@ -50,6 +51,17 @@ def mounted(path: Path, size: str) -> bool:
     path.mkdir(parents=True, exist_ok=True)
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     return shutil.which("mount") is not None and subprocess.run(words, capture_output=True).returncode == 0
+
+
+@contextmanager
+def small_files(most: int = 100_000) -> Iterator[None]:
+    """Within the block no file of this process gets larger than `most` bytes: writing fails as on a full disk."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
 def wait_until(true: Callable[[], bool], what: str, process: Process | None = None) -> None:
