@@ -40,14 +40,12 @@ def last_event(project: ProjectFolder) -> int:
 
 
 def test_a_killed_retry_is_finished_by_the_same_command(project: ProjectFolder, faulty: Faulty, server: Server) -> None:
-    refusing = faulty([{"kind": "refusal", "match": "Say"}])
-    project.configure(refusing.base_url)
+    project.configure(faulty([{"kind": "refusal", "match": "Say"}]).base_url)
     project.numbered(9)
     project.workflow(stages=[ONE, TWO], stop_loss=False)
     assert project.run().summary["rows"]["failed"] == 9
     project.configure(server.base_url)
-    ran = project.agac("retry", "last", "--concurrency", "2", env=kill_at("committed:4"))
-    assert ran.code == -9
+    assert project.agac("retry", "last", "--concurrency", "2", env=kill_at("committed:4")).code == -9
     choice = agac.retry_choice("last", agac.Retry(), project=project.root)
     ((done,),) = project.query("SELECT count(*) FROM row WHERE state = 1")
     assert (choice.rows, choice.done) == (9 - done, 0)

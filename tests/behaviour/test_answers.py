@@ -26,8 +26,7 @@ def test_a_reply_that_is_no_answer_fails_under_its_own_name_and_is_asked_for_in_
     project.configure(server.base_url)
     project.numbered(3)
     project.workflow()
-    report = project.run()
-    assert report.exit_code == 3
+    assert project.run().exit_code == 3
     assert server.account()["requests"] == 3
     assert [e["ok"] for e in project.envelopes()] == [True, False, True]
     failed = project.envelopes()[1]
@@ -172,8 +171,7 @@ def test_what_fails_by_format_alone_stays_done_with_a_note_where_the_provider_en
     assert (report.exit_code, one["ok"]) == ((0, True) if done else (3, False))
     [summed] = report.summary["stages"]
     assert summed.get("misformatted") == (1 if done else None)
-    shown = project.agac("inspect", "last", "r-1", code=0).out
-    assert ("with a text that lacks its `format`" in shown) is done
+    assert ("with a text that lacks its `format`" in project.agac("inspect", "last", "r-1", code=0).out) is done
 
 
 def test_stored_results_are_never_judged_again(project: ProjectFolder) -> None:

@@ -71,8 +71,7 @@ def test_a_copy_of_a_run_at_work_is_of_a_killed_one_that_nobody_holds(project: P
     assert agac.status(project=other.root).runs[0]["state"] == "killed"
     other.assert_sound()
     invocation = other.agac("run", "-a", "reviews", "--concurrency", "8", "--json", code=0).json["invocation"]
-    counts = [invocation[key] for key in ("rows_unchanged", "calls", "lost_calls_at_most")]
-    assert counts == [20, 40, 16]
+    assert [invocation[key] for key in ("rows_unchanged", "calls", "lost_calls_at_most")] == [20, 40, 16]
     other.assert_sound()
     assert project.query("SELECT holder <> '' FROM lease") == [(1,)]
     assert process.poll() is None

@@ -75,8 +75,7 @@ def test_failed_rows_are_tried_again_in_a_batch(make: Make, server: Server) -> N
     assert [one["id"] for one in project.envelopes(file="errors.jsonl")] == ["r-2", "r-3"]
     project.agac("run", "-a", "reviews", "--no-retry-failed", code=3)
     assert project.account["posts"] == 3
-    retried = project.agac("retry", "last", code=0)
-    assert ": 2 requests, 1 of 1" in retried.out
+    assert ": 2 requests, 1 of 1" in project.agac("retry", "last", code=0).out
     for _ in range(4):
         advance(project.server, SECONDS)
         report = project.retrieve()
@@ -183,8 +182,7 @@ def test_a_function_that_was_edited_while_batches_are_open(make: Make, server: S
     project.submit(A, {"name": "f", "python": "tools/f.py:up"}, B | {"prompt": "B ${f.t}"})
     advance(project.server, SECONDS)
     project.write("tools/f.py", "def up(row):\n    return {'t': row['a'].lower()}\n")
-    refused = project.agac("batch", "retrieve", code=2)
-    assert "tools/f.py" in refused.err
+    assert "tools/f.py" in project.agac("batch", "retrieve", code=2).err
     project.agac("batch", "status", code=0)
     ran = project.agac("run", "-a", "reviews")
     assert (ran.code, ran.err) == (0, "")

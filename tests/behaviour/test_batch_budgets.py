@@ -94,8 +94,7 @@ def test_more_budget_goes_on_with_the_rest(make: Make, server: Server) -> None:
     assert project.retrieve().exit_code == 4
     stopped = project.agac("run", "-a", "reviews", code=4)
     assert "budget" in stopped.err + stopped.out
-    report = project.run(budget=Budget(calls=100))
-    assert report.exit_code == 0
+    assert project.run(budget=Budget(calls=100)).exit_code == 0
     project.to_the_end(seconds=SECONDS)
     assert (project.charged(), project.doubles()) == ((2, 12), 0)
     project.batched(SAY, stop_loss=False)
@@ -120,8 +119,7 @@ def test_the_budget_of_a_stage(make: Make) -> None:
     project = make(rows=10, stages=stages)
     project.run()
     advance(project.server, SECONDS)
-    first = project.retrieve()
-    assert [one["requests"] for one in first.submitted] == [4]
+    assert [one["requests"] for one in project.retrieve().submitted] == [4]
     advance(project.server, SECONDS)
     assert project.retrieve().exit_code == 4
     assert project.charged() == (2, 14)

@@ -125,9 +125,7 @@ def test_a_library_that_is_not_installed_is_named(project: ProjectFolder, monkey
     words = "batch mode of claude needs anthropic<3,>=2.11, which is not installed: pip install 'anthropic<3,>=2.11'"
     assert problem.endswith(f": stages[0].model: {words}")
     configure(
-        project,
-        local={**LOCAL, "batch": "openai"},
-        claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"},
+        project, local={**LOCAL, "batch": "openai"}, claude={**LOCAL, "dialect": "anthropic", "batch": "anthropic"}
     )
     [problem] = found(project, {"model": ["local/small", "claude/big"]})
     assert problem.endswith(f": stages[0].fallback: {words}")

@@ -71,8 +71,7 @@ def test_status_follows_and_keeps_what_the_provider_says(shop: ProjectFolder, sl
     (one, two) = shop.agac("batch", "status", "--json").json["batches"]
     assert (one["status"], one["step"]) == ("in_progress", "SUBMITTED")
     assert 0 < one["done"] < 4
-    kept = shop.query("SELECT status, done FROM batch WHERE id = 1")
-    assert kept == [("in_progress", one["done"])]
+    assert shop.query("SELECT status, done FROM batch WHERE id = 1") == [("in_progress", one["done"])]
     advance(slow, 60)
     for named in ("1", one["provider_id"]):
         ran = shop.agac("batch", "status", "--batch-id", named)
@@ -97,12 +96,10 @@ def test_a_batch_whose_results_are_gone_waits_for_a_decision(tmp_path: Path, fau
         assert "with: agac doctor --resubmit --batch-id 1\n" in ran.err
     assert ") needs your decision" in project.agac("--quiet", "batch", "retrieve").err
     assert "Batch job status: needs a decision\n" in project.agac("batch", "status").out
-    found = project.agac("doctor", code=75)
-    assert "agac doctor --resubmit --batch-id 1" in found.out
+    assert "agac doctor --resubmit --batch-id 1" in project.agac("doctor", code=75).out
     wrong = project.agac("doctor", "--resubmit", "--batch-id", "2")
     assert (wrong.code, wrong.out) == (2, "")
-    decided = project.agac("doctor", "--resubmit", code=0)
-    assert decided.out.startswith("did: ")
+    assert project.agac("doctor", "--resubmit", code=0).out.startswith("did: ")
     project.agac("run", "-a", "reviews", "--wait", code=0)
     assert [one["ok"] for one in project.envelopes()] == [True] * 6
 

@@ -46,7 +46,7 @@ def test_answers_that_a_broken_schema_held_up_are_taken_in_once_it_is_mended(
     broken = stages({"type": "string", "pattern": "(?>.)"})
     with monkeypatch.context() as older:  # an agac whose validator took what today's refuses
         older.setattr("agac.spec.output_schema.schema_faults", lambda _: [])
-        older.setattr("agac.engine.validate.compiled", lambda _: compiled({}))
+        older.setattr("agac.engine.validate.compiled", lambda _, **rest: compiled({}))
         project.submit(*broken)
     advance(project.server, SECONDS)
     held = project.agac("batch", "retrieve", code=2)
@@ -128,8 +128,7 @@ def test_a_row_that_goes_on_after_its_batch_is_counted_once(batches_at: Make) ->
 def test_new_rows_join_without_a_question(project: BatchProject, server: Server) -> None:
     project.submit(A)
     rows(project, *range(1, 13))
-    ran = project.agac("run", "-a", "reviews", code=0)
-    assert ": 2 requests, 1 of 1, local/echo" in ran.out
+    assert ": 2 requests, 1 of 1, local/echo" in project.agac("run", "-a", "reviews", code=0).out
     assert runs_of(project) == [(1, "SUBMITTED", 10), (1, "SUBMITTED", 2)]
     project.assert_ends_as_sync(server, (2, 12), seconds=SECONDS)
 
@@ -221,8 +220,7 @@ def test_an_edited_prompt_is_submitted_on_yes_alone(project: BatchProject, serve
     sent = [one for one in runs_of(project) if one[1] == "SUBMITTED"]
     assert [run for run, *_ in sent] == [1, sent[-1][0]]
     assert sent[-1][0] > 1
-    report = project.to_the_end(seconds=SECONDS)
-    assert report.run.summary["run"] == sent[-1][0]
+    assert project.to_the_end(seconds=SECONDS).run.summary["run"] == sent[-1][0]
     project.assert_as_sync(server, charged=(2, 20))
     assert project.account["cancelled"] == 0
 

@@ -41,8 +41,7 @@ def test_at_its_deadline_the_rest_is_called(make: Make, server: Server, done: in
     advance(project.server, SECONDS * done / 10)
     assert project.retrieve().exit_code == 75
     project.set_batch(deadline=1.0)
-    report = project.to_the_end()
-    assert report.exit_code == 0
+    assert project.to_the_end().exit_code == 0
     assert (project.account["charged"], project.server.account()["charged"]) == (done, 10 - done)
     assert (project.account["cancelled"], project.account["posts"], project.doubles()) == (1, 1, 0)
     project.assert_as_sync(server)
@@ -100,13 +99,11 @@ def test_cancelling_keeps_what_is_finished(make: Make, server: Server) -> None:
     assert project.account["cancelled"] == 1
     project.agac("batch", "cancel", "1", code=0)
     assert project.account["cancelled"] == 1
-    taken = project.agac("batch", "retrieve", code=0)
-    assert "4 done" in taken.out
+    assert "4 done" in project.agac("batch", "retrieve", code=0).out
     assert project.account["posts"] == 1, "what its user ended is not begun again by `retrieve`"
     assert project.query("SELECT count(*) FROM row WHERE state = 0") == [(6,)]
     assert not (project.root / "output").exists()
-    went_on = project.agac("run", "-a", "reviews")
-    assert ": 6 requests, 1 of 1" in went_on.out
+    assert ": 6 requests, 1 of 1" in project.agac("run", "-a", "reviews").out
     project.assert_ends_as_sync(server, (2, 10), seconds=SECONDS)
 
 
@@ -114,8 +111,7 @@ def test_cancelling_what_has_ended_keeps_all_of_it(make: Make, server: Server) -
     """Case 29: the provider says that it is over."""
     project = make()
     advance(project.server, SECONDS)
-    report = agac.batch_cancel(1, project=project.root)
-    assert report.exit_code == 0
+    assert agac.batch_cancel(1, project=project.root).exit_code == 0
     assert project.to_the_end().exit_code == 0
     assert (project.charged(), project.account["cancelled"]) == ((1, 10), 0)
     project.assert_as_sync(server)

@@ -65,8 +65,7 @@ def test_a_cap_that_fits_one_batch_makes_the_other_wait(make: Make, server: Serv
     project = make({"kind": "batch_enqueued_cap", "tokens": 600}, batch={"max_requests": 10})
     project.run()
     advance(project.server, 1)
-    told = project.agac("batch", "retrieve")
-    assert told.code in (0, 75)
+    assert project.agac("batch", "retrieve").code in (0, 75)
     assert project.account["rejected"] == 1
     assert "enqueued" in str(project.notes()[1]).lower()
     assert project.query("SELECT count(*) FROM batch_lane WHERE cap <= 600") == [(1,)]
@@ -92,8 +91,7 @@ def test_a_cap_that_is_known_is_never_met(make: Make, server: Server) -> None:
     waiting = report.invocation["waiting_batches"]
     assert waiting
     assert all("tokens are enqueued" in one["waits"] for one in waiting)
-    listed = project.agac("batch", "list").out
-    assert "Not submitted: " in listed
+    assert "Not submitted: " in project.agac("batch", "list").out
     rounds = 0
     while project.query("SELECT count(*) FROM row WHERE state = 0") != [(0,)]:
         open_ = project.query("SELECT coalesce(sum(tokens), 0) FROM batch WHERE state = 'SUBMITTED'")
@@ -160,8 +158,7 @@ def test_a_second_run_of_a_workflow_waits_for_the_same_room(make: Make) -> None:
     project.run()
     report = project.run("others")
     assert report.exit_code == 0
-    total = project.query("SELECT sum(tokens) FROM batch WHERE state = 'SUBMITTED'")[0][0]
-    assert total <= 250
+    assert project.query("SELECT sum(tokens) FROM batch WHERE state = 'SUBMITTED'")[0][0] <= 250
     assert report.invocation["waiting_batches"]
     project.to_the_end(seconds=SECONDS)
     assert project.run("others").exit_code == 0

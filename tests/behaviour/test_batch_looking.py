@@ -42,8 +42,7 @@ def test_without_any_batch_a_sentence_and_exit_code_2(project: ProjectFolder) ->
 def test_a_batch_is_named_by_our_number_or_the_providers_id(ran: ProjectFolder) -> None:
     number = put_batch(ran, provider_id="batch_abc", word="finalizing_soon")
     for named in (number, str(number), "batch_abc", None):
-        report = agac.batch_status(named, project=ran.root)
-        (facts,) = report.as_json()["batches"]
+        (facts,) = agac.batch_status(named, project=ran.root).as_json()["batches"]
         told = ("id", "provider_id", "stage", "model", "status", "provider_status", "step")
         assert [facts[name] for name in told] == [
             1, "batch_abc", "classify", "local/small", "in_progress", "finalizing_soon", "SUBMITTED",

@@ -150,15 +150,13 @@ def test_lines_that_are_missing_are_sent_again_and_reported(make: Make, server: 
     prices = {"small": {"input": 1.0, "output": 1.0}}
     fault = {"kind": "batch_omit", "lines": [2, 5], "at": [1]}
     project = make(fault, provider={"prices": prices}, defaults={"max_tokens": 100})
-    first = project.retrieve()
-    assert counts(first) == {"done": 8, "again": 2, "missing": 2}
+    assert counts(project.retrieve()) == {"done": 8, "again": 2, "missing": 2}
     project.to_the_end()
     assert (project.charged(), project.doubles()) == ((2, 12), 2)
     assert project.query("SELECT count(*), min(error_type) FROM attempt WHERE ambiguous = 1") == [(2, "BatchLost")]
     [(held,)] = project.query("SELECT sum(held_usd) FROM v_costs")
     assert held > 0
-    shown = project.agac("inspect", "last", "r-2")
-    assert "BatchLost" in shown.out
+    assert "BatchLost" in project.agac("inspect", "last", "r-2").out
     project.assert_as_sync(server)
 
 
@@ -229,10 +227,8 @@ def test_a_batch_that_is_refused_as_a_whole_stops_the_run_and_leaves_its_rows(ma
 def test_a_word_that_nobody_knows_is_no_end(make: Make, server: Server) -> None:
     """Case 38."""
     project = make({"kind": "batch_unknown_status", "word": "paused", "seconds": 3600})
-    early = project.agac("batch", "retrieve", code=75)
-    assert "'paused', which is no state that agac knows" in early.err
-    status = project.agac("batch", "status", "--json").json
-    assert "paused" in str(status)
+    assert "'paused', which is no state that agac knows" in project.agac("batch", "retrieve", code=75).err
+    assert "paused" in str(project.agac("batch", "status", "--json").json)
     advance(project.server, 3700)
     assert project.retrieve().exit_code == 0
     project.assert_as_sync(server, charged=(1, 10))

@@ -27,8 +27,7 @@ def make(batches_at: Make) -> Make:
 
 def other_server(project: BatchProject, server: Server, **row: Any) -> None:
     """A second provider `other`, at another server."""
-    text = (project.root / "agac.yml").read_text()
-    body = yaml.safe_load(text)
+    body = yaml.safe_load((project.root / "agac.yml").read_text())
     body["providers"]["other"] = {**body["providers"]["local"], "base_url": server.base_url, **row}
     project.write("agac.yml", yaml.safe_dump(body))
 
@@ -165,8 +164,7 @@ def test_a_fallback_that_fails_too_is_the_end(batches_at: Make, faulty: Faulty, 
 def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: str) -> None:
     """In the next round, or by a call: the model is told what was wrong, and what it said is paid once."""
     project = make({"kind": "wrong_schema", "first": 1, "match": "number 3"}, stage={"repair": 2}, retry=retry)
-    report = project.to_the_end()
-    assert report.exit_code == 0
+    assert project.to_the_end().exit_code == 0
     assert project.charged() == ((2, 11) if retry == "batch" else (1, 11))
     assert project.query("SELECT purpose, count(*) FROM attempt GROUP BY 1 ORDER BY 1") == [("ask", 10), ("repair", 1)]
     assert project.output(file="summary.json")["stages"][0]["repaired"] == 1

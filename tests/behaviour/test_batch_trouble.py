@@ -160,8 +160,7 @@ def test_results_that_are_no_longer_kept_are_not_asked_for_again(
     case = case_at("anthropic")
     case.submit()
     case.advance(30 * 86_400)
-    report = agac.retrieve(project=case.project.root)
-    assert (report.exit_code, case.steps()) == (75, ["NEEDS_HUMAN"])
+    assert (agac.retrieve(project=case.project.root).exit_code, case.steps()) == (75, ["NEEDS_HUMAN"])
     assert "agac doctor --resubmit" in case.retrieve().err
     assert case.run().code == 75
     assert case.account()["posts"] == 1
@@ -243,8 +242,7 @@ def test_a_server_without_batches_is_no_dead_end(no_batches: Canned, project: Pr
         project.configure(no_batches.base_url, batch="none")
         retrieved = project.agac("batch", "retrieve")
         assert (retrieved.code, "`agac run` resumes them" in retrieved.err) == (75, True)
-        refused = project.agac("run", "-a", "reviews", code=2)
-        assert "write `run_mode: sync` there" in refused.err
+        assert "write `run_mode: sync` there" in project.agac("run", "-a", "reviews", code=2).err
     if way_out != "flag":
         project.workflow(stages=[SAY])
     project.agac("run", "-a", "reviews", *(["--run-mode", "sync"] if way_out == "flag" else []), code=0)
@@ -293,16 +291,13 @@ def test_what_is_finished_of_a_cancelled_batch_is_taken_alone(batches_at: Make) 
     project.submit(SAY, {"name": "then", "prompt": "Then ${say}"})
     project.submit({**SAY, "prompt": "Other ${text}"}, name="others")
     advance(project.server, 40)
-    cancelled = project.agac("batch", "cancel", "1", code=0)
-    take, again = commands(cancelled)
+    take, again = commands(project.agac("batch", "cancel", "1", code=0))
     assert take == ["batch", "retrieve", "1", "--no-submit"]
-    taken = project.agac(*take, code=0)
-    assert "Retrieved batch 1 (" in taken.out
+    assert "Retrieved batch 1 (" in project.agac(*take, code=0).out
     before = project.charged()
     assert before == (2, 8)
     assert project.query("SELECT count(*) FROM result") == [(4,)]
     assert project.steps() == ["CLEANED", "SUBMITTED"]
-    repeated = project.agac(*take)
-    assert (repeated.code, project.charged()) == (75, before)
+    assert (project.agac(*take).code, project.charged()) == (75, before)
     assert project.agac(*again, code=0).out.count("Submitted batch") == 2
     assert project.doubles() == 0

@@ -112,8 +112,7 @@ def test_what_calls_without_an_answer_may_have_cost_counts_in_the_next_invocatio
     assert facts["held"] > 0.0012  # three tries of 200 tokens for $2 a million
     [(spent, held)] = project.query("SELECT sum(cost), sum(held_cost) FROM counter")
     assert (facts["spent"], facts["held"]) == (pytest.approx(spent, abs=1e-6), pytest.approx(held, abs=1e-6))
-    second = limits(project.run(budget=Budget(usd=1)))["usd"]
-    assert second["held"] > facts["held"]
+    assert limits(project.run(budget=Budget(usd=1)))["usd"]["held"] > facts["held"]
     tight = project.run(budget=Budget(usd=spent + held))
     assert (tight.exit_code, tight.invocation["calls"]) == (ExitCode.LIMIT, 0)
 
@@ -213,8 +212,7 @@ def test_a_budget_wants_what_bounds_it_and_says_which_lines_to_add(project: Proj
     ]
     for stage, budget, lacks in cases:
         project.workflow(rows=2, stages=[stage], budget=budget)
-        found = project.agac("validate", code=2 if lacks else 0)
-        problems = [line for line in found.out.splitlines() if lacks]
+        problems = [line for line in project.agac("validate", code=2 if lacks else 0).out.splitlines() if lacks]
         assert len(problems) == len(lacks)
         assert all(any(words in problem for problem in problems) for words in lacks)
     assert project.run().exit_code == ExitCode.DONE

@@ -105,8 +105,7 @@ def test_a_pydantic_model_is_its_schema_and_its_checks(project: ProjectFolder, s
     project.write("tools/models.py", "from pydantic import BaseModel\n" + inspect.getsource(Opinion).split("\n\n")[0])
     for schema, calls in ((Opinion, 3), ("python:tools.models.Opinion", 0)):
         stage = {"name": "a", "prompt": "${text}", "output_schema": schema, "model": "local/echo"}
-        built = agac.Workflow("reviews", **KEYS | {"stages": [stage]})
-        report = agac.run(built, project=project.root)
+        report = agac.run(agac.Workflow("reviews", **KEYS | {"stages": [stage]}), project=project.root)
         assert (report.summary["run"], report.invocation["calls"]) == (1, calls)
     assert report.summary["stages"][0]["repaired"] == 1
     for wrong in (dict, int):

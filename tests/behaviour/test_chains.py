@@ -83,8 +83,7 @@ def test_rows_walk_on_without_waiting_for_each_other(project: ProjectFolder, fau
     project.configure(faulty([{"kind": "slow_first_byte", "match": "first: text 1", "seconds": 1.5}]).base_url)
     project.rows({"id": str(n), "text": f"text {n}"} for n in range(1, 6))
     project.workflow(defaults=ECHO, stages=echo_stages("first: ${text}", "second: ${text}", "third: ${text}"))
-    report = project.run(concurrency=2)
-    assert report.exit_code == 0
+    assert project.run(concurrency=2).exit_code == 0
     ((last_of_others,),) = project.query(
         "SELECT max(a.started_at) FROM attempt a JOIN row r ON r.key = a.row_key WHERE r.id <> '1'"
     )

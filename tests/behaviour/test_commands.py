@@ -195,8 +195,7 @@ def test_rows_with_emoji_pass_through_a_plain_locale(project: ProjectFolder) -> 
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "coloured"),
-    [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
+    ("flags", "env", "coloured"), [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)]
 )
 def test_colour_is_for_terminals_and_can_be_turned_off(
     project: ProjectFolder, flags: list[str], env: dict[str, str], coloured: bool
@@ -352,8 +351,7 @@ def test_the_workflow_may_be_an_argument(finished: ProjectFolder) -> None:
     path = finished.root / "workflows/reviews.yml"
     assert finished.agac("run", "-a", str(path), "--json", code=0).json["workflow"] == "reviews"
     assert "`agac run -a other`" in finished.agac("run", code=2).err
-    said = finished.agac("run", "nothing", "other", "--until", "nowhere", code=2).err
-    assert "no workflow 'nothing'" in said
+    assert "no workflow 'nothing'" in finished.agac("run", "nothing", "other", "--until", "nowhere", code=2).err
     assert "takes one workflow" in finished.agac("graph", "reviews", "other", code=2).err
 
 
@@ -392,5 +390,4 @@ def test_status_speaks_of_the_run_that_was_last_at_work_and_paths_can_be_typed_h
 
 
 def test_a_project_without_workflows_is_not_valid(project: ProjectFolder) -> None:
-    ran = project.agac("validate", code=2)
-    assert ran.out.startswith("workflows/: no workflow is here; ")
+    assert project.agac("validate", code=2).out.startswith("workflows/: no workflow is here; ")

@@ -54,8 +54,7 @@ def test_wide_rows_are_below_each_other_and_of_a_large_file_the_beginning_is_rea
     (tmp_path / "r.jsonl").write_text(json.dumps({"id": 1, "text": long + "\nsecond line\x1b[31m"}) + "\n")
     (tmp_path / "r.txt").write_text("line\n" * 5_000)
     assert data(tmp_path, "r.txt", "--scan-rows", "100").out.startswith("r.txt: txt, 25 kB, more than 100 rows\n")
-    out = data(tmp_path, "r.jsonl").out
-    assert f"row 1\n  id: 1\n  text: {long}\n    second line\\x1b[31m\n" in out
+    assert f"row 1\n  id: 1\n  text: {long}\n    second line\\x1b[31m\n" in data(tmp_path, "r.jsonl").out
 
 
 def test_standard_input_files_and_several(tmp_path: Path) -> None:

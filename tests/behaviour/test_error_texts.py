@@ -19,8 +19,7 @@ def test_what_is_said_to_a_mistake(place: str, name: str, file: Path, tmp_path: 
 
 
 def test_every_pinned_text_has_its_mistake_and_there_are_more_than_thirty() -> None:
-    files = set(PINNED.rglob("*.txt"))
-    assert files == {file for _, _, file in ALL}
+    assert set(PINNED.rglob("*.txt")) == {file for _, _, file in ALL}
     assert len(ALL) > 30
 
 

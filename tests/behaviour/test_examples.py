@@ -108,9 +108,6 @@ def test_a_cards_examples_are_sent_and_shown(project: ProjectFolder) -> None:
     assert report.exit_code == 0
     assert [one["content"] for one in asked["messages"][1:3]] == ["Is ${this} good?", "no"]
     shown = project.agac("card", "show", "judge", "--json").json
-    assert shown["messages"] == [
-        {"role": "user", "text": "Is ${this} good?"},
-        {"role": "assistant", "text": "no"},
-    ]
+    assert shown["messages"] == [{"role": "user", "text": "Is ${this} good?"}, {"role": "assistant", "text": "no"}]
     why = agac.why("last", "r-1", "say", project=project.root).as_json()
     assert why["made_of"]["messages"][1]["text"] == "Is ${this} good?"

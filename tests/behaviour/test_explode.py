@@ -94,8 +94,7 @@ def test_a_guard_is_judged_for_each_child_which_does_not_see_the_list(project: P
         {**SAY, "when": 'item != "drop"', "otherwise": "drop"},
         {"name": "more", "prompt": "more ${say} ${items}", "when": 'item > "k" && item < "l"'},
     )
-    report = settled(project)
-    assert report.exit_code == 3
+    assert settled(project).exit_code == 3
     assert made(project, "say") == {"a/0": "failed", "a/1": "skipped", "a/2": "dropped", "a/3": "failed"}
     found = errors(project, "say")
     assert (found["a/0"][0], found["a/3"][0]) == ("MissingTemplateField", "GuardError")
@@ -205,8 +204,7 @@ def test_children_of_a_parent_that_fails_later_leave(project: ProjectFolder) -> 
         assert asked(project) == 5
         bad.append("plan a")
         project.workflow(stages=stages, stop_loss=False)
-        report = settled(project, fresh=True)
-        assert report.exit_code == 3
+        assert settled(project, fresh=True).exit_code == 3
         assert made(project, "ask") == {"b/0": "done"}
         assert [line["id"] for line in project.envelopes()] == ["a", "b/0"]
         bad.clear()
@@ -374,8 +372,7 @@ def test_children_of_others_do_not_wait_for_a_row_of_many(project: ProjectFolder
         project.workflow(path=PATH, defaults={"concurrency": 4}, stages=[read, SAY])
         assert asked(project) == 41 + 440
     last = max(place for place, text in enumerate(called) if text.startswith(("read", "r")))
-    many = sum(text.startswith("many:") for text in called[:last])
-    assert 0 < many < 300
+    assert 0 < sum(text.startswith("many:") for text in called[:last]) < 300
 
 
 def test_a_child_that_fails_while_the_input_is_read_is_tried_once_in_a_run(project: ProjectFolder) -> None:
@@ -398,8 +395,7 @@ def test_a_budget_that_ends_amid_children_is_kept_and_gone_on_with(project: Proj
         lists(project, {f"r{n}": ["x", "y", "z"] for n in range(20)})
         stages = [{"name": "read", "prompt": "read ${id}"}, SAY]
         project.workflow(path=PATH, stages=stages, budget={"calls": 40})
-        report = project.run()
-        assert report.exit_code == 4
+        assert project.run().exit_code == 4
         assert len(server.asked) <= 40
         assert_all_sound(project)
         project.workflow(path=PATH, stages=stages)

@@ -164,8 +164,7 @@ def test_what_cannot_be_exported_is_refused_before_a_file_changes(
     project, before = refusing
     with pytest.raises(agac.UsageError, match="to='-'"):
         agac.export(to="-", format="csv", project=project.root)
-    ended = project.agac("export", *words.split(), code=2)
-    assert said in ended.err
+    assert said in project.agac("export", *words.split(), code=2).err
     assert {**contents(project.root), **contents(project.root / "output/reviews")} == before
 
 

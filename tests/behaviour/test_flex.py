@@ -61,18 +61,15 @@ def test_a_flex_call_may_take_half_as_long_again(written: Timeout | None, tier: 
 
 @pytest.mark.parametrize(("query", "seconds"), [("service_tier=flex", "0.45 s"), ("service_tier=default", "0.3 s")])
 def test_a_call_is_given_up_at_its_own_bound(project: ProjectFolder, faulty: Any, query: str, seconds: str) -> None:
-    server = faulty([{"kind": "hang"}])
-    workflow(project, server.base_url, f"local/m?{query}", timeout=0.3)
-    report = project.run()
-    [error] = report.summary["errors"]
+    workflow(project, faulty([{"kind": "hang"}]).base_url, f"local/m?{query}", timeout=0.3)
+    [error] = project.run().summary["errors"]
     assert error["type"] == "Timeout"
     assert seconds in error["example"]["message"]
 
 
 def test_a_fallback_has_the_bounds_of_its_own_tier(project: ProjectFolder) -> None:
     workflow(project, "http://127.0.0.1:9/v1", ["local/m?service_tier=flex", "local/m"], timeout=60)
-    plan = project.plan()
-    assert [model.timeout.total for model in plan.stages[0].models] == [90.0, 60.0]
+    assert [model.timeout.total for model in project.plan().stages[0].models] == [90.0, 60.0]
 
 
 def test_when_flex_has_no_room_the_call_waits_and_nothing_is_billed(project: ProjectFolder) -> None:

@@ -163,10 +163,7 @@ def test_what_is_said_to_a_wrong_delimiter_or_encoding(project: ProjectFolder) -
         ("path: data/rows.csv, encoding: cp125", "input.encoding: unknown encoding 'cp125'; did you mean 'cp1252'?"),
         ("path: data/rows.csv, encoding: idna", "input.encoding: unknown encoding 'idna'; known, among others: utf-8,"),
         ("path: data/rows.jsonl, delimiter: ';'", "input.delimiter: delimiter is for csv, tsv; remove it"),
-        (
-            "path: data/rows.csv, encoding: utf-16",
-            "data/rows.csv: cannot be read as utf-16: ",
-        ),
+        ("path: data/rows.csv, encoding: utf-16", "data/rows.csv: cannot be read as utf-16: "),
     ):
         project.write("workflows/w.yml", f"input: {{{keys}}}\nstages: [{{name: a}}]\n")
         assert said in project.agac("validate", code=2).out, keys

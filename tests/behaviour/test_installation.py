@@ -69,8 +69,7 @@ def test_version_says_which_agac_runs_and_which_a_shell_finds(project: ProjectFo
     for text, ours in ((f"#!{sys.executable}\nfrom agac.cli.main import main\n", True), ("#!/bin/sh\n", False)):
         command.write_text(text, "utf-8")
         command.chmod(0o755 if ours else 0o311)  # the other may be run, and not read
-        ran = project.agac("version", "--json", env={"PATH": str(tmp_path)}, code=0)
-        found = json.loads(ran.out)
+        found = json.loads(project.agac("version", "--json", env={"PATH": str(tmp_path)}, code=0).out)
         assert found["package"] == str(ROOT / "agac")
         assert (found["on_path"], found["on_path_is_this"]) == (str(command), ours)
         shown = project.agac("version", env={"PATH": str(tmp_path)}, code=0).out

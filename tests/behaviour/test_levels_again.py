@@ -186,8 +186,7 @@ def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stag
             "UPDATE result SET created_at = created_at - 8 * 86400 "
             "WHERE id IN (SELECT result_id FROM task WHERE stage = ?)", (position,),
         )  # fmt: skip
-    report = settled(project)
-    assert report.exit_code == 0
+    assert settled(project).exit_code == 0
     assert calls(project) == CALLS | {stage: 2 * CALLS[stage]}
 
 

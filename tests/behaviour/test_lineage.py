@@ -83,8 +83,7 @@ def test_every_prompt_is_the_one_that_was_asked(finished: ProjectFolder) -> None
                     assert stage["prompt"], (name, stage["name"])
                     assert not any(attempt["of_earlier_content"] for attempt in stage["attempts"])
     assert shown == finished.query("SELECT count(DISTINCT row_key || '/' || stage) FROM attempt")[0][0]
-    group = looked(finished, "c3")[1]
-    (text,) = [message["text"] for message in group["stages"][0]["prompt"]]
+    (text,) = [message["text"] for message in looked(finished, "c3")[1]["stages"][0]["prompt"]]
     (member,) = json.loads(text.removeprefix("Sum c3, 1: "))
     assert (member["id"], member["item"], member["index"]) == ("c3", "d", 1)
 

@@ -229,8 +229,7 @@ class TestShowingResults:
             assert terminal.ended() == 0
         assert "row 5\r\n  id: r-5\r\n" in terminal.seen
         assert f"r-4  {'word ' * 100}\\n\x1b[2J  7" in project.agac("show", code=0).out
-        shown = project.agac("show", "--json", "-a", "reviews", code=0).json
-        assert shown["rows"][1] == project.envelopes()[1]
+        assert project.agac("show", "--json", "-a", "reviews", code=0).json["rows"][1] == project.envelopes()[1]
         ran = project.agac("show", "1", "--head", "2", code=0)
         assert [line.split()[0] for line in ran.out.split("\n")[3:5]] == ["r-1", "r-2"]
         followed(project, ran.out, "all in a file: ")
@@ -390,8 +389,7 @@ class TestInspectingARow:
         (stage,) = one_row(project, "copy")["stages"]
         origin = stage["reused_from"]
         assert (stage["outcome"], stage["attempts"], origin["run"], origin["row"]) == ("reused", [], 1, "r-1")
-        out = project.agac("inspect", "last", "copy").out
-        assert followed(project, out, " of run 1: ").code == 0
+        assert followed(project, project.agac("inspect", "last", "copy").out, " of run 1: ").code == 0
         project.rows([{"id": "r-1", "text": "other"}])
         project.run()
         (stage,) = one_row(project, "copy", run=2)["stages"]
@@ -457,8 +455,7 @@ class TestInspectingARow:
         ran = project.agac("inspect", "1", "r-1", code=0)
         assert not set(ran.out) & set("\x1b\x07\r\x9b\u202e\x00")
         assert "red \\x1b[31m, bell \\x07, back \\x0d, csi \\x9b, turned \\u202e, \\x00 null" in ran.out
-        report = project.agac("inspect", "1", "r-1", "--json").json
-        assert report["rows"][0]["fields"]["text"] == evil
+        assert project.agac("inspect", "1", "r-1", "--json").json["rows"][0]["fields"]["text"] == evil
 
 
 @given(st.text())

@@ -116,8 +116,7 @@ def test_what_is_wrong_with_short_names_is_said_once_with_its_place(project: Pro
     aliases = {"a/b": "openai/m", "bad": "opneai/m", "fine": "openai/gpt-5.4-mini"}
     project.write("agac.yml", yaml.safe_dump({"aliases": aliases, "defaults": {"model": "simulator/small"}}))
     project.workflow(rows=1, stages=[{**SAY, "model": "simulator/small?task_budget=20k"}])
-    ran = project.agac("validate", code=2)
-    first, second, effect = ran.out.splitlines()
+    first, second, effect = project.agac("validate", code=2).out.splitlines()
     assert "warning: stages[0].model: task_budget has no effect: " in effect
     assert first == "agac.yml:2:8: aliases.a/b: 'a/b' is no short name; use letters, digits, '.', _ and -"
     assert second.startswith("agac.yml:3:8: aliases.bad: unknown provider 'opneai'; did you mean 'openai'?")

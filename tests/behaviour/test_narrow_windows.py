@@ -79,8 +79,7 @@ def test_an_input_that_breaks_off_lets_calls_in_flight_finish(
     with pytest.raises(AgacError, match="the disk is gone"):
         project.run(concurrency=4)
     monkeypatch.undo()
-    stored = project.query("SELECT count(*) FROM result")[0][0]
-    assert stored == server.account()["charged"]
+    assert project.query("SELECT count(*) FROM result")[0][0] == server.account()["charged"]
     assert project.run(concurrency=4).summary["rows"]["done"] == 300
     assert server.account()["duplicates"] == 0
 

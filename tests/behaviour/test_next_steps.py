@@ -152,8 +152,7 @@ def test_a_reask_shows_what_it_complained_of(project: ProjectFolder) -> None:
         sent = [request["messages"] for request in server.asked]
     rows = agac.inspect("last", "r-1", project=project.root).rows
     assert rows is not None
-    attempts = rows[0]["stages"][0]["attempts"]
-    said = [attempt["asked_again_with"] for attempt in attempts]
+    said = [attempt["asked_again_with"] for attempt in rows[0]["stages"][0]["attempts"]]
     assert said == [None, *(messages[-1]["content"] for messages in sent[1:])]
     out = project.agac("inspect", "last", "r-1").out
     assert "    re-asked, after the prompt and the last reply, with:\n      Your reply does not have the" in out

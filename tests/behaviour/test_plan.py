@@ -300,5 +300,4 @@ def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
     shown = ran.agac("why", "2", "r-3", "classify").out
     assert "Changes since run 1" in shown
     assert 'field text: "I love number 3" → "I love number three"' in shown
-    same = ran.agac("why", "2", "r-4", "reply").out
-    assert "run 1" in same
+    assert "run 1" in ran.agac("why", "2", "r-4", "reply").out

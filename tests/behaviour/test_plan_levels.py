@@ -130,8 +130,7 @@ def test_a_changed_way_of_making_is_named_and_replicas_are_counted(project: Proj
     workflow(project, SAY, SUM)
     as_planned(project)
     workflow(project, {**SAY, "explode": "more"}, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
-    reasons = {one.name: set(one.reasons) for one in planned(project).stages}
-    assert reasons["say"] == {"explode changed"}
+    assert {one.name: set(one.reasons) for one in planned(project).stages}["say"] == {"explode changed"}
     workflow(project, SAY, {**SUM, "group_by": ["kind"], "prompt": "${rows_json}"})
     assert planned(project).stages[1].reasons.keys() == {"new row"}  # no group of this name was there
     lists(project, {"b": ["x", "y"], "c": ["z"]})
@@ -169,8 +168,7 @@ def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) 
     unique, say = {"name": "uniq", "dedupe": ["word"]}, {"name": "say", "prompt": "${word}"}
     per = {"name": "per", "group_by": ["word"], "prompt": "${word}: ${rows_json}"}
     workflow(project, function, unique, say, per)
-    first = as_planned(project, "uniq", "say", "per")
-    assert first.stages[1].guess == ("kept", "cut", 1.0, None)
+    assert as_planned(project, "uniq", "say", "per").stages[1].guess == ("kept", "cut", 1.0, None)
     workflow(project, function, unique, {**say, "prompt": "Say ${word}"}, per)
     report = planned(project)
     assert counts(report) == {"cut": (0, 4), "uniq": (0, 5), "say": (5, 0), "per": (5, 0)}
@@ -205,8 +203,7 @@ def test_rows_that_cannot_be_used_make_nothing_and_guards_look_at_children_and_g
     lists(project, {"a": [1, 2, 3], "b": [1], "c": []})
     only = {"name": "only", "needs": "say", "filter": "index < 2"}
     workflow(project, {**SAY, "when": "item > 1"}, only, {**SUM, "needs": "only", "when": "rows_count > 1"})
-    report = as_planned(project)
-    assert [(one.skipped, one.dropped) for one in report.stages] == [(2, 0), (0, 1), (1, 0)]
+    assert [(one.skipped, one.dropped) for one in as_planned(project).stages] == [(2, 0), (0, 1), (1, 0)]
 
 
 @pytest.mark.parametrize("incomplete", ["use", "fail"])

@@ -249,10 +249,7 @@ class Over(Exception):
     ],
 )
 def test_a_pipe_gets_plain_lines_now_and_then(
-    done: Callable[[int], int] | None,
-    waiting: list[int],
-    said_at: list[int],
-    capsys: pytest.CaptureFixture[str],
+    done: Callable[[int], int] | None, waiting: list[int], said_at: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = watched(1000 if done else None, classify=classify(done=0, failed=0, last_error=None))
     second, told = 0, []

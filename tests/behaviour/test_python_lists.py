@@ -97,8 +97,7 @@ def test_a_list_where_each_item_is_asked_for_fails_the_row(project: ProjectFolde
 def test_a_workflow_may_end_in_a_function_that_gives_lists(project: ProjectFolder) -> None:
     texts(project, MIXED)
     workflow(project, {"name": "hello", "prompt": "h${id}"}, FUNCTION)
-    report = settled(project)
-    assert report.exit_code == 0
+    assert settled(project).exit_code == 0
     assert [(line["id"], line["result"]) for line in project.envelopes()] == [
         ("a", {"id": "a", "text": "one", "word": "one", "hello": "ha"}),
         ("c/0", {"id": "c", "word": "two"}), ("c/1", {"id": "c", "word": "words"}),

@@ -71,8 +71,7 @@ def test_tokens_bound_a_call(project: ProjectFolder) -> None:
         report = settled(project)
         assert report.exit_code == 0
         assert values(project, "sum") == {"t": {"total": sum(range(80)), "rows": 80}}
-        longest = max(len(a["messages"][-1]["content"]) for a in server.asked)
-        assert longest < 200 * 4 + 200
+        assert max(len(a["messages"][-1]["content"]) for a in server.asked) < 200 * 4 + 200
         assert report.invocation["calls"] > 10
 
 
@@ -103,8 +102,7 @@ def test_one_more_row_asks_a_few_calls(project: ProjectFolder, bounds: dict[str,
         for change in ({count: 5}, {7: 70}, {count + 1: 1, count + 2: 2}):
             rows |= change
             numbers(project, rows)
-            again = asked(project)
-            assert 1 < again <= high * len(change)
+            assert 1 < asked(project) <= high * len(change)
             assert values(project, "sum") == {"t0": {"total": sum(rows.values()), "rows": len(rows)}}
         del rows[9]
         numbers(project, rows)

@@ -77,8 +77,7 @@ def test_a_re_ask_holds_the_original_the_last_reply_and_its_complaint_however_of
 
 def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: ProjectFolder) -> None:
     """Five server errors and twenty refusals by rate before each wrong reply: the hard cap, reached exactly."""
-    refused = Step(status=429, headers={"retry-after-ms": "1"}, body="{}")
-    question = [*[Step(**FREE)] * 5, *[refused] * 20]
+    question = [*[Step(**FREE)] * 5, *[Step(status=429, headers={"retry-after-ms": "1"}, body="{}")] * 20]
     steps = [*question, bad(1), *question, bad(2), *question, bad(3), Step(status=400, body="{}")]
     report, asked = run_at(project, *steps, stages=[{**STAGE, "repair": 2}])
     assert (report.exit_code, len(asked)) == (3, 3 * 26)

@@ -134,8 +134,7 @@ def test_more_replicas_ask_only_those_that_are_new(project: ProjectFolder, serve
     voted(project, 4)
     project.run()
     project.workflow(stages=[classify(5, vote="label")])
-    plan = agac.plan("reviews", project=project.root)
-    (stage,) = plan.stages
+    (stage,) = agac.plan("reviews", project=project.root).stages
     assert (stage.run, stage.estimate.calls) == (4, 8)
     assert list(stage.reasons) == ["replicas changed"]
     report = project.run()
@@ -368,8 +367,7 @@ def test_a_stage_after_a_known_vote_is_planned_from_it(project: ProjectFolder, s
     project.workflow(stages=[classify(3, vote="label"), after])
     plan = agac.plan("reviews", project=project.root, show=3)
     labels = [result["label"] for result in project.output()]
-    shown = [prompt.messages[0].text for prompt in plan.prompts]
-    assert shown == [f"It is {label}" for label in labels]
+    assert [prompt.messages[0].text for prompt in plan.prompts] == [f"It is {label}" for label in labels]
 
 
 def test_what_was_answered_when_a_run_stops_amid_a_row_is_kept(project: ProjectFolder, faulty: Faulty) -> None:

@@ -37,8 +37,7 @@ ONE = {"name": "one", "prompt": "${text}", "output_schema": Opinion}
 def test_rows_are_typed_and_results_are_instances_of_their_model(
     stage: dict[str, Any], made: Any, project: ProjectFolder, server: Server
 ) -> None:
-    report = run(project, stage)
-    *done, failed = rows = list(report.results())
+    *done, failed = rows = list(run(project, stage).results())
     assert [(row.id, row.row_number, row.ok) for row in rows] == [
         ("r-1", 1, True), ("r-2", 2, True), ("r-3", 3, True), ("r-4", 4, False),
     ]  # fmt: skip

@@ -165,8 +165,7 @@ def test_a_row_without_its_id_fails_and_is_mended_by_an_edit(project: ProjectFol
     ]
     assert errors[0]["error"]["message"].startswith("data/rows.jsonl:2:")
     project.write("data/rows.jsonl", '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
-    report = settled(project, server, 1)
-    assert report.exit_code == 0
+    assert settled(project, server, 1).exit_code == 0
     assert seen(project) == [("a", 1, "Draft: one"), ("b", 2, "Draft: two")]
 
 

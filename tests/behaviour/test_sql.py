@@ -171,8 +171,7 @@ def test_json_csv_tables_and_python_say_the_same(finished: ProjectFolder) -> Non
     assert asked(finished, query) == [
         {"n": 1, "none": None, "text": 'a,"b"\n', "bytes": "00ff", "cost": 2.5e-05, "cr": "\r"}
     ]
-    ran = finished.agac("sql", query, "--csv")
-    lines = list(csv.reader(io.StringIO(ran.out, newline="")))
+    lines = list(csv.reader(io.StringIO(finished.agac("sql", query, "--csv").out, newline="")))
     assert lines == [
         ["n", "none", "text", "bytes", "cost", "cr"], ["1", "", 'a,"b"\n', "00ff", "2.5e-05", "\r"],
     ]  # fmt: skip

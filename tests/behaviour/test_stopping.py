@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import (
-    Process,
-    ended,
-    go_on_command,
-    interrupt,
-    listening,
-    quiet_account,
-    row_count,
-    wait_until,
-)
+from support.processes import Process, ended, go_on_command, interrupt, listening, quiet_account, row_count, wait_until
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 

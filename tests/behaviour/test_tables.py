@@ -79,8 +79,7 @@ def test_the_columns_of_a_schema_stand_in_its_order_without_a_single_result_too(
     assert header == ["id", "text", "zeal", "alpha", "m", "error"]
     assert cells == ["a", "one", "", "", ""]
     assert error.startswith("Refused: ")
-    duckdb = pytest.importorskip("duckdb")
-    found = duckdb.read_parquet(str(project.root / "output/reviews/results.parquet"))
+    found = pytest.importorskip("duckdb").read_parquet(str(project.root / "output/reviews/results.parquet"))
     assert [str(kind) for kind in found.types] == ["VARCHAR", "VARCHAR", "BIGINT", "VARCHAR", "DOUBLE", "VARCHAR"]
 
 
@@ -110,8 +109,7 @@ def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) 
     assert project.envelopes()[0]["result"] == record
     key = [] if "id" in header else ["a"]
     assert stored(project) == [(*key, *expected)]
-    duckdb = pytest.importorskip("duckdb")
-    found = duckdb.read_parquet(str(project.root / "output/reviews/results.parquet"))
+    found = pytest.importorskip("duckdb").read_parquet(str(project.root / "output/reviews/results.parquet"))
     assert (found.columns, found.fetchall()) == (header, [tuple(expected)])
 
 

@@ -52,8 +52,7 @@ def test_a_line_for_each_row_in_the_order_of_the_input(project: ProjectFolder) -
         assert [a["stage"] for a in line["usage"]["provider_attempts"]] == ["classify", "reply"]
         assert all(a["simulated"] for a in line["usage"]["provider_attempts"])
     for name in TOKENS:
-        told = sum(line["usage"]["turn"][name] or 0 for line in lines)
-        assert told == report.summary["calls"][name], name
+        assert sum(line["usage"]["turn"][name] or 0 for line in lines) == report.summary["calls"][name], name
 
 
 def test_every_attempt_stands_beside_the_sum(project: ProjectFolder) -> None:
@@ -88,8 +87,7 @@ def test_who_was_not_asked_has_no_line(project: ProjectFolder) -> None:
 
 def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder) -> None:
     project.workflow(rows=3, stages=TWO_STAGES)
-    code = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3").code
-    assert code == 4
+    assert project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3").code == 4
     assert [(line["id"], line["ok"]) for line in telemetry(project)] == [("r-1", True), ("r-2", None)]
     assert project.run(concurrency=1).exit_code == 0
     lines = telemetry(project)

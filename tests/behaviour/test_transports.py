@@ -180,8 +180,7 @@ def test_what_a_dialect_has_no_word_for_is_refused_before_anything_is_sent(
     project.workflow(rows=1)
     for query, words in REFUSED[dialect].items():
         serve(project, server, query, dialect)
-        ran = project.agac("run", "-a", "reviews", code=2)
-        assert words in " ".join(ran.err.split())
+        assert words in " ".join(project.agac("run", "-a", "reviews", code=2).err.split())
     assert server.account()["requests"] == 0
 
 
@@ -224,8 +223,7 @@ def test_what_every_row_would_meet_stops_the_run(
     server = faulty([{**fault, "always": True}])
     project.workflow(rows=50)
     serve(project, server, dialect="anthropic", limits={"concurrency": 2})
-    ran = project.agac("run", "-a", "reviews", code=1)
-    assert words in " ".join(ran.err.split())
+    assert words in " ".join(project.agac("run", "-a", "reviews", code=1).err.split())
     assert server.account()["requests"] <= 4
 
 

@@ -129,8 +129,7 @@ def test_hidden_fields_are_never_sent(project: ProjectFolder) -> None:
     )
     assert project.run().exit_code == 0
     assert project.output() == [{"whole": '{\n  "id": "a",\n  "text": "hello"\n}', "one": '{\n  "text": "hello"\n}'}]
-    sent = project.query("SELECT reply FROM attempt")
-    assert "CANARY" not in str(sent)
+    assert "CANARY" not in str(project.query("SELECT reply FROM attempt"))
     workflow(project, {"name": "a", "prompt": "${ssn}", "visible": {"never": ["ssn"]}})
     assert "${ssn} is hidden from this stage by `visible`" in project.agac("validate", "-a", "reviews").out
     workflow(project, {"name": "a", "prompt": "x", "visible": {"never": ["ssm"]}})
@@ -164,9 +163,7 @@ def of_kinds(project: ProjectFolder, *stages: dict[str, Any], kinds: tuple[str, 
     workflow(project, *stages)
 
 
-def test_an_error_fails_the_run_whose_files_are_written_and_a_warning_does_not(
-    project: ProjectFolder,
-) -> None:
+def test_an_error_fails_the_run_whose_files_are_written_and_a_warning_does_not(project: ProjectFolder) -> None:
     of_kinds(project, NONE | {"on_empty": "error"})
     said = project.agac("-q", "run", "-a", "reviews", code=1)
     assert "workflows/reviews.yml:" in said.err

@@ -50,8 +50,7 @@ def test_a_changed_cell_is_told_within_its_run(ran: ProjectFolder) -> None:
 def test_an_answer_that_changed_under_a_row_that_did_not(ran: ProjectFolder) -> None:
     with ran.asking(scripted("other", "again", "last")):
         ran.rows([{"id": "a", "text": "hello"}])
-        choice = agac.Retry(rows=("a",), from_stage="one")
-        agac.retry("last", choice, project=ran.root)
+        agac.retry("last", agac.Retry(rows=("a",), from_stage="one"), project=ran.root)
     assert told(ran, "two")["asked_before_in_this_run"]["because"] == [
         "the answer of stage one changed",
         "perhaps the row too",

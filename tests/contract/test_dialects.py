@@ -328,9 +328,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(NAMES.split()) | st.text(max_size=3),
-            inner | st.sampled_from(EVENTS.split()),
-            max_size=5,
+            st.sampled_from(NAMES.split()) | st.text(max_size=3), inner | st.sampled_from(EVENTS.split()), max_size=5
         )
     ),
     max_leaves=25,
@@ -412,8 +410,7 @@ answers = st.one_of(
 def test_the_same_reply_streamed_or_not(member: Member, answer: ModelAnswer, sizes: list[int], ending: bytes) -> None:
     ask = ask_for()
     whole = parse(member, 200, {}, member.api.body(ask, answer))
-    stream = b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending)
-    assembly, body = assembled(member, stream, sizes)
+    assembly, body = assembled(member, b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending), sizes)
     assert assembly.done
     assert parse(member, 200, {}, body) == whole
     told = answer.messages if member.name == "openai-responses" else answer.messages[-1:]

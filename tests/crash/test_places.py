@@ -52,8 +52,7 @@ def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_disk: ProjectFol
     small_disk.workflow(telemetry={"file": False})
     assert small_disk.agac("run", "-a", "reviews").code == 0
     (small_disk.root / "ballast").write_bytes(b"x" * (_free(small_disk.root) - 60_000))
-    refused = small_disk.agac("backup", "copy.db")
-    is_explained(refused)
+    is_explained(small_disk.agac("backup", "copy.db"))
     assert not list(small_disk.root.glob("copy.db*"))
     assert small_disk.agac("status").code == 0
 
@@ -148,8 +147,7 @@ def test_a_project_on_a_read_only_disk_can_be_read_and_copied(small_disk: Projec
     small_disk.numbered(5)
     small_disk.workflow()
     assert small_disk.run().exit_code == 0
-    place = str(small_disk.root.parent)
-    subprocess.run(["mount", "-o", "remount,ro", place], check=True, capture_output=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.root.parent)], check=True, capture_output=True)
     copy = tmp_path / "copy.db"
     reading = (
         ["status"], ["runs"], ["inspect", "last"], ["why", "last", "r-1", "classify"], ["plan", "-a", "reviews"],

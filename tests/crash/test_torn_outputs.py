@@ -72,8 +72,7 @@ def test_a_killed_export_leaves_each_file_old_or_new_and_the_next_command_mends_
         assert torn[file] in (finished[file], whole[file])
     assert whole["results.jsonl"] != finished["results.jsonl"]
     assert server.account()["requests"] == 0
-    left = {path.name for path in (project.root / "output/reviews").iterdir()}
-    assert left == set(FILES)
+    assert {path.name for path in (project.root / "output/reviews").iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,7 @@ def test_killed_before_its_end_was_noted_a_run_is_not_shown_as_finished(project:
     assert project.query("SELECT finished_at IS NULL FROM run") == [(0,)]
     project.numbered(300)
     assert project.agac("run", "-a", "reviews", env=kill_at("committed:2")).code == -9
-    refused = project.agac("export", "-a", "reviews", code=2)
-    assert "not finished" in refused.err
+    assert "not finished" in project.agac("export", "-a", "reviews", code=2).err
     assert project.agac("export", "-a", "reviews", "--partial").code == 0
     assert (project.output(file="summary.json")["complete"], project.run().exit_code) == (False, 0)
     assert project.output(file="summary.json")["complete"] is True

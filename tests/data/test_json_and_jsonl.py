@@ -164,8 +164,7 @@ def test_json_lines_under_the_name_of_json_get_the_remedy(tmp_path: Path) -> Non
     ],
 )
 def test_a_broken_array_gives_the_good_rows_then_one_that_says_where(tmp_path: Path, tail: str, words: str) -> None:
-    records = read(tmp_path, '[\n{"a": 1}' + tail, "json")
-    *good, broken = records
+    *good, broken = read(tmp_path, '[\n{"a": 1}' + tail, "json")
     assert good[0].data == {"a": 1}
     assert all(record.error is None for record in good)
     assert problem(broken, ErrorType.INVALID_JSON) == f"rows.json:2: {words}"
@@ -183,8 +182,7 @@ def test_an_array_cut_anywhere_gives_its_whole_rows_and_one_error(tmp_path: Path
     rows = [{"id": 1, "t": "a]},{"}, {"id": 2, "t": "ü🦊\\"}, {"id": 3, "t": {"x": [1, 2]}}]
     content = json.dumps(rows, ensure_ascii=False).encode()
     for length in range(1, len(content)):
-        records = read(tmp_path, content[:length], "json")
-        *good, broken = records
+        *good, broken = read(tmp_path, content[:length], "json")
         assert [record.data for record in good] == rows[: len(good)]
         assert broken.error is not None, length
         assert broken.error.message.startswith("rows.json:1: ")

@@ -14,8 +14,7 @@ from agac.core.errors import ErrorType, UsageError
 def written(path: Path, select: str) -> Path:
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'Europe/Paris'")
-        table = connection.sql(select)
-        table.write_parquet(str(path))
+        connection.sql(select).write_parquet(str(path))
     return path
 
 

@@ -42,8 +42,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_a_page_is_of_agac_alone(page: Path) -> None:
-    text = page.read_text("utf-8")
-    assert not re.search(r"/(?:work|tmp|root)/|issue \d|(?<!\w)#\d+\b", text)
+    assert not re.search(r"/(?:work|tmp|root)/|issue \d|(?<!\w)#\d+\b", page.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/guide").glob("*.md")), ids=lambda page: page.name)

@@ -138,8 +138,7 @@ def test_a_lane_that_is_refused_from_the_first_call_on_is_not_slowed_down_for_it
     """Nothing was ever accepted: a wrong pace is not the reason, and only the pauses asked for are kept."""
     adaptive = Adaptive(64, 0.0)
     for attempt in range(1, 20):
-        number = adaptive.sent(attempt / 10)
-        adaptive.refused(number, attempt / 10 + 0.01, took=0.01, beside=0, delay=0.0)
+        adaptive.refused(adaptive.sent(attempt / 10), attempt / 10 + 0.01, took=0.01, beside=0, delay=0.0)
         assert adaptive.interval == 0.0
 
 

@@ -57,8 +57,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     for i in range(1, len(nodes)):
         for source in sorted(draw(st.sets(st.integers(0, i - 1), max_size=4))):
             edges.append(DrawnEdge(names[source], names[i]))
-    order = draw(st.permutations(range(len(nodes))))
-    return [nodes[i] for i in order], edges
+    return [nodes[i] for i in draw(st.permutations(range(len(nodes))))], edges
 
 
 @dataclass

@@ -23,14 +23,12 @@ def counted(values: list[float]) -> Counter[int]:
 
 @given(st.lists(durations, min_size=1, max_size=300), shares)
 def test_a_quantile_is_near_the_true_one(values: list[float], share: float) -> None:
-    found = quantile(counted(values), share)
-    assert found == pytest.approx(exact(values, share), rel=RELATIVE_ERROR * 1.0001)
+    assert quantile(counted(values), share) == pytest.approx(exact(values, share), rel=RELATIVE_ERROR * 1.0001)
 
 
 @given(st.lists(st.lists(durations, max_size=60), max_size=6))
 def test_parts_that_were_counted_apart_make_the_whole(parts: list[list[float]]) -> None:
-    together = [value for part in parts for value in part]
-    assert merged(map(counted, parts)) == counted(together)
+    assert merged(map(counted, parts)) == counted([value for part in parts for value in part])
 
 
 @given(st.floats(0, 1e9, allow_nan=False))

@@ -109,8 +109,7 @@ def _content(body: dict[str, Any]) -> tuple[Content, bool]:
     schema = (body.get("response_format") or {}).get("json_schema")
     names = sorted(schema["schema"]["properties"]) if schema else None
     kind = next((kind for kind, fields in FIELDS.items() if sorted(fields) == names), None)
-    content = Content(body["model"], body.get("temperature"), messages[0]["content"], kind)
-    return content, len(messages) == 1
+    return Content(body["model"], body.get("temperature"), messages[0]["content"], kind), len(messages) == 1
 
 
 class Batches:

@@ -98,8 +98,7 @@ WHOLE = st.one_of(
     at("batch_reject", code=["invalid_json_line"], line=[1, 2]),
 )  # fmt: skip
 UNANSWERED = st.one_of(
-    at("batch_line_status", status=[429, 500, 529], lines=LINES),
-    at("batch_line_zero", "batch_line_error", lines=LINES),
+    at("batch_line_status", status=[429, 500, 529], lines=LINES), at("batch_line_zero", "batch_line_error", lines=LINES)
 )
 LOST = at("batch_omit", "batch_corrupt_line", match=[SHAKY])
 LOST_FILES = at("batch_null_output", "batch_empty_output_id")

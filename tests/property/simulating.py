@@ -63,8 +63,7 @@ class Running:
 
     def batches(self) -> list[Batch]:
         """All that were created."""
-        rows = self._simulator.batches.store.rows("SELECT told FROM batch")
-        return [read_batch(batch) for (batch,) in rows]
+        return [read_batch(batch) for (batch,) in self._simulator.batches.store.rows("SELECT told FROM batch")]
 
 
 @contextmanager

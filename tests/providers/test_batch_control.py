@@ -415,8 +415,7 @@ def test_what_has_ended_cannot_be_cancelled_and_that_is_no_fault(
     name: str, status: int, refused: bool, server: Canned
 ) -> None:
     server.answers(f"POST {BATCHES[name]}/b/cancel", Answer(json_error("invalid_request_error"), status))
-    found = talk(name, server.base_url, lambda api: api.cancel("b"))
-    assert isinstance(found, Fault) == refused
+    assert isinstance(talk(name, server.base_url, lambda api: api.cancel("b")), Fault) == refused
 
 
 def test_what_is_named_by_a_provider_stays_where_it_belongs(server: Canned) -> None:
@@ -452,8 +451,7 @@ def test_a_list_is_read_until_what_is_sought_is_surely_past(
     times: list[int | None], read: int, server: Canned, tmp_path: Path
 ) -> None:
     server.answers("GET /batches", *pages(times))
-    got = listed(server, tmp_path)
-    assert [one.id for one in got] == [f"b{place}" for place in range(read)]
+    assert [one.id for one in listed(server, tmp_path)] == [f"b{place}" for place in range(read)]
     assert len(server.asked) == read
     assert [one.path.partition("after=")[2] for one in server.asked] == ["", *(f"b{n}" for n in range(read - 1))]
     assert all("limit=100" in one.path for one in server.asked)

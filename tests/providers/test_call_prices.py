@@ -112,8 +112,7 @@ TIERS = Price(input=1.0, output=10.0, cached_input=0.1, flex=0.5, priority=2.0)
     [(None, 1.0), ("", 1.0), ("auto", 1.0), ("default", 1.0), ("flex", 0.5), ("priority", 2.0), ("scale", 1.0)],
 )
 def test_a_tier_has_agac_ymls_factor_for_every_kind_of_token(tier: str | None, factor: float) -> None:
-    provider = Provider("p", "openai-chat", "https://h/v1", prices={"m": TIERS})
-    found = price_of(provider, "m", tier)
+    found = price_of(Provider("p", "openai-chat", "https://h/v1", prices={"m": TIERS}), "m", tier)
     assert cost(Usage(MILLION, 0), found) == pytest.approx(1.0 * factor)
     assert cost(Usage(MILLION, 0, cached_tokens=MILLION), found) == pytest.approx(0.1 * factor)
     assert cost(Usage(0, MILLION), found) == pytest.approx(10.0 * factor)

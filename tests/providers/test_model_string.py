@@ -263,8 +263,7 @@ def test_a_projects_short_name_comes_before_agacs_and_its_keys_can_be_changed() 
     assert read("sonnet", {"sonnet": "openrouter/anthropic/claude-sonnet-5"}).provider == "openrouter"
     assert read("k", {"k": "kimi26:groq?temp=1"}).text.startswith("hf/moonshotai/Kimi-K2.6:groq?temperature=1&")
     assert read("kimi26", {"kimi26": "kimi26:groq"}).route == "groq"
-    said = refused("a", {"a": "b", "b": "a"})
-    assert said.startswith("'a' means b: 'b' means a: 'a' names no provider; ")
+    assert refused("a", {"a": "b", "b": "a"}).startswith("'a' means b: 'b' means a: 'a' names no provider; ")
 
 
 def test_names_that_a_short_name_can_have() -> None:

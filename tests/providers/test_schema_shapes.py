@@ -115,10 +115,7 @@ LARGE = "it has too many properties or values of enums"
         (closed(a={"type": "string", "format": "uri"}), "the format 'uri' is not known there (at a)"),
         (closed(a=True), "true and false are no schemas there (at a)"),
         (closed(a={"type": "array", "items": {}}), "a value has no type (at a.items)"),
-        (
-            closed(a={"type": "array", "items": {"type": "object"}}),
-            f"{OPEN} (at a.items)",
-        ),
+        (closed(a={"type": "array", "items": {"type": "object"}}), f"{OPEN} (at a.items)"),
         (closed(a={"anyOf": [STRING, {"not": {}}]}), "`not` is not known there (at a.anyOf)"),
         (
             closed(a={"$ref": "#/$defs/b", "title": "A"}) | {"$defs": {"b": STRING}},

@@ -67,8 +67,7 @@ def served(tmp_path: Path) -> Served:
             settings["faults"].write_text(json.dumps(faults))
         runner = web.AppRunner(Simulator(Settings(**settings)).app(), shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
         try:
             async with aiohttp.ClientSession() as session:

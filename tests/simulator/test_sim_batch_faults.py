@@ -27,8 +27,7 @@ async def test_a_create_whose_answer_is_lost_has_made_a_batch_or_not(batches: An
     async with batches(faults=[{"kind": kind, "first": 1}]) as api:
         with pytest.raises(DROPS):
             await api.create(3)
-        listed = (await api.ok("GET", "/batches"))["data"]
-        assert len(listed) == made
+        assert len((await api.ok("GET", "/batches"))["data"]) == made
         account = await api.counted()
         assert (account["posts"], account["created"], account["charged"]) == (1, made, 3 * made)
         assert account["faults"] == {kind: 1}
@@ -324,10 +323,8 @@ async def test_lines_are_missing_doubled_broken_and_told_as_text(batches: Any) -
         with pytest.raises(ValueError):
             json.loads(lines[2])
         assert b'"r-3"' in lines[2]
-        names = [json.loads(one)["custom_id"] for one in (lines[0], lines[3], lines[4])]
-        assert names == ["r-2", "r-4", "r-5"]
-        body = json.loads(lines[3])["response"]["body"]
-        assert json.loads(body)["object"] == "chat.completion"
+        assert [json.loads(one)["custom_id"] for one in (lines[0], lines[3], lines[4])] == ["r-2", "r-4", "r-5"]
+        assert json.loads(json.loads(lines[3])["response"]["body"])["object"] == "chat.completion"
         account = await api.counted()
         assert (account["charged"], account["faults"]) == (5, {rule["kind"]: 1 for rule in rules})
 

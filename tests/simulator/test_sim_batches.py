@@ -119,8 +119,7 @@ async def test_a_batch_whose_input_is_wrong_fails_and_nothing_of_it_runs(
     batch = await api.look(created)
     assert batch["status"] == "failed"
     assert batch["failed_at"]
-    found = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
-    assert found == expected
+    assert [(error["code"], error["line"]) for error in batch["errors"]["data"]] == expected
     assert all(error["message"] for error in batch["errors"]["data"])
     assert (batch["output_file_id"], batch["error_file_id"]) == (None, None)
     counted = await api.counted()

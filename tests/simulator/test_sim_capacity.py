@@ -25,8 +25,7 @@ from agac.simulator.settings import RateLimits, Settings, SimulatorError, clock_
     ],
 )
 def test_latency_is_drawn_from_what_was_asked(text: str, low: float, high: float, middle: float) -> None:
-    latency = parse_latency(text)
-    drawn = sorted(map(latency, range(2001)))
+    drawn = sorted(map(parse_latency(text), range(2001)))
     assert low <= drawn[0] <= drawn[-1] <= high
     assert drawn[1000] == pytest.approx(middle, rel=0.1, abs=0.2)
 
@@ -109,8 +108,7 @@ def test_durations_are_written_as_openai_does() -> None:
 
 
 def test_settings_that_make_no_sense_are_said_at_once() -> None:
-    settings = Settings(host="0.0.0.0", port=70000, slots=0, rpm=-1, tpm=0)
-    problems = settings.problems()
+    problems = Settings(host="0.0.0.0", port=70000, slots=0, rpm=-1, tpm=0).problems()
     assert [problem.split()[0] for problem in problems] == ["host", "port", "slots", "rpm", "tpm"]
     assert "loopback" in problems[0]
     assert (Settings(host="localhost").problems(), Settings(host="::1").problems()) == ([], [])

@@ -10,8 +10,7 @@ from agac.spec.agent_cards import Card, card_names, find_card, load_card
 
 
 def load(tree: Tree, content: str, name: str = "agentcards/c.md", **variables: Any) -> tuple[Card | None, list[str]]:
-    path = tree.write(name, content)
-    card, problems = load_card(path, tree.project(), variables)
+    card, problems = load_card(tree.write(name, content), tree.project(), variables)
     return card, [str(problem) for problem in problems]
 
 

@@ -108,8 +108,7 @@ def test_the_strongest_level_wins(tree: Tree, count: int) -> None:
     tree.write("agentcards/c.md", said.get("agentcards/c.md", "---\n---\nText.\n"))
     overrides = Overrides(model="m/override", concurrency=5) if count == 5 else Overrides()
     stage = f"  - {{name: a, agent: c, {said.get('stage', 'prompt: x')}}}\n"
-    workflow = tree.workflow(said.get("workflow", "") + INPUT + "stages:\n" + stage, overrides)
-    [found] = workflow.stages
+    [found] = tree.workflow(said.get("workflow", "") + INPUT + "stages:\n" + stage, overrides).stages
     level = LEVELS[count - 1][0]
     assert (found.model, found.levels.get("model")) == (f"m/{level}", level)
     assert found.timeout == Timeout(total={1: 1, 2: 2, 3: 2, 4: 4, 5: 4}[count])

@@ -109,8 +109,7 @@ def test_every_other_key_of_a_stage_is_a_field_of_a_stage_with_the_same_default(
     held = {one.name: one.default for one in fields(Stage)}
     assert StageFile.model_fields.keys() - held.keys() == RESOLVED
     for name in sorted(SAME):
-        default = StageFile.model_fields[name].get_default()
-        assert name == "name" or value_of(default) == held[name], name
+        assert name == "name" or value_of(StageFile.model_fields[name].get_default()) == held[name], name
 
 
 def test_levels_are_merged_by_the_keys_that_they_set() -> None:

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import Where
-from agac.spec.templates import (
-    MissingField,
-    Template,
-    VisibleRow,
-    compile_template,
-    default_prompt,
-)
+from agac.spec.templates import MissingField, Template, VisibleRow, compile_template, default_prompt
 
 HERE = Where("w.yml", 3, 5, "stages[0].prompt")
 

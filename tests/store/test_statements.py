@@ -59,11 +59,9 @@ def test_every_statement_has_a_sentence() -> None:
 
 
 def test_every_statement_is_used() -> None:
-    folder = Path(db.__file__).parents[1]
-    code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
+    code = "".join(path.read_text("utf-8") for path in Path(db.__file__).parents[1].rglob("*.py"))
     steps = {name: name.removeprefix("batch_") for name in db.statements()}  # `Journal.write` is told the step alone
-    unused = [name for name, step in steps.items() if f'"{name}"' not in code and f'"{step}"' not in code]
-    assert unused == []
+    assert [name for name, step in steps.items() if f'"{name}"' not in code and f'"{step}"' not in code] == []
 
 
 @pytest.mark.parametrize("name", HOT)

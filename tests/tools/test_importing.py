@@ -165,10 +165,7 @@ def test_a_late_import_that_fails_or_leads_out_of_the_project_is_said_in_the_use
     outside.write_text("x = 1\n")
     (tools.root / "tools/linked.py").symlink_to(outside)
     for statement, message in (
-        (
-            "from tools.words.more import x",
-            "ModuleNotFoundError: No module named 'tools.words.more'; ",
-        ),
+        ("from tools.words.more import x", "ModuleNotFoundError: No module named 'tools.words.more'; "),
         (
             "__import__('importlib').import_module('.linked', __package__)",
             "ImportError: tools.linked is a link that leads",
