@@ -138,8 +138,8 @@ def unreadable(text: str, what: str, encoding: str | None) -> str | None:
         before, byte = text[: error.start], ord(text[error.start]) & 0xFF
         place = f"character {len(before) + 1}" if encoding else f"offset {len(before.encode())}"
         marked = "UTF-16, as the file's byte order mark says that it is; save the file as UTF-8"
-        told = marked if encoding == "utf-16" else f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
-        return f"byte 0x{byte:02x} at {place} of the {what} is not {told}"
+        named = marked if encoding == "utf-16" else f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
+        return f"byte 0x{byte:02x} at {place} of the {what} is not {named}"
     return None
 
 

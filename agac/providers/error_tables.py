@@ -193,8 +193,8 @@ def fault_of(
         message += f" [request {request_id[:80]}]"
     if rule.remedy:
         key = provider.key_variable or f"the key of {provider.name}"
-        told = rule.remedy.format(provider=provider.name, model=model, base_url=provider.base_url, key=key)
-        message = f"{message.removesuffix('.')}. {told}"
+        remedy = rule.remedy.format(provider=provider.name, model=model, base_url=provider.base_url, key=key)
+        message = f"{message.removesuffix('.')}. {remedy}"
     return Fault(
         kind=kind,
         type=rule.type,
