@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -316,7 +316,8 @@ async def doctor(
                 message = f"batch {line.batch.id} ({line.batch.provider_id}) has not moved for {hours}"
                 findings.append(Finding("stuck", message, line.batch, remedy=line.remedy))
         for name in workflow_names(opened.spec):
-            findings += await _lost(opened, database, name)
+            with suppress(AgacError):  # what is wrong with its files is for `agac validate` to say
+                findings += await _lost(opened, database, name)
     code = ExitCode.FAILED if any(one.kind == "not_asked" for one in findings) else ExitCode.DONE
     if any(one.kind in ("needs_human", "lost_store") and not one.done for one in findings):
         code = ExitCode.NOT_READY
@@ -326,7 +327,9 @@ async def doctor(
 async def _lost(opened: Project, database: Database, name: str) -> list[Finding]:
     """Whether the results of a workflow tell of a store that is lost."""
     workflow, _ = load_workflow(opened.spec, name)
-    lost = workflow and await lost_store(database, name, opened.root, opened.spec.shown(workflow.output.dir))
+    if workflow is None or not workflow.asking:
+        return []  # nothing would be paid again
+    lost = await lost_store(database, name, opened.root, opened.spec.shown(workflow.output.dir))
     remedy = "put the store, or a copy of it (`agac backup` makes them), in its place; if it is gone for good: "
     remedy += f"agac run -a {name} --accept-store, which makes its calls again and pays them again"
     return [Finding("lost_store", f"{name}: {lost[0]}", remedy=remedy)] if lost else []

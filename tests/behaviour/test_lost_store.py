@@ -66,6 +66,9 @@ def test_a_lost_store_stops_a_run_that_would_pay_again(harm: str, copied: Projec
         assert f"With this store {calls} calls would be made" in ran.err
         assert "--accept-store" in ran.err
         assert "--fresh" in ran.err
+    copied.write("workflows/more/reviews.yml", "stages: []")  # of the same name: no store is told of, and none hidden
+    assert copied.agac("doctor", code=0).out
+    (copied.root / "workflows/more/reviews.yml").unlink()
     assert said in copied.agac("doctor", code=75).out
     assert server.account()["requests"] == 0
     # the choices: the store is put back
