@@ -22,6 +22,7 @@ from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
 
+from agac.engine import retry_policy
 from agac.store import db
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -135,6 +136,12 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
     folder = ProjectFolder(tmp_path / "project")
     folder.configure(server.base_url)
     return folder
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed calls of this process are tried again after a fiftieth of the time, where no server says when."""
+    monkeypatch.setattr(retry_policy._backoff, "multiplier", 0.01)
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ def test_a_budget_is_never_exceeded_and_the_run_can_be_finished(
     project.assert_sound()
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(("rate", "budget"), few([*product([0.2, 0.5], [*KINDS[:2], ALL_KINDS])], 2))
 def test_the_provider_never_charges_more_than_the_budget_whatever_fails(
     budget: dict[str, Any], rate: float, project: ProjectFolder, faulty: Faulty
@@ -104,6 +105,7 @@ def test_running_again_at_the_limit_says_so_without_a_call_and_changes_nothing(
     project.assert_sound()
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_what_calls_without_an_answer_may_have_cost_counts_in_the_next_invocation(
     project: ProjectFolder, faulty: Faulty
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_flex_call_may_take_half_as_long_again(written: Timeout | None, tier: 
     assert call_timeout(written, Params(service_tier=tier)) == expected
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(("query", "seconds"), [("service_tier=flex", "0.45 s"), ("service_tier=default", "0.3 s")])
 def test_a_call_is_given_up_at_its_own_bound(project: ProjectFolder, faulty: Any, query: str, seconds: str) -> None:
     workflow(project, faulty([{"kind": "hang"}]).base_url, f"local/m?{query}", timeout=0.3)

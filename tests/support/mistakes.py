@@ -102,6 +102,7 @@ def wrong_key(p: Spoilt) -> None:
 def unreachable(p: Spoilt) -> None:
     closed = p.servers.enter_context(socket.socket())
     closed.bind(("127.0.0.1", 0))
+    p.env["AGAC_TEST_BACK_OFF"] = "0.01"
     p.acme(f"http://127.0.0.1:{closed.getsockname()[1]}/v1")
 
 

@@ -6,6 +6,7 @@ moment of a batch's life (see batchmoments.py); or `any` of those that leave som
 AGAC_TEST_SIGNAL is what it sends itself instead of SIGKILL, such as SIGSTOP.
 AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the disk is full beyond that.
 AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
+AGAC_TEST_BACK_OFF is how many seconds a failed call waits before it is tried again for the first time, not 0.5.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ def begin() -> None:
     EVENT, _, number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
     LEFT = int(number or 0)
     PAGES, PATIENCE = os.environ.get("AGAC_TEST_PAGES", ""), os.environ.get("AGAC_TEST_PATIENCE", "")
+    if pause := os.environ.get("AGAC_TEST_BACK_OFF"):
+        from agac.engine import retry_policy
+
+        retry_policy._backoff.multiplier = float(pause)
     if not (EVENT or PAGES or PATIENCE):
         return
     sqlite3.connect = connect  # type: ignore[assignment]
