@@ -136,6 +136,6 @@ def test_a_terminal_that_is_held_does_not_hold_the_run(project: ProjectFolder) -
     with slow(project) as server, on_pty(project.root, *RUN) as terminal:
         terminal.until(r"classify [█░]+ [1-9]")
         terminal.press(b"\x13")  # Ctrl-S: the terminal takes nothing more
-        wait_until(lambda: server.account()["requests"] > 300, "the run to go on")
+        wait_until(lambda: server.account()["requests"] > 150, "the run to go on")
         terminal.press(b"\x11\x03")
         assert terminal.ended() in (0, 130)

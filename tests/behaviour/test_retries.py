@@ -40,6 +40,7 @@ ALWAYS = [
 ]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(("fault", "calls", "status", "error", "ambiguous"), ALWAYS)
 def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project: ProjectFolder, faulty: Faulty, fault: dict[str, Any], calls: int, status: int, error: str, ambiguous: bool
@@ -57,6 +58,7 @@ def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     project.assert_sound()
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_time_out_is_asked_again_and_may_have_been_billed(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "hang", "first": 1}]))
     report = project.run(project.workflow(rows=1, stages=[{**SAY[0], "timeout": 1.0}]))

@@ -201,11 +201,13 @@ def agrees(project: ProjectFolder, summary: dict[str, Any]) -> None:
     assert told["p95"] == pytest.approx(p95, abs=RELATIVE_ERROR * p95 + 0.06)
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_quantiles_agree_with_the_calls_over_several_invocations(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "server_error", "rate": 0.2}], "--latency", "0.005"))
     project.workflow(rows=40, stages=TWO_STAGES)
-    assert project.agac("run", "-a", "reviews", "--budget", "calls=45", "--concurrency", "4").code == 4
-    assert project.agac("run", "-a", "reviews", "--concurrency", "4", env=kill_at("committed:6")).code == -9
+    soon, words = {"AGAC_TEST_BACK_OFF": "0.01"}, ["run", "-a", "reviews", "--concurrency", "4"]
+    project.agac(*words, "--budget", "calls=45", env=soon, code=4)
+    project.agac(*words, env=soon | kill_at("committed:6"), code=-9)
     agrees(project, project.run().summary)
 
 
