@@ -91,10 +91,10 @@ def test_python_m_agac_is_agac_in_any_folder(tmp_path: Path, flags: tuple[str, .
 def test_nobody_is_told_to_install_what_an_index_has_under_our_name() -> None:
     tool = r"\b(?:pip3?|pipx|uv|uvx|poetry|conda)\b[^\n`]*?\b"
     wanted = tool + r"(?:install|from|with|inject|add|uvx|run)\s+(?:-\S+\s+)*['\"]?agac(?:\[|['\"`\s]|$)(?!@)"
-    places = ("agac", "docs", "changelog.d", "README.md", "CONTRIBUTING.md", "Makefile", ".github")
+    places = ("agac", "docs", "changelog.d", "CHANGELOG.md", "README.md", "CONTRIBUTING.md", "Makefile", ".github")
     files = [path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*")) if path.is_file()]
     texts = [path for path in files if path.suffix in (".py", ".md", ".yml", ".svg", ".sql", "")]
-    assert len(texts) > 250
+    assert len(texts) > 150
     for path in texts:
         text = path.read_text("utf-8")
         assert not re.search(wanted, text, re.MULTILINE), path
