@@ -455,7 +455,7 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
     for attempt in sorted(attempts, key=lambda one: one.replica):
         said, asked = None, (attempt.invocation, attempt.replica)
         if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
-            said = complaint(wrong.error_message or "", wants_json=stage.schema is not None)
+            said = complaint(wrong.error_message or "", wants_json=stage.wants_json)
         found.append(
             {
                 **({"replica": attempt.replica} if attempt.replica else {}),

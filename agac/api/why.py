@@ -88,6 +88,7 @@ class TaskInputs(Report):
             "model": stage.model,
             "params": dict(stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": schema_hash},
+            **({} if stage.reply == "text" else {"reply": stage.reply}),
             "messages": json_form(self.messages),
             "reuse": stage.reuse,
             **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
@@ -308,7 +309,7 @@ def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, A
         {**one.components(), "operation": one.stage.operation and one.stage.operation.body(), "when": one.guard}
         for one in (before, now)
     )
-    found = value_changes(old, new, ("model", "params", "replicas", "vote", "reuse", "operation", "when"))
+    found = value_changes(old, new, ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when"))
     if now.schema != before.schema:
         schemas = (json.dumps(one.schema, indent=2, ensure_ascii=False) for one in (before, now))
         found.append({"what": "schema", "diff": text_diff(*schemas)})

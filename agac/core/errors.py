@@ -193,7 +193,7 @@ def storable(text: str) -> str:
 
 # Words for names that do not exist: what was probably meant, or what there is.
 
-MAX_LISTED = 40
+MAX_LISTED = 50
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -205,7 +205,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def listed(known: Iterable[str], nothing: str = "none") -> str:
-    """`a, b, c`, cut after forty."""
+    """`a, b, c`, cut after fifty."""
     names = list(known)
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more if names else nothing

@@ -94,7 +94,14 @@ class Fingerprinter:
     __slots__ = ("_prefix",)
 
     def __init__(
-        self, *, provider: str, model: str, params: Params, schema: Schema | None, output_field: str | None = None
+        self,
+        *,
+        provider: str,
+        model: str,
+        params: Params,
+        schema: Schema | None,
+        output_field: str | None = None,
+        reply: str = "text",
     ) -> None:
         shared = {
             "format": FORMAT_VERSION,
@@ -103,6 +110,7 @@ class Fingerprinter:
             "params": params_body(params),
             "schema": schema.body if schema else None,
             **({"output_field": output_field} if output_field else {}),
+            **({"reply": reply} if reply != "text" else {}),
         }
         self._prefix = blake2b(canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
 

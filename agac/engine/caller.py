@@ -368,7 +368,8 @@ class Caller:
             if left <= 0 or answer.type is not ErrorType.SCHEMA_MISMATCH:
                 return answer
             left, why = left - 1, f" (asked again because: {answer.message})"
-            attempts.request, attempts.purpose = repair_request(request, reply, answer), "repair"
+            wants_json = attempts.connection.stage.wants_json
+            attempts.request, attempts.purpose = repair_request(request, reply, answer, wants_json=wants_json), "repair"
 
     async def _reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, Answer | RowError]:
         """Sends until something is answered or the policy gives up. A reply is given with what it is worth. Raises

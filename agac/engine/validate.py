@@ -80,7 +80,7 @@ class Checker:
 
     def __init__(self, stage: PlannedStage) -> None:
         self._extra: ExtraCheck | None = stage.extra_check
-        self._mends, self._field = stage.json_repair, stage.output_field
+        self._mends, self._field, self._wants_json = stage.json_repair, stage.output_field, stage.wants_json
         try:
             self._schema = stage.judge or stage.schema
             self._validators: dict[tuple[bool, int], Draft202012Validator] = {}
@@ -110,7 +110,7 @@ class Checker:
         return self._validators[key]
 
     def _one(self, text: str, *, enforced: bool = False) -> ValidReply | RowError:
-        if self._schema is None:  # the text as it came, or trimmed in an object with one field
+        if not self._wants_json:  # the text as it came, or trimmed in an object with one field
             try:
                 text.encode()
             except UnicodeEncodeError:
@@ -149,7 +149,7 @@ class Checker:
 
     def _mended(self, text: str) -> ValidReply | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
-        if not self._mends or self._schema is None or (mended := mended_json(text)) is None:
+        if not self._mends or not self._wants_json or (mended := mended_json(text)) is None:
             return None
         try:
             encoded, value = parsed(mended)
@@ -158,6 +158,8 @@ class Checker:
         return None if self._problems(mended, value) else ValidReply(encoded, value, mended=True)
 
     def _problems(self, text: str, value: JSONValue, *, formats: bool = True) -> list[str]:
+        if self._schema is None:
+            return []
         from jsonschema_rs import ValidationError
 
         try:
@@ -249,9 +251,9 @@ def _described(error: ValidationError) -> str:
     return f"{place.removeprefix('.') or 'the reply'}: {short}"
 
 
-def repair_request(request: Request, reply: Reply, error: RowError) -> Request:
+def repair_request(request: Request, reply: Reply, error: RowError, *, wants_json: bool) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
-    wrong = complaint(error.message, wants_json=request.schema is not None)
+    wrong = complaint(error.message, wants_json=wants_json)
     said = "\n\n".join((reply.text, *reply.others))
     messages = (*request.messages, Message("assistant", said), Message("user", wrong))
     return Request(messages, request.schema, request.params)

@@ -150,6 +150,7 @@ def planned_stage(
             params=first.params,
             schema=schema,
             output_field=stage.output_field,
+            reply=stage.reply,
         ),
     )
 

@@ -161,7 +161,12 @@ class RecordedStage(Stage):
         provider, _, model = self.model.partition("/")
         params = Params(**tupled(self.params))
         prints = Fingerprinter(
-            provider=provider, model=model, params=params, schema=self.schema, output_field=self.output_field
+            provider=provider,
+            model=model,
+            params=params,
+            schema=self.schema,
+            output_field=self.output_field,
+            reply=self.reply,
         )
         return task_prints(self, prints, messages, row_id, run)
 

@@ -396,6 +396,9 @@ class StageFile(DefaultsFile):
     output_field: Annotated[NonEmpty, AfterValidator(check.field_name)] | None = key(
         "Makes of a plain reply a result with this one field, which holds its trimmed text."
     )
+    reply: workflow.ReplyForm = key(
+        "What a reply without a schema is: its `text`, or `json`, of which the value is the result.", default="text"
+    )
     visible: VisibleFile | None = key("Which of the row's fields the stage may send; all when left out.")
     replicas: int = key("How often each row is asked, with other seeds.", default=1, ge=1, le=100)
     vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
@@ -434,6 +437,10 @@ class StageFile(DefaultsFile):
             raise check.refused("explode makes rows and group_by makes groups of rows; make a stage of each")
         if self.output_field is not None and self.output_schema is not None:
             raise check.refused("output_field is for plain replies; give either output_field or output_schema")
+        if "reply" in self.model_fields_set and self.output_schema is not None:
+            raise check.refused("reply is for replies without a schema; give either reply or output_schema")
+        if self.reply == "json" and self.output_field is not None:
+            raise check.refused("output_field holds a reply's text; give either output_field or `reply: json`")
         return self
 
 

@@ -261,7 +261,7 @@ def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Docum
     if written.vote is None:
         return []
     at = (*path, "vote")
-    if written.output_schema is None and written.output_field is None:
+    if written.output_schema is None and written.output_field is None and written.reply == "text":
         message = "vote names a field of the results, and these are plain text; add output_field or output_schema"
         return [document.problem(at, message, key=True)]
     body = field_shape(written.output_field) if written.output_field is not None else None

@@ -67,8 +67,8 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(Stage)} - {"n
 """The keys of files that are fields of a Stage as they stand."""
 
 _ASKING = DefaultsFile.model_fields.keys() | {
-    "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "visible", "budget",
-    "group_by", "reduce", "incomplete", "replicas", "vote",
+    "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
+    "budget", "group_by", "reduce", "incomplete", "replicas", "vote",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 

@@ -74,6 +74,7 @@ OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
 Otherwise = Literal["skip", "drop"]
 OnEmpty = Literal["warn", "error"]
 Merge = Literal["replace", "extend", "update", "append"]
+ReplyForm = Literal["text", "json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +336,7 @@ class Stage(StageNode):
         ),
     )
     output_field: str | None = field(default=None, metadata=decides("output_field"))
+    reply: ReplyForm = field(default="text", metadata=decides("reply"))
     visibility: Visibility | None = field(
         default=None, metadata=decides("visible", write=_body, read=lambda body: Visibility.of(**body))
     )
@@ -369,6 +371,11 @@ class Stage(StageNode):
         return self.operation is None
 
     @property
+    def wants_json(self) -> bool:
+        """Whether its replies have to be JSON."""
+        return self.schema is not None or self.reply == "json"
+
+    @property
     def is_kept(self) -> bool:
         """Whether its results are stored; others are made again for nothing whenever they are wanted."""
         return self.operation is None or isinstance(self.operation, Python)
@@ -388,7 +395,7 @@ class Stage(StageNode):
     @property
     def answer_shape(self) -> dict[str, Any] | None:
         """The same of one answer, where it is asked several times."""
-        if self.operation is not None:
+        if self.operation is not None or self.reply == "json":
             return {}
         if self.output_field is not None:
             return field_shape(self.output_field)

@@ -11,6 +11,7 @@ from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
+import agac
 from agac.core.errors import SpecError
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
@@ -118,6 +119,42 @@ def test_what_an_answer_of_the_wrong_form_comes_to(project: ProjectFolder, case:
     assert (report.exit_code, len(asked)) == (3 if error else 0, len(steps))
     assert hows(project) == how
     assert (project.envelopes()[0]["error"] or {}).get("type") == error
+
+
+JSON = {"name": "classify", "prompt": "JSON of ${text}", "reply": "json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [('{"a": [1, null]}', {"a": [1, None]}), ("```json\n[1]\n```", [1]), ("3", 3), ('"x"', "x"), ("null", None)],
+)
+def test_a_reply_that_has_to_be_json_is_its_value(project: ProjectFolder, text: str, value: Any) -> None:
+    _, [body] = run_at(project, text, stages=[JSON])
+    assert "response_format" not in body
+    [envelope] = project.envelopes()
+    assert (envelope["ok"], envelope["result"]) == (True, value)
+    _, asked = run_at(project, text, stages=[{**JSON, "reply": "text"}])
+    assert (project.output(), len(asked)) == ([text], 1)
+    _, asked = run_at(project, text, stages=[{"name": "classify", "prompt": "JSON of ${text}"}])
+    assert (project.output(), len(asked)) == ([text], 0), "text is what a reply is where nobody says otherwise"
+
+
+def test_a_reply_that_should_be_json_is_asked_again_and_mended_as_one_with_a_schema_is(project: ProjectFolder) -> None:
+    steps, stage = ["It is good.", '{"a": NaN}', '{"a": 1}'], {**JSON, "repair": 2}
+    report, asked = run_at(project, *steps, stages=[stage])
+    assert (report.exit_code, project.output(), hows(project)) == (0, [{"a": 1}], ["repair"])
+    complaint = asked[1]["messages"][-1]["content"]
+    assert "the reply is not JSON" in complaint
+    assert complaint.endswith("Reply again with the corrected JSON only.")
+    found = agac.inspect("last", "r-1", project=project.root).rows
+    assert found is not None
+    assert found[0]["stages"][0]["attempts"][1]["asked_again_with"] == complaint
+    why = agac.why("last", "r-1", "classify", project=project.root).as_json()
+    assert why["made_of"]["reply"] == "json"
+    _, asked = run_at(project, "{'a': 2,}", stages=[{**stage, "prompt": "Other", "json_repair": True}])
+    assert (project.output(), len(asked)) == ([{"a": 2}], 1)
+    report, asked = run_at(project, "No.", stages=[{**stage, "prompt": "No"}])
+    assert (report.exit_code, len(asked), attempts(project)[-1]) == (3, 3, (3, "repair", "SchemaMismatch"))
 
 
 def test_json_repair_mends_without_a_call_and_says_so_and_what_it_cannot_mend_fails_its_row(

@@ -99,8 +99,8 @@ stages:
      visible: {only: [item, index]}}
   - {name: checked, model: "local/small?idle_timeout=none&reasoning=auto", prompt: "${item}",
      output_schema: "python:tools.models.Review", batch: {deadline: 8h}, needs: each}
-  - {name: all, model: other/big, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900}, incomplete: fail,
-     needs: [each, checked]}
+  - {name: all, model: other/big, reply: json, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900},
+     incomplete: fail, needs: [each, checked]}
 output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
          merge: update, csv_safe: true, bom: true, stages: [all]}
 """

@@ -113,6 +113,18 @@ def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) 
     assert (found.columns, found.fetchall()) == (header, [tuple(expected)])
 
 
+def test_the_fields_of_replies_in_json_are_columns(project: ProjectFolder) -> None:
+    project.workflow(rows=3, stages=[{"name": "say", "prompt": "${text}", "reply": "json"}], output={"format": "csv"})
+    with project.asking(scripted('{"b": 1, "a": {"c": [2]}}', '{"a": null, "d": "x"}', "[1, 2]")):
+        assert project.run(concurrency=1).exit_code == 0
+    assert table(project) == [
+        ["id", "text", "b", "a", "d", "result", "error"],
+        ["r-1", "I love number 1", "1", '{"c":[2]}', "", "", ""],
+        ["r-2", "I love number 2", "", "", "x", "", ""],
+        ["r-3", "I love number 3", "", "", "", "[1,2]", ""],
+    ]
+
+
 def test_names_clash_for_the_whole_table_or_not_at_all(project: ProjectFolder) -> None:
     mine = {"result": "mine", "error": "mine", "n": -5, "f": -0.5, "l": ["=1"]}
     project.rows([{"id": "a", "text": "x"}, {"id": "b", "text": "y", **mine}], "data/rows.jsonl")

@@ -22,7 +22,7 @@ MOST = 40
 ADDED = {
     "keys of workflow": {
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"',
-        '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"',
+        '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"', '.stages[].reply: "string" ["text", "json"]',
         *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
         *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),

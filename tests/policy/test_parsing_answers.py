@@ -136,7 +136,8 @@ def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
 
 def test_a_re_ask_for_plain_text_quotes_every_message_and_asks_for_no_json() -> None:
     error = RowError(ErrorType.SCHEMA_MISMATCH, "a: bad; b: worse")
-    _, said, complaint = repair_request(Request((Message("user", "Go."),)), reply("one", "two"), error).messages
+    request = Request((Message("user", "Go."),))
+    _, said, complaint = repair_request(request, reply("one", "two"), error, wants_json=False).messages
     assert said == Message("assistant", "one\n\ntwo")
     assert complaint.text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
 

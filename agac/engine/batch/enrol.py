@@ -206,7 +206,9 @@ class Enrolment:
         reply = form.read(ResultLine("", "answered", stored[1] or 200, body))
         asked = request_for_model(form.model, request, form.position, replica)
         error = RowError(ErrorType.SCHEMA_MISMATCH, stored[2] or "")
-        return repair_request(asked, reply, error) if isinstance(reply, Reply) else None
+        if not isinstance(reply, Reply):
+            return None
+        return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
     async def _enrol(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
