@@ -11,7 +11,17 @@ from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
-from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS, foreign_placeholders
+from agac.spec.templates import (
+    INDEX,
+    ITEM,
+    ROW_JSON,
+    ROWS_COUNT,
+    ROWS_FAILED,
+    ROWS_JSON,
+    VARS,
+    foreign_placeholders,
+    in_syntax,
+)
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
@@ -149,7 +159,9 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
             for placeholder in template.placeholders:
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
                 seen.add(placeholder.name)
-                problems += [_problem(replace(placeholder.where, path=path), message)] if message else []
+                if message:
+                    problem = _problem(replace(placeholder.where, path=path), message)
+                    problems.append(replace(problem, message=in_syntax(message, template.syntax)))
             problems += foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []

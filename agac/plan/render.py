@@ -12,7 +12,7 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage, opening, task_pr
 from agac.spec.graph import StageNode
 from agac.spec.guards import Evaluator
 from agac.spec.operations import Filter
-from agac.spec.templates import ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow
+from agac.spec.templates import ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 
 
@@ -143,11 +143,9 @@ class Preparer:
             first = self._fixed[stage.index]
             messages = (*(opening(stage, visible) if first is None else first), Message("user", text))
         except MissingField as missing:
-            return RowError(
-                ErrorType.MISSING_TEMPLATE_FIELD,
-                f"stage {stage.name!r}: this row has no ${{{missing.name}}}; "
-                f"visible are: {', '.join(missing.visible) or 'nothing'}",
-            )
+            lacks = in_syntax(f"stage {stage.name!r}: this row has no ${{{missing.name}}}", stage.prompt.syntax)
+            visible_names = ", ".join(missing.visible) or "nothing"
+            return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible_names}")
         fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
         return Prepared(fingerprint, Request(messages, stage.schema, stage.params), replicas)
 

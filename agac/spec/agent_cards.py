@@ -17,7 +17,7 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import CardFile, MessageFile
 from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
-from agac.spec.templates import PlacedText, compile_template, fill, literal_text, sound_template
+from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
@@ -185,7 +185,7 @@ class _Turn(NamedTuple):
 
 
 def stage_examples(
-    written: Sequence[MessageFile], document: Document, path: Path_
+    written: Sequence[MessageFile], document: Document, path: Path_, syntax: Syntax = "dollar"
 ) -> tuple[tuple[Example, ...], list[Problem]]:
     """The messages of a stage, and what is wrong with them. A mapping or a list is the JSON of a result, in which
     nothing is a placeholder."""
@@ -194,8 +194,9 @@ def stage_examples(
     turns: list[_Turn] = []
     for index, message in enumerate(written):
         at, content = (*path, index, "content"), message.content
-        text = content if isinstance(content, str) else literal_text(snapshot(content))
-        template, more = compile_template(text, document.where(at))
+        said = isinstance(content, str)
+        text = content if said else literal_text(snapshot(content))
+        template, more = compile_template(text, document.where(at), syntax if said else "dollar")
         problems += more
         turns.append(_Turn(message.role, document.where((*path, index)), text))
         if template is not None:

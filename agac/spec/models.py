@@ -24,6 +24,7 @@ from agac.spec import validation as check
 from agac.spec import workflow
 from agac.spec.graph import Makes
 from agac.spec.operations import CHANGING, OPERATIONS, Incomplete, made_by
+from agac.spec.templates import Syntax
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
@@ -285,6 +286,12 @@ class DefaultsFile(FileModel):
         default="content",
     )
     max_age: Duration | None = key("Ask again when an answer is older: seconds, or a text as `12h`, `7d`.", gt=0)
+
+    syntax: Syntax = key(
+        "How prompts, instructions and messages mark what is replaced: `dollar` as `${name}`, `mustache` as "
+        "`{{name}}`, `brace` as `{name}`; `auto` as the first of these that the text holds.",
+        default="dollar",
+    )
 
     _chain = model_validator(mode="before")(staticmethod(check.split_chain))
 

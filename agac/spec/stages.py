@@ -28,6 +28,7 @@ from agac.spec.paths import Unusable
 from agac.spec.python_code import parse_reference
 from agac.spec.templates import (
     PlacedText,
+    Syntax,
     Template,
     compile_template,
     default_prompt,
@@ -53,6 +54,9 @@ from agac.spec.yaml import Document
 
 T = TypeVar("T")
 Keys = TypeVar("Keys", bound=FileModel)
+
+LevelKeys = tuple[FileModel, Mapping[str, Where]]
+"""What one level says of a stage, and where each of its keys stands."""
 
 _DAY = 86_400.0
 _PARAMS = ("temperature", "max_tokens")
@@ -176,22 +180,25 @@ class StageBuilder:
         visible = written.visible
         never = visible.never or () if visible else ()
         card = self._card(written, path)
-        prompt = self._prompt(written, path, tuple(name for name in answers if name not in never))
-        system = self._instructions(written, path) if written.instructions else card.instruction if card else None
+        levels = self._levels(written, path, card)
+        keys = merged(DefaultsFile, *(own for own, _ in levels.values()))
+        prompt = self._prompt(written, path, keys.syntax, tuple(name for name in answers if name not in never))
+        system = card.instruction if card else None
+        if written.instructions:
+            system = self._instructions(written.instructions, path, keys.syntax)
         schema, at = None, (*path, "output_schema")
         if written.output_schema is not None:
             found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
             schema = self._noted(found)
         self.problems += vote_problems(written, schema, self.document, path)
-        defaulted = self._defaulted(written, path, card)
         group, bounds = None, dict(written.reduce) if written.reduce else {}
         if written.group_by is not None:
             group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
         examples = card.messages if card else ()
         if written.messages is not None:
-            examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages")))
+            examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages"), keys.syntax))
         return {
-            **defaulted,
+            **self._defaulted(written, keys, levels, card),
             "system": system,
             "prompt": prompt,
             "schema": schema.schema if isinstance(schema, JsonSchema) else None,
@@ -201,10 +208,10 @@ class StageBuilder:
             "group": group,
         }
 
-    def _defaulted(self, written: StageFile, path: Path_, card: Card | None) -> dict[str, Any]:
+    def _defaulted(
+        self, written: StageFile, keys: DefaultsFile, levels: Mapping[Level, LevelKeys], card: Card | None
+    ) -> dict[str, Any]:
         """The fields of a stage whose keys other levels may set: its card, the workflow's and the project's files."""
-        levels = self._levels(written, path, card)
-        keys = merged(DefaultsFile, *(own for own, _ in levels.values()))
         said = {key: level for level, (own, _) in levels.items() for key in set_keys(own)}
         # a stronger level's model stands without the fallbacks of a weaker one's: they were chosen for another model
         chosen = {"fallback", "model"} <= said.keys() and _ORDER.index(said["fallback"]) >= _ORDER.index(said["model"])
@@ -238,7 +245,7 @@ class StageBuilder:
             return None
         return self._noted(load_card(file, self.project, self.variables))
 
-    def _prompt(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> Template | None:
+    def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, answers: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
             message = "give either prompt or template, not both"
             self.problems.append(self.document.problem((*path, "template"), message, key=True))
@@ -251,11 +258,11 @@ class StageBuilder:
         read = template_file if written.template else text_or_file
         if (source := self._text(read, value, at)) is None:
             return None
-        return self._noted(compile_template(*source))
+        return self._noted(compile_template(*source, syntax))
 
-    def _instructions(self, written: StageFile, path: Path_) -> str | None:
-        source = self._text(text_or_file, written.instructions or "", (*path, "instructions"))
-        return self._noted(fill(source, self.variables)) if source else None
+    def _instructions(self, value: str, path: Path_, syntax: Syntax) -> str | None:
+        source = self._text(text_or_file, value, (*path, "instructions"))
+        return self._noted(fill(source, self.variables, syntax=syntax)) if source else None
 
     def _text(self, read: Callable[[str, Path, Where], PlacedText], value: str, at: Path_) -> PlacedText | None:
         try:
@@ -264,9 +271,7 @@ class StageBuilder:
             self.problems.append(error.problem)
             return None
 
-    def _levels(
-        self, written: StageFile, path: Path_, card: Card | None
-    ) -> dict[Level, tuple[FileModel, Mapping[str, Where]]]:
+    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> dict[Level, LevelKeys]:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}

@@ -1,22 +1,30 @@
-"""Prompts and instructions: text in which only `${name}` is replaced, written in a workflow or kept in a file."""
+"""Prompts and instructions: texts with placeholders, `${name}` or as another syntax writes them, here or in files."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Literal, NamedTuple, cast
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible
 from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside, read_text
 
-# `$5` and `"$ref"` stay as they are, `$${` gives `${`. A template is compiled once and rendered in one pass for each
-# row: what a value contains is never expanded again.
+# A template is compiled once, whatever its syntax, and rendered in one pass for each row: what a value contains is
+# never expanded again. dollar: `$5` and `"$ref"` stay as they are, `$${` gives `${`. mustache: `{{` counts only before
+# a name and `}}`, `\\{{name}}` gives `{{name}}`. brace: `{name}`; `{{` and the `}}` that belongs to it give single
+# braces, as in Python's `str.format`, and every other brace stays, so that JSON may be written either way.
+
+Syntax = Literal["auto", "dollar", "mustache", "brace"]
+"""How a text marks what is replaced. auto: as the first of `${name}`, `{{name}}` and `{name}` that the text holds."""
+
+_FORMS: dict[Syntax, str] = {"dollar": "${%s}", "mustache": "{{%s}}", "brace": "{%s}"}
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
@@ -42,6 +50,12 @@ ROWS_JSON, ROWS_COUNT, ROWS_FAILED = "rows_json", "rows_count", "rows_failed"
 _PLACEHOLDER = re.compile(r"\$(?:(?P<escaped>\$(?=\{))|\{(?P<braced>[^{}\n]*)\}|(?=\{))")
 """A name in braces, of any characters but `{`, `}` and newline; or a `${` that is not closed."""
 
+_MUSTACHE = re.compile(r"(?<!\\)(?P<slashes>\\*)\{\{[ \t]*(?P<name>[^\W\d]\w*(?:[ .-]\w+)*)[ \t]*\}\}")
+"""A name of words, which points, hyphens and single spaces join: columns of tables are called `first name`."""
+
+_BRACE = re.compile(r"\{(?P<name>[^\W\d]\w*(?:\.\w+)*)\}|\{\{|\}\}|[{}]")
+"""A name of words, which points join; or other braces, doubled ones as one."""
+
 
 class MissingField(Exception):
     """A row lacks what a template asks for. `visible` are the names that it does have."""
@@ -66,12 +80,14 @@ class Placeholder:
 @dataclass(frozen=True, slots=True)
 class Template:
     """A compiled text. `pieces` are its literal parts, with an empty string where a value goes; each of `slots` is
-    (index in pieces, name, the name split at its dots)."""
+    (index in pieces, name, the name split at its dots). `text` is the same with dollars, whatever the `syntax` was: so
+    it is stored, and a prompt that only changes its syntax is the same prompt."""
 
     text: str
     placeholders: tuple[Placeholder, ...]
     pieces: tuple[str, ...]
     slots: tuple[tuple[int, str, tuple[str, ...]], ...]
+    syntax: Syntax = "dollar"
 
     def render(self, visible: Visible) -> str:
         """The text with every placeholder replaced: strings verbatim, other values as compact JSON.
@@ -124,33 +140,120 @@ def _dotted(visible: Visible, name: str, parts: tuple[str, ...]) -> JSONValue:
     return value
 
 
-def compile_template(text: str, where: Where) -> tuple[Template | None, list[Problem]]:
+class _Mark(NamedTuple):
+    """What is replaced in a text: by the value of `name`, or else by `literal`; `fault`: why it cannot be."""
+
+    start: int
+    end: int
+    name: str | None = None
+    literal: str = ""
+    fault: str = ""
+
+
+def _dollar_marks(text: str, *, stored: bool = False) -> Iterator[_Mark]:
+    """Those of `${name}` and `$${`; in a `stored` text `${}` is a `$` that stands right before a value."""
+    for match in _PLACEHOLDER.finditer(text):
+        start, end = match.span()
+        if match["escaped"] is not None:
+            yield _Mark(start, end, literal="$")
+        elif match["braced"] is None:
+            excerpt = text[start : start + 24].splitlines()[0]
+            message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
+            yield _Mark(start, end, fault=message)
+        elif name := match["braced"].strip():
+            yield _Mark(start, end, name)
+        elif stored:
+            yield _Mark(start, end, literal="$")
+        else:
+            message = "empty placeholder ${}; name a field, or write $${} for the text ${}"
+            yield _Mark(start, end, fault=message)
+
+
+def _mustache_marks(text: str) -> Iterator[_Mark]:
+    """Those of `{{name}}`, and of backslashes right before it: each two are one, a single one keeps it as a text."""
+    for match in _MUSTACHE.finditer(text):
+        start, brace = match.span("slashes")
+        if brace > start:
+            yield _Mark(start, brace, literal="\\" * ((brace - start) // 2))
+        escaped = (brace - start) % 2
+        yield _Mark(brace, brace + 1, literal="{") if escaped else _Mark(brace, match.end(), match["name"])
+
+
+def _brace_marks(text: str) -> Iterator[_Mark]:
+    """Those of `{name}`, and of doubled braces that belong together."""
+    found, opened, at = list[_Mark](), list[tuple[int, bool]](), 0  # where a brace was opened, and whether doubled
+    while match := _BRACE.search(text, at):
+        start, at = match.span()
+        doubled = at - start == 2
+        if match["name"]:
+            found.append(_Mark(start, at, match["name"]))
+        elif match[0][0] == "{":
+            opened.append((start, doubled))
+        elif not doubled or (opened and not opened[-1][1]):  # ends a single one, and doubled ones in that have no end
+            at = start + 1
+            single = next((place for place in reversed(range(len(opened))) if not opened[place][1]), len(opened))
+            del opened[single:]
+        elif opened:
+            begun, _ = opened.pop()
+            found += [_Mark(begun, begun + 2, literal="{"), _Mark(start, at, literal="}")]
+    return iter(sorted(found))
+
+
+_MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
+    "dollar": _dollar_marks, "mustache": _mustache_marks, "brace": _brace_marks,
+}  # fmt: skip
+
+
+def _syntax_of(text: str) -> Syntax:
+    """What `auto` means for a text: the first syntax that replaces or escapes a name in it; dollar where none does."""
+
+    def used(syntax: Syntax, mark: _Mark) -> bool:
+        return bool(mark.name or (mark.literal and syntax != "brace"))  # doubled braces alone are in any JSON
+
+    return next((one for one, marks in _MARKS.items() if any(used(one, mark) for mark in marks(text))), "dollar")
+
+
+def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tuple[Template | None, list[Problem]]:
     """The template of a text that starts at `where`, or None and what is wrong with it."""
+    chosen = _syntax_of(text) if syntax == "auto" else syntax
+    return _assembled(text, where, chosen, _MARKS[chosen](text))
+
+
+def _assembled(
+    text: str, where: Where, syntax: Syntax, marks: Iterable[_Mark]
+) -> tuple[Template | None, list[Problem]]:
     pieces: list[str] = []
     slots: list[tuple[int, str, tuple[str, ...]]] = []
     placeholders: list[Placeholder] = []
     problems: list[Problem] = []
     end = 0
-    for match in _PLACEHOLDER.finditer(text):
-        spot = place_of(text, match.start(), where)
-        pieces.append(text[end : match.start()])
-        end = match.end()
-        if match["escaped"] is not None:
-            pieces.append("$")
-        elif match["braced"] is None:
-            excerpt = text[match.start() : match.start() + 24].splitlines()[0]
-            message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
-            problems.append(Problem(spot, message))
-        elif not (name := match["braced"].strip()):
-            problems.append(Problem(spot, "empty placeholder ${}; name a field, or write $${} for the text ${}"))
-        else:
-            slots.append((len(pieces), name, tuple(name.split("."))))
-            placeholders.append(Placeholder(name, spot))
-            pieces.append("")
+    for mark in marks:
+        pieces.append(text[end : mark.start])
+        end = mark.end
+        if mark.fault:
+            problems.append(Problem(place_of(text, mark.start, where), mark.fault))
+            continue
+        if mark.name is not None:
+            slots.append((len(pieces), mark.name, tuple(mark.name.split("."))))
+            placeholders.append(Placeholder(mark.name, place_of(text, mark.start, where)))
+        pieces.append(mark.literal)
     pieces.append(text[end:])
     if problems:
         return None, problems
-    return Template(text, tuple(placeholders), tuple(pieces), tuple(slots)), []
+    dollars = text if syntax == "dollar" else _with_dollars(pieces, {index: name for index, name, _ in slots})
+    return Template(dollars, tuple(placeholders), tuple(pieces), tuple(slots), syntax), []
+
+
+def _with_dollars(pieces: Sequence[str], names: Mapping[int, str]) -> str:
+    """The text of these pieces as `sound_template` reads it; `names` are those of values, by their places."""
+    written, literal = "", ""
+    for index, piece in enumerate(pieces):
+        literal += piece
+        if index in names:
+            bare = literal.rstrip("$")
+            written += literal_text(bare) + "${}" * (len(literal) - len(bare)) + f"${{{names[index]}}}"
+            literal = ""
+    return written + literal_text(literal)
 
 
 def place_of(text: str, offset: int, start: Where) -> Where:
@@ -162,8 +265,8 @@ def place_of(text: str, offset: int, start: Where) -> Where:
 
 
 def sound_template(text: str, where: Where) -> Template:
-    """The template of a text in which every placeholder is closed and named."""
-    template, problems = compile_template(text, where)
+    """The template of a text that agac wrote, or stored: with dollars, every placeholder is closed and named."""
+    template, problems = _assembled(text, where, "dollar", _dollar_marks(text, stored=True))
     assert template is not None, problems
     return template
 
@@ -173,24 +276,49 @@ def literal_text(text: str) -> str:
     return text.replace("${", "$${")
 
 
-_FOREIGN = re.compile(r"\{\{\s*([\w.]+)\s*\}\}|(?<!\{)\{([\w.]+)\}(?!\})|(?<![$\w\\])\$([^\W\d]\w*(?:\.\w+)*)")
-"""`{{review}}`, `{review}` and `$review`, as other tools write it: agac sends them as they stand."""
+def in_syntax(message: str, syntax: Syntax) -> str:
+    """A message that writes placeholders with dollars, with the same as the syntax writes them."""
+    return message if syntax == "dollar" else _BRACED.sub(lambda match: _FORMS[syntax] % match[1], message)
+
+
+_BRACED = re.compile(r"\$\{([^{}\n]+)\}")
+_FOREIGN = re.compile(
+    r"\$\{(?P<dollar>[^${}\n]+)\}|\{\{(?P<mustache>[^${}\n]+)\}\}|(?<!\{)\{(?P<brace>[^${}\n]+)\}(?!\})"
+    r"|(?<![$\w\\])\$([^\W\d]\w*(?:\.\w+)*)"
+)
+"""`${review}`, `{{review}}` and `{review}`, each of which a syntax reads, and `$review`, which none does."""
+
+_DOTTED = re.compile(r"[\w.]+")
 
 
 def foreign_placeholders(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
-    """A warning for each that would name a field or a result, were it written in agac's way. Others may be meant."""
-    found = {}
+    """A warning for each that would name a field or a result, did the template's syntax read it. Others may be
+    meant."""
+    found: dict[str, str] = {}
     for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
         for match in _FOREIGN.finditer(piece):
-            if before == "$" and match.start() == 0:
+            if before in ("$", "{") and match.start() == 0:
                 continue  # $${name}: it is meant as it is written
-            name = match[match.lastindex or 0]
-            if name.partition(".")[0] in names or name in names:
-                found[match[0]] = name
-    return [
-        Problem(where, f"{text} is sent as it stands; write ${{{name}}} for its value", "warning")
-        for text, name in found.items()
-    ]
+            name, syntax = match[match.lastindex or 0], cast("Syntax | None", match.lastgroup)
+            name = name.strip() if syntax == "mustache" else name
+            if name in names or (_DOTTED.fullmatch(name) and name.partition(".")[0] in names):
+                found[match[0]] = ", or ".join(_ways_to_name(name, template.syntax, syntax))
+    return [Problem(where, f"{text} is sent as it stands; {ways}", "warning") for text, ways in found.items()]
+
+
+def _ways_to_name(name: str, own: Syntax, other: Syntax | None) -> list[str]:
+    """What one can do for the value of `name`, by syntaxes that read such a name."""
+
+    def reads(syntax: Syntax) -> bool:
+        return any(mark.name for mark in _MARKS[syntax](_FORMS[syntax] % name))
+
+    def all_as(syntax: Syntax) -> str:
+        return f"write all placeholders as {_FORMS[syntax] % 'name'} with `syntax: {syntax}`"
+
+    ways = [f"write {_FORMS[own] % name} for its value"] if reads(own) else []
+    if other is not None and other != own and reads(other):
+        ways.append(all_as(other))
+    return ways or ["rename the field", all_as("dollar")]
 
 
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
@@ -280,17 +408,20 @@ _BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 
 def fill(
-    source: PlacedText, variables: Mapping[str, JSONValue], facts: Mapping[str, str] | None = None
+    source: PlacedText,
+    variables: Mapping[str, JSONValue],
+    facts: Mapping[str, str] | None = None,
+    syntax: Syntax = "dollar",
 ) -> tuple[str | None, list[Problem]]:
     """The text with every placeholder replaced, or None and what cannot be. `facts` are a card's own, None where double
     braces mean nothing."""
     text, where = source
-    template, problems = compile_template(text, where)
+    template, problems = compile_template(text, where, syntax)
     if template is None:
         return None, problems
     for placeholder in template.placeholders:
         if (message := _cannot_fill(placeholder.name, variables, in_card=facts is not None)) is not None:
-            problems.append(Problem(placeholder.where, message))
+            problems.append(Problem(placeholder.where, in_syntax(message, template.syntax)))
     if facts is not None:
         known = {**variables, **facts}
         for match in _BRACES.finditer(text):  # `${…}` has no braces inside: none of them reaches over a piece's end

@@ -172,6 +172,20 @@ def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: 
     assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
 
 
+def test_json_without_a_schema_and_another_syntax_come_back_from_batches(batches_at: Make) -> None:
+    project = batches_at()
+    project.rows([{"id": "a", "text": '{"x": {"y": 1}}'}, {"id": "b", "text": "no JSON"}])
+    one = {"name": "one", "prompt": "{{text}}", "reply": "json", "repair": 1}
+    two = {"name": "two", "prompt": "$ ${{one.x.y}} {text} ${text} {{one.x}}"}
+    project.batched(one, two, defaults={"model": "local/echo", "syntax": "mustache"}, output={"stages": ["one", "two"]})
+    assert project.run().exit_code == 0
+    project.to_the_end()
+    done, lost = project.envelopes()
+    assert done["result"] == {"one": {"x": {"y": 1}}, "two": '$ $1 {text} ${text} {"y":1}'}
+    assert (lost["error"]["type"], "is not JSON" in lost["error"]["message"]) == ("SchemaMismatch", True)
+    assert project.query("SELECT purpose, count(*) FROM attempt GROUP BY 1 ORDER BY 1") == [("ask", 3), ("repair", 1)]
+
+
 EQUAL = [{"id": f"r-{n}", "text": f"I love it {n % 3}"} for n in range(30)]
 
 

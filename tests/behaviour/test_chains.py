@@ -7,6 +7,8 @@ from scripted_server import Step, answering
 from support.project import ProjectFolder
 from support.server import Faulty, Server
 
+import agac
+
 ECHO = {"model": "local/echo"}
 
 
@@ -25,6 +27,29 @@ def test_a_later_stage_sees_the_row_and_the_results_before_it_and_expands_none_o
     )
     assert project.run().exit_code == 0
     assert project.output() == [f"{text}/{text}+warm/{text}/en/a"]
+
+
+def test_another_syntax_reaches_all_that_dollars_reach_and_its_errors_name_it(project: ProjectFolder) -> None:
+    rows: list[dict[str, Any]] = [{"id": "a", "text": "{{id}} {id}", "more": {"x": [5]}}, {"id": "b", "text": ""}]
+    project.rows(rows, "data/rows.jsonl")
+    for syntax, form in (("mustache", "{{%s}}"), ("brace", "{%s}"), ("auto", "{{%s}}")):
+        texts = [" ".join(form % name for name in names) for names in (("text", "vars.who"), ("s1", "more.x.0"))]
+        system = f"Be {form % 'vars.who'}."
+        stages = [{**one, "instructions": system} for one in echo_stages(f"${texts[0]}", texts[1])]
+        defaults = {**ECHO, "syntax": syntax}
+        project.workflow(defaults=defaults, vars={"who": "kind"}, path="data/rows.jsonl", stages=stages)
+        assert project.run().exit_code == 3
+        assert project.output() == ["${{id}} {id} kind 5"]
+        (envelope,) = project.envelopes(file="errors.jsonl")
+        missing = form % "more.x.0"
+        assert envelope["error"]["message"].startswith(f"stage 's2': this row has no {missing}; visible are: id, text")
+    report = agac.inspect("last", "a", project=project.root)
+    assert report.rows is not None
+    assert report.rows[0]["stages"][1]["prompt"] == [
+        {"role": "system", "text": "Be kind."}, {"role": "user", "text": "${{id}} {id} kind 5"},
+    ]  # fmt: skip
+    assert report.run is not None
+    assert report.run["run"] == 1, "whatever their syntax, they are the same prompts"
 
 
 def test_a_stage_without_a_prompt_sends_the_row_and_the_result_before_it(project: ProjectFolder) -> None:

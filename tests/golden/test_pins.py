@@ -23,11 +23,15 @@ ADDED = {
     "keys of workflow": {
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"',
         '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"', '.stages[].reply: "string" ["text", "json"]',
+        *(f'.{key}.syntax: "string" ["auto", "dollar", "mustache", "brace"]' for key in ("defaults", "stages[]")),
         *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
         *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
     },
-    "keys of project": {'.budget: "number"', '.row_budget: "number"'},
+    "keys of project": {
+        '.budget: "number"', '.row_budget: "number"',
+        '.defaults.syntax: "string" ["auto", "dollar", "mustache", "brace"]',
+    },
 }  # fmt: skip
 """Keys and forms of keys that files may have since the golden files were made: no pin has to change for them."""
 

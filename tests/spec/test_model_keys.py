@@ -100,9 +100,10 @@ def test_a_transposed_key_is_refused_with_the_one_that_was_meant_and_a_key_needs
 RESOLVED = {
     *("model", "temperature", "max_tokens", "timeout", "fallback", "agent", "enabled", "when", "processes"),
     *("python", "filter", "select", "rename", "dedupe", "group_by", "reduce", "incomplete"),
-    *("instructions", "template", "messages", "output_schema", "visible"),
+    *("instructions", "template", "messages", "output_schema", "visible", "syntax"),
 }
-"""Keys of stages that stand in a Stage under other names, for they name files, models, expressions or operations."""
+"""Keys of stages that stand in a Stage under other names, for they name files, models, expressions or operations; and
+`syntax`, of which a compiled template has nothing left to say."""
 
 
 def test_every_other_key_of_a_stage_is_a_field_of_a_stage_with_the_same_default() -> None:
