@@ -188,12 +188,15 @@ def show_data(
     look_at: int = 1_000,
     delimiter: str | None = None,
     encoding: str | None = None,
+    sheet: str | int | None = None,
+    sql: str | None = None,
     project: Path | str | None = None,
 ) -> DataReport:
     """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed.
 
     The first `rows` rows are in the report (of a database alone, its tables), columns are told from the first
-    `look_at`. `format` says what the name does not. Raises UsageError when the input cannot be read.
+    `look_at`. `format` says what the name does not; `sql` is one SELECT over the rows, which are the table `input`.
+    Raises UsageError when the input cannot be read.
     """
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
@@ -207,7 +210,8 @@ def show_data(
         name = bare.replace("'", "''")
         select = f"SELECT name AS \"table\", '{SCHEME}{name}?table=' || name AS input FROM ({TABLES})"  # noqa: S608 - quoted
         texts, rows = [f"{SCHEME}{bare}?query={select}"], look_at
-    spec = free_input(texts, _project(project), format=known, delimiter=delimiter, encoding=encoding)
+    how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "sheet": sheet, "sql": sql}
+    spec = free_input(texts, _project(project), format=known, **how)
     spec = replace(spec, shown=bare) if listed else spec
     first: list[dict[str, JSONValue]] = []
     problems: list[str] = []
@@ -255,20 +259,20 @@ def _project(project: Path | str | None) -> ProjectSpec:
 @contextmanager
 def _at_hand(spec: InputSpec) -> Iterator[tuple[InputSpec, str]]:
     """The input as it can be opened, and its name; standard input lies in a file for as long."""
-    if not spec.piped:
-        yield spec, spec.shown
-        return
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError(
-            f"{STANDARD_INPUT}: nothing is piped in", remedy="Pipe rows in, as `cat rows.csv | agac data -`."
-        )
     with tempfile.TemporaryDirectory(prefix="agac-data-") as folder:
+        spec = replace(spec, scratch=Path(folder))
+        if not spec.piped:
+            yield spec, spec.shown
+            return
+        if sys.stdin is None or sys.stdin.isatty():
+            remedy = "Pipe rows in, as `cat rows.csv | agac data -`."
+            raise UsageError(f"{STANDARD_INPUT}: nothing is piped in", remedy=remedy)
         path = keep(sys.stdin.buffer, Path(folder))
         found = spec.format or format_of(path.name)
         if found is None:
             raise UsageError(
                 f"{STANDARD_INPUT}: cannot tell the format of what is piped in",
-                remedy="Add --format csv, or another of csv, tsv, json, jsonl, txt, parquet.",
+                remedy="Add --format csv, or another of csv, tsv, json, jsonl, txt, parquet, xlsx.",
             )
         yield replace(spec, path=path, format=found, piped=False), STANDARD_INPUT
 

@@ -50,7 +50,7 @@ from agac.spec.loader import (
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 
-_OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "concurrency", "output", "run_mode")
+_OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "sql", "model", "var", "concurrency", "output", "run_mode")
 """The flags that make the run another one."""
 
 
@@ -58,7 +58,8 @@ _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "model", "var", "conc
 class RunOptions:
     """What one invocation changes. `offset` skips rows, `sample` draws some of the others with `seed`, `limit` takes
     the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`; or
-    rows themselves: dicts from an iterable, also an async one, or a frame of pandas, polars or Arrow.
+    rows themselves: dicts from an iterable, also an async one, or a frame of pandas, polars or Arrow. `sql` is one
+    SELECT over the table `input`.
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget`, of which a number is US dollars,
     takes the place of the project's and the workflow's; `yes` answers every question of whether to go on; `run_mode`
@@ -71,6 +72,7 @@ class RunOptions:
     sample: int | None = None
     seed: int | None = None
     input: Path | str | GivenRows | None = None
+    sql: str | None = None
     model: str | None = None
     vars: dict[str, str] = field(default_factory=dict)
     concurrency: int | None = None
@@ -315,6 +317,8 @@ def check_workflow(
     source, columns = None, None
     try:
         source = open_input(workflow.input) if workflow.input.format or workflow.input.piped else None
+    except SpecError as error:
+        problems += error.problems
     except UsageError as error:
         problems.append(Problem(workflow.input.where, f"{error.message}. {error.remedy or ''}".strip()))
     else:

@@ -235,7 +235,7 @@ def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowC
             return None
         if path.stat().st_size <= 8 << 20:  # counted in a tenth of a second, beside the first calls
             return RowCount(count_rows(checked, selection), exact=True)
-        rows = estimated_rows(path)
+        rows = estimated_rows(path) if checked.workflow.input.sql is None else None
     except (OSError, AgacError):  # whoever reads the rows meets it too, and says it
         return None
     return None if rows is None else RowCount(selection.taken(max(0, rows - selection.offset)), exact=False)

@@ -124,6 +124,7 @@ row_options = _in_order(
         "--input", type=click.Path(), metavar="INPUT",
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
+    click.option("--sql", metavar="SELECT", help="Use the rows that this statement makes of those of the input."),
     click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
     click.option(
         "--run-mode", type=click.Choice(["sync", "batch"]),

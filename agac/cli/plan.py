@@ -73,7 +73,8 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     if report.continues is not None:
         run = f"resumes run {report.continues}"
     elif report.compared_with is not None:
-        run = f"a new run, compared with run {report.compared_with}"
+        changed = "".join(f"; input.{key} changed" for key in report.input_changes)
+        run = f"a new run, compared with run {report.compared_with}{changed}"
     else:
         run = "the first run"
     yield f"{report.workflow}: {', '.join(facts)}; {run}"

@@ -126,7 +126,8 @@ def version(as_json: bool) -> None:
 
 
 USED_FOR = {
-    "anthropic": "batches of Anthropic", "duckdb": "parquet", "json-repair": "json_repair: true",
+    "anthropic": "batches of Anthropic", "duckdb": "parquet, sql over inputs", "json-repair": "json_repair: true",
+    "openpyxl": "xlsx",
     "uvloop": "a fifth less CPU per call", "zstandard": ".zst files",
 }  # fmt: skip
 """What the packages of extras are used for; agac itself needs all others."""
@@ -156,9 +157,11 @@ def print_installation(*, as_json: bool) -> int:
     "a pattern in quotes, sqlite://DATABASE?table=NAME (or ?query=SELECT …), or - for standard input."
 )
 @click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
-@click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet or files.")
+@click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet, xlsx or files.")
 @click.option("--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file.")
 @click.option("--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out.")
+@click.option("--sheet", metavar="SHEET", help="The sheet of an xlsx file: its name, or its number from 1.")
+@click.option("--sql", metavar="SELECT", help="Show what this statement makes of the rows, which are the table input.")
 @click.option(
     "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."
 )
@@ -170,6 +173,8 @@ def print_installation(*, as_json: bool) -> int:
 @click.pass_obj
 def data(settings: Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
     """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
+    sheet = how.pop("sheet")
+    how["sheet"] = int(sheet) if sheet and sheet.isdigit() else sheet
     report = api.show_data(inputs, project=settings.project_dir, **how)
     print_report(report, lambda found: data_lines(found, cut=sys.stdout.isatty()), as_json=as_json)
 

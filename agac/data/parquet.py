@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
-from agac.data.json_formats import encode
+from agac.data.json_formats import decode, encode
 from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
 if TYPE_CHECKING:
     import duckdb
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
 # JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text
@@ -32,7 +32,7 @@ _AS_THEY_ARE = frozenset({"boolean", "varchar", *_INTEGERS, *(f"u{name}" for nam
 _TEXT = "VARCHAR"
 
 
-def _no_pattern(path: Path) -> str:
+def no_pattern(path: Path) -> str:
     """A path whose stars and brackets are only themselves to duckdb, which reads patterns of files."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
@@ -52,6 +52,39 @@ class _Infinite(ValueError):
     """A number that JSON does not have."""
 
 
+class TypedRows:
+    """What a table or a query of duckdb gives, as JSON. `json`: columns of JSON text are the values that it writes.
+    `mixed` are columns of doubles whose integers were written as such."""
+
+    def __init__(self, found: DuckDBPyRelation, *, json: bool = False, mixed: Collection[str] = ()) -> None:
+        self.columns = tuple(found.columns)
+        self._readings = [
+            _ColumnType("DOUBLE", _plain_number) if name in mixed and kind.id == "double" else _reading(kind, json=json)
+            for name, kind in zip(self.columns, found.types, strict=True)
+        ]
+
+    def read(
+        self, connection: DuckDBPyConnection, rows: str, start: int
+    ) -> Iterator[tuple[dict[str, JSONValue] | None, str | None]]:
+        """The rows of `rows`, which is SQL, after the first `start`: each its data, or why it has none."""
+        wanted = ", ".join(
+            f"CAST({quoted(column)} AS {reading.type})"
+            for column, reading in zip(self.columns, self._readings, strict=True)
+        )
+        cursor = connection.execute(f"SELECT {wanted} FROM {rows} OFFSET {start}")  # noqa: S608 - names are quoted
+        for values in chain.from_iterable(iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])):
+            data: dict[str, JSONValue] = {}
+            problem = None
+            try:
+                for column, reading, value in zip(self.columns, self._readings, values, strict=True):
+                    data[column] = reading.read(value)
+            except _Infinite:
+                problem = f"the column {column!r} holds an infinity, which JSON cannot hold; write null"
+            except ValueError as error:  # duckdb's JSON has more than JSON
+                problem = f"the column {column!r}: {error}"
+            yield (None if problem else data), problem
+
+
 class ParquetSource(FileSource):
     """A parquet file. Raises UsageError when it is none, or when duckdb is missing."""
 
@@ -60,31 +93,14 @@ class ParquetSource(FileSource):
         if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
-            table = connection.read_parquet(_no_pattern(self._path))
-            self._columns = tuple(table.columns)
-            self._readings = [_reading(kind) for kind in table.types]
+            self._table = TypedRows(connection.read_parquet(no_pattern(self._path)))
+            self._columns = self._table.columns
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        wanted = ", ".join(
-            f"CAST({quoted(column)} AS {reading.type})"
-            for column, reading in zip(self._columns, self._readings, strict=True)
-        )
-        statement = f"SELECT {wanted} FROM read_parquet(?) OFFSET ?"  # noqa: S608 - names are quoted
+        rows = f"read_parquet({literal(no_pattern(self._path))})"
         with self._opened(), self._connected() as connection:
-            cursor = connection.execute(statement, [_no_pattern(self._path), start])
-            fetched = iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])
-            for ordinal, values in enumerate(chain.from_iterable(fetched), start=start + 1):
-                yield self._record(ordinal, values)
-
-    def _record(self, ordinal: int, values: tuple[Any, ...]) -> Record:
-        data: dict[str, JSONValue] = {}
-        try:
-            for column, reading, value in zip(self._columns, self._readings, values, strict=True):
-                data[column] = reading.read(value)
-        except _Infinite:
-            problem = f"the column {column!r} holds an infinity, which JSON cannot hold; write null"
-            return self._refused(ordinal, None, problem)
-        return Record(ordinal, data)
+            for ordinal, (data, problem) in enumerate(self._table.read(connection, rows, start), start=start + 1):
+                yield self._refused(ordinal, None, problem) if problem else Record(ordinal, data)
 
     @contextmanager
     def _connected(self) -> Iterator[DuckDBPyConnection]:
@@ -97,15 +113,17 @@ class ParquetSource(FileSource):
                     connection.execute("SET TimeZone = 'UTC'")
                 yield connection
         except duckdb.Error as error:
-            first = str(error).partition("\n")[0].replace(_no_pattern(self._path), self._path.name)
+            first = str(error).partition("\n")[0].replace(no_pattern(self._path), self._path.name)
             raise AgacError(
                 f"{self._shown}: cannot be read as parquet: {first}", remedy="Get the file again, then run again."
             ) from error
 
 
-def _reading(kind: Any) -> _ColumnType:
+def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
     """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
     match kind.id:
+        case _ if json and str(kind) == "JSON":
+            return _ColumnType(_TEXT, decode)
         case name if name in _AS_THEY_ARE:
             return _ColumnType(str(kind), None)
         case "double":
@@ -115,16 +133,16 @@ def _reading(kind: Any) -> _ColumnType:
         case "blob":
             return _ColumnType("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
         case "list" | "array":
-            item = _reading(dict(kind.children)["child"])
+            item = _reading(dict(kind.children)["child"], json=json)
             change = item.convert
             of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
             return _ColumnType(f"{item.type}[]", of_each)
         case "struct":
-            fields = {name: _reading(child) for name, child in kind.children}
+            fields = {name: _reading(child, json=json) for name, child in kind.children}
             inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
             return _ColumnType(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
         case "map":  # keys become texts, as JSON has them
-            item = _reading(dict(kind.children)["value"])
+            item = _reading(dict(kind.children)["value"], json=json)
             return _ColumnType(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
         case name if name.startswith("timestamp"):
             return _ColumnType(_TEXT, _iso)
@@ -135,6 +153,10 @@ def _number(value: float) -> float | None:
     if math.isinf(value):
         raise _Infinite
     return None if math.isnan(value) else value
+
+
+def _plain_number(value: float) -> float | None:
+    return int(value) if value.is_integer() else _number(value)
 
 
 def _iso(text: str) -> str:
@@ -212,13 +234,13 @@ class ParquetSink(AtomicFile):
         columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
         # a character has at most four bytes; the reader holds some buffers of this size
         bound = max(_MIN_LINE, 4 * self._longest)
-        spool = _literal(_no_pattern(self._spool.temporary))
+        spool = literal(no_pattern(self._spool.temporary))
         rows = (
             f"read_json({spool}, columns = {{{types}}}, format = 'newline_delimited', compression = 'none', "
             f"hive_partitioning = false, maximum_object_size = {bound})"
         )
         query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
-        target = _literal(str(self.temporary))
+        target = literal(str(self.temporary))
         # so many rows are held in memory until they are written: fewer where they are long
         group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
         statement = f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})"
@@ -247,5 +269,6 @@ def _memory_database(path: Path) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config=config)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """A text as duckdb takes it."""
     return "'" + text.replace("'", "''") + "'"

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.keys import DIGEST_BYTES
@@ -22,9 +22,11 @@ from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opene
 from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
+from agac.data.sql import SqlSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
-from agac.spec.inputs import GIVEN_PREFIX, LOOKED_AT, PIPED, unused_keys
+from agac.data.xlsx import XlsxSource
+from agac.spec.inputs import GIVEN_PREFIX, LOOKED_AT, PIPED, WRITTEN, unused_keys
 from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
@@ -68,9 +70,9 @@ class SeveralFiles:
             ordinal = 0
             befores.append(before)
             files.append(relative)
-            for ordinal, data, error, line, _ in self._opened(relative).records():
+            for ordinal, data, error, line, file in self._opened(relative).records():
                 if before + ordinal > start:
-                    yield Record(before + ordinal, data, error, line, relative)
+                    yield Record(before + ordinal, data, error, line, file or relative)
             before += ordinal
 
     def _opened(self, relative: str) -> Source:
@@ -184,6 +186,7 @@ FORMATS: Mapping[InputFormat, Callable[..., Source]] = {
     "jsonl": JsonLinesSource,
     "txt": TextSource,
     "parquet": ParquetSource,
+    "xlsx": XlsxSource,
 }
 """Every format of a file by the name that `input.format` takes. Called with the path and the name for messages."""
 
@@ -192,6 +195,21 @@ def open_input(spec: InputSpec) -> Source:
     """The source that a workflow's input, or the command line's, names. Raises UsageError as `open_source` does."""
     if spec.piped:
         return Piped()
+    source = _opened(spec)
+    if spec.sql is None:
+        return source
+    assert spec.scratch is not None
+    names = list(matched_files(spec)) if spec.format == "parquet" and spec.patterns else [""]
+    files = [spec.path / name for name in names] if spec.format == "parquet" else []
+    try:
+        return SqlSource(source, spec.sql, spec.sql_at, spec.scratch, files)
+    except UsageError:
+        raise
+    except AgacError as error:  # the rows could not be read to their end: nothing was run yet
+        raise UsageError(error.message, remedy=error.remedy) from error
+
+
+def _opened(spec: InputSpec) -> Source:
     if spec.format == "files":
         return WholeFiles(spec)
     if spec.patterns:
@@ -202,14 +220,14 @@ def open_input(spec: InputSpec) -> Source:
     return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown, **_how(spec))
 
 
-def _how(spec: InputSpec) -> dict[str, str]:
+def _how(spec: InputSpec) -> dict[str, Any]:
     """How the input says that files of its format are written."""
-    given, unused = {"delimiter": spec.delimiter, "encoding": spec.encoding}, unused_keys(spec)
-    return {name: value for name, value in given.items() if value and name not in unused}
+    unused = unused_keys(spec)
+    return {name: value for name in WRITTEN if (value := getattr(spec, name)) is not None and name not in unused}
 
 
-def open_source(path: Path, found: InputFormat, shown: str, **how: str) -> Source:
-    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has delimiter and encoding.
+def open_source(path: Path, found: InputFormat, shown: str, **how: Any) -> Source:
+    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys of `WRITTEN`.
 
     Raises UsageError when the file's beginning makes all of it unusable: its message begins with `shown`, and with
     `shown:line` when the trouble is in the header.

@@ -25,7 +25,7 @@ from agac.engine.executor import LevelStages, Task
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.plan import diff as why
-from agac.plan.stage import AnyStage, PlannedStage
+from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
 from agac.spec.graph import levels_of
 from agac.spec.workflow import InputSpec
 from agac.store.batches import lane_times, open_batches
@@ -42,12 +42,14 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
     """What a run over the input would do, which is read once, or twice where an id's last record counts; without `rows`
     what a retry would do, or a run over the rows that are stored. `show` rendered prompts are kept."""
     plan, database, before = baseline.plan, baseline.database, baseline.before
+    source = before.definition["input"] if before else {}
     await baseline.counted()
     found = PlanReport(
         plan.workflow,
         [StageForecast(stage) for stage in plan.stages],
         continues=before.record.id if before and baseline.continued else None,
         compared_with=before.record.id if before else None,
+        input_changes=[key for key in CHOOSING_ROWS if before and source.get(key) != plan.body["input"].get(key)],
         confirm_above=plan.rules.confirm_above,
     )
     in_batches = database is not None and not baseline.fresh and bool(await open_batches(database))

@@ -304,7 +304,8 @@ class SamplePrompt(NamedTuple):
 
 @dataclass(slots=True)
 class PlanReport(Report):
-    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with.
+    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with,
+    from which these keys of the input differ: `input_changes`.
 
     `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
@@ -320,6 +321,7 @@ class PlanReport(Report):
     stages: list[StageForecast]
     continues: int | None = None
     compared_with: int | None = None
+    input_changes: list[str] = field(default_factory=list)
     confirm_above: float | None = None
     rows: dict[str, int] = field(default_factory=lambda: {"total": 0, "unusable": 0, "dropped": 0})
     prompts: list[SamplePrompt] = field(default_factory=list)

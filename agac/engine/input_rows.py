@@ -18,6 +18,7 @@ from agac.engine.effects import ActiveRow
 from agac.engine.export import PREVIOUS, read_summary
 from agac.engine.invocation import InvocationContext, InvocationRef
 from agac.plan.plan import Plan
+from agac.plan.stage import CHOOSING_ROWS
 from agac.spec.workflow import OnDuplicateId
 from agac.store.batches import project_token
 from agac.store.db import Database, write
@@ -415,5 +416,6 @@ async def _is_untouched(database: Database, plan: Plan, run: int, results: Path)
     if read_at is None or source.statement is not None or not source.path.is_file():
         return False
     since = min(read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile
-    stat, before = source.path.stat(), (await definition_of(database, run))["input"]["path"]
-    return bool(before == source.shown and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN)
+    stat, before = source.path.stat(), (await definition_of(database, run))["input"]
+    same = all(before.get(key) == getattr(source, key) for key in CHOOSING_ROWS)
+    return bool(same and before["path"] == source.shown and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN)

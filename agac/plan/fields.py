@@ -148,7 +148,9 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     the input's declared ones, None when rows bring theirs: then an unknown name is a warning, since some rows may have
     it."""
     problems: list[Problem] = []
-    shape = {"sqlite": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}.get(str(workflow.input.format), UNKNOWN)
+    shapes = {"sqlite": SINGLE, "xlsx": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}
+    # what a statement makes may be anything
+    shape = shapes.get(str(workflow.input.format), UNKNOWN) if workflow.input.sql is None else UNKNOWN
     for scope in stage_scopes(workflow, OPEN if columns is None else Fields(dict.fromkeys(columns, shape))):
         stage, does = scope.stage, scope.stage.operation
         problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]

@@ -15,6 +15,7 @@ from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
 from agac.core.types import JSONValue, Schema
 from agac.plan.stage import (
+    CHOOSING_ROWS,
     AnyStage,
     LocalStage,
     PlannedModel,
@@ -184,13 +185,13 @@ def _stage(stage: WrittenStage, models: Sequence[PlannedModel], root: Path) -> P
 _NO_BOUND = "none"
 """An endless time-out: JSON has no infinity."""
 
-_DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows")
+_DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", *CHOOSING_ROWS)
 """Fields of the input and the output that are in the definition."""
 
 _KEPT_WHERE_SET = ("delimiter", "encoding", "bom")
 """Keys that came later: what is stored where they are not set is what it was."""
 
-_NOT_KEPT = ("where", "warnings", "allow_empty")
+_NOT_KEPT = ("where", "warnings", "allow_empty", "sql_at", "scratch")
 """Places are those of the files of another day; warnings were shown when a model's string was read; a run that goes on
 from the store does not read the input."""
 

@@ -171,6 +171,10 @@ class RecordedStage(Stage):
         return task_prints(self, prints, messages, row_id, run)
 
 
+CHOOSING_ROWS = ("sql", "sheet", "header_row")
+"""Keys of an input that say which of its rows are meant. They came later: where they are not set nothing is stored."""
+
+
 def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]:
     """Everything that decides requests. Not in it: time-outs, repairs, fallbacks, limits, where results go."""
     spec, ends = workflow.input, workflow.output.stages
@@ -181,6 +185,7 @@ def definition(workflow: Workflow, stages: Sequence[AnyStage]) -> dict[str, Any]
             "format": spec.format,
             "id_field": spec.id_field,
             "on_duplicate_id": spec.on_duplicate_id,
+            **{key: value for key in CHOOSING_ROWS if (value := getattr(spec, key)) is not None},
         },
         "vars": dict(workflow.vars),
         "stages": [stage_body(stage) for stage in stages],

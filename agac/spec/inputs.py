@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from pydantic import ValidationError
@@ -38,6 +38,8 @@ SUFFIXES: Mapping[str, InputFormat] = {
     ".ndjson": "jsonl",
     ".txt": "txt",
     ".parquet": "parquet",
+    ".xlsx": "xlsx",
+    ".xlsm": "xlsx",
 }
 """The format of a file that says none, by its suffix."""
 
@@ -45,18 +47,25 @@ PACKED = (".gz", ".zst")
 """Suffixes of compressed files; the format's own stands before them."""
 
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
-_WRITTEN = {"delimiter": DELIMITED, "encoding": (*DELIMITED, "json", "jsonl", "txt", "files")}
-"""Keys that say how text is written, with the formats of which they may be said."""
+SHEETS: tuple[InputFormat, ...] = ("xlsx",)
+WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
+    "delimiter": DELIMITED, "encoding": (*DELIMITED, "json", "jsonl", "txt", "files"),
+    "sheet": SHEETS, "header_row": SHEETS,
+}  # fmt: skip
+"""Keys that say how a file is written, with the formats of which they may be said."""
 
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
-TABLES_LATER = frozenset({".xlsx", ".xls", ".ods", ".arrow", ".feather"})
-KNOWN_FILES = "csv, tsv, json, jsonl, txt or parquet"
+TABLES_LATER = frozenset({".xls", ".ods", ".arrow", ".feather"})
+KNOWN_FILES = "csv, tsv, json, jsonl, txt, parquet or xlsx"
 
 PIPED = "-"
 """Standard input, as a path."""
 
 INPUTS = Path(".agac") / "inputs"
 """Where standard input is kept, relative to the project: a run reads its input more than once."""
+
+STATEMENTS = Path(".agac") / "sql"
+"""Where statements over rows keep what they work on, while a command runs."""
 
 GIVEN, GIVEN_PREFIX = "rows from Python", "rows-"
 """Rows that a program gave, in messages and definitions, and how the files begin in which they are kept as well."""
@@ -84,6 +93,8 @@ FORM = "write sqlite://data.db?query=SELECT … or sqlite://data.db?table=NAME"
 _COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
 _READS = re.compile(r"(?:SELECT|WITH|VALUES)\b", re.IGNORECASE)
 _ORDERED = re.compile(r"\bORDER\s+BY\b", re.IGNORECASE)
+_REGROUPS = re.compile(r"\b(?:GROUP|DISTINCT|JOIN|UNION|INTERSECT|EXCEPT|PIVOT|UNNEST)\b", re.IGNORECASE)
+"""Words of a statement whose rows need not be in the order of those that it reads."""
 
 
 class DatabaseUrl(NamedTuple):
@@ -133,13 +144,17 @@ def input_spec(
         return None, [document.problem(("inputs",), message, key=True)]
     key = "inputs" if file.inputs is not None else "input"
     keys = file.inputs or file.input or InputFile()
-    at = document.where((key, "path"))
+    at, sql_at = document.where((key, "path")), document.where((key, "sql"))
+    if overrides.sql is not None:
+        keys, sql_at = keys.model_copy(update={"sql": overrides.sql}), Where("--sql")
+    beside: dict[str, Any] = {"sql_at": sql_at, "scratch": project.root / STATEMENTS} if keys.sql is not None else {}
     own_output, output = project.paths.output / name, overrides.output or file.output.dir
     with suppress(OutsideProject):  # said where outputs are checked
         own_output = inside(project.root, output) if output else own_output
     if overrides.input is not None:
         spec = _typed([str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), "--input ")
         left = f"what --input names is {spec.format}, and read without it"
+        spec = replace(spec, **beside)
         unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]
         return spec, [replace(document.problem(*one, key=True), severity="warning") for one in unused]
     if keys.path is None:
@@ -149,25 +164,26 @@ def input_spec(
         return None, [document.problem((key,), message)]
     try:
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
+        spec = replace(spec, **beside)
     except Refused as error:
         return None, [Problem(at, str(error))]
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"
         return None, [document.problem((key, name), message, key=True)]
-    if spec.statement is None or spec.id_field is not None or spec.ordered:
-        return spec, []
-    # rows are known by their numbers alone, and these may be others the next time
+    # rows that are known by their numbers alone, which may be others the next time
+    unordered = [spec.where] if spec.statement is not None and not spec.ordered else []
+    unordered += [sql_at] if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql) else []
     message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
-    return spec, [Problem(spec.where, message, "warning")]
+    return spec, [Problem(at, message, "warning") for at in unordered if spec.id_field is None]
 
 
 def unused_keys(spec: InputSpec) -> dict[str, str]:
     """Keys of an input that mean nothing for its format, each with a sentence that says for which they do."""
-    wrong = [(name, formats) for name, formats in _WRITTEN.items() if spec.format not in (*formats, None)]
+    wrong = [(name, formats) for name, formats in WRITTEN.items() if spec.format not in (*formats, None)]
     return {name: f"{name} is for {listed(formats)}" for name, formats in wrong if getattr(spec, name) is not None}
 
 
-def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | None) -> InputSpec:
+def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | int | None) -> InputSpec:
     """An input that no workflow names. `how` has the keys of an input that say how it is to be read: its format where
     its name does not tell it, its delimiter, its encoding. Raises `UsageError`."""
     try:
@@ -226,7 +242,8 @@ class _Resolver:
         keys = self.keys
         return InputSpec(
             path, shown, found, keys.id_field, keys.on_duplicate_id, self.where,
-            delimiter=keys.delimiter, encoding=keys.encoding, allow_empty=keys.allow_empty,
+            delimiter=keys.delimiter, encoding=keys.encoding, allow_empty=keys.allow_empty, sql=keys.sql,
+            sheet=keys.sheet, header_row=keys.header_row,
         )  # fmt: skip
 
     def _place(self, text: str) -> Path:
@@ -284,8 +301,8 @@ class _Resolver:
             forms = f"{SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
             raise Refused(f"a database is named with what to read: {forms}")
         packed = path.suffix.lower()
-        if suffix == ".parquet" and packed in PACKED:
-            raise Refused(f"parquet is compressed inside; unpack the {packed} around it")
+        if SUFFIXES.get(suffix) in ("parquet", "xlsx") and packed in PACKED:
+            raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
         if self.keys.format in ("files", "sqlite"):

@@ -148,6 +148,16 @@ class InputFile(FileModel):
         "its mark.",
         examples=["cp1252"],
     )
+    sql: NonEmpty | None = key(
+        "One SELECT over the rows, which are the table `input`: what it gives are the rows of the workflow.",
+        examples=["select id, text from input where length(text) > 20"],
+    )
+    sheet: NonEmpty | int | None = key(
+        "Sheet of an xlsx file, by its name or its number from 1; the first when left out.", examples=["Prices", 2]
+    )
+    header_row: int | None = key(
+        "Row of the sheet that names the columns; the first that is not empty when left out.", ge=1
+    )
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
 

@@ -66,7 +66,7 @@ Level = Literal["project", "defaults", "card", "stage", "override"]
 """Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
 
 RunMode = Literal["sync", "batch"]
-InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "files", "sqlite"]
+InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite"]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
 ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
@@ -158,7 +158,8 @@ class InputSpec:
     nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
     from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
     None, for what it begins with to tell. `delimiter` and `encoding` say how text is written, None: as its format is,
-    in UTF-8 or as a byte order mark tells. `allow_empty`: it may lose all its rows.
+    in UTF-8 or as a byte order mark tells. `allow_empty`: it may lose all its rows. `sql` is a statement over the rows,
+    written at `sql_at`, and `scratch` where it keeps them; `sheet` and `header_row` say where in an xlsx file they are.
     """
 
     path: Path
@@ -175,6 +176,11 @@ class InputSpec:
     delimiter: str | None = None
     encoding: str | None = None
     allow_empty: bool = False
+    sql: str | None = None
+    sql_at: Where = field(default=Where("--sql"), compare=False)
+    scratch: Path | None = field(default=None, compare=False)
+    sheet: str | int | None = None
+    header_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +490,7 @@ class Overrides:
     model: str | None = None
     concurrency: int | None = None
     input: Path | str | None = None
+    sql: str | None = None
     output: str | None = None
     budget: Budget | None = None
     max_errors: int | None = None

@@ -11,6 +11,7 @@ import duckdb
 import pytest
 import zstandard
 from support.project import ProjectFolder
+from support.sources import write_sheets
 
 from agac.core.errors import UsageError
 
@@ -34,6 +35,7 @@ def write_all(root: Path) -> None:
         connection.commit()
     with duckdb.connect() as base:
         base.execute(f"COPY (SELECT * FROM read_csv('{data / 'rows.csv'}')) TO '{data / 'rows.parquet'}'")
+    write_sheets(data / "rows.xlsx", {"Rows": [["id", "text"], *(list(row.values()) for row in ROWS)]})
 
 
 INPUTS: dict[str, Any] = {
@@ -44,6 +46,7 @@ INPUTS: dict[str, Any] = {
     "sqlite": "sqlite://data/rows.db?query=SELECT id, text FROM r ORDER BY id",
     "table": "sqlite://data/rows.db?table=r",
     "parquet": "data/rows.parquet",
+    "xlsx": "data/rows.xlsx",
 }
 
 
@@ -70,6 +73,48 @@ def test_the_same_rows_from_another_input_are_not_asked_again(project: ProjectFo
         if isinstance(path, str):
             typed = path.replace("sqlite://", f"sqlite://{project.root}/") if "://" in path else project.root / path
             assert project.run(input=typed).invocation["calls"] == 0
+
+
+def test_a_statement_chooses_the_rows_and_is_part_of_the_run(project: ProjectFolder) -> None:
+    write_all(project.root)
+    first = "SELECT * FROM input WHERE id > 'r-2' ORDER BY id DESC"
+    project.workflow(input={"sql": first})
+    run = project.run()
+    assert [envelope["id"] for envelope in project.envelopes()] == ["r-6", "r-5", "r-4", "r-3"]
+    [(body,)] = project.query("SELECT body FROM definition")
+    assert json.loads(body)["input"]["sql"] == first
+    assert project.run().summary["run"] == run.summary["run"]
+    some = project.run(limit=2, offset=1)
+    assert (some.summary["rows"]["total"], some.invocation["calls"]) == (2, 0)
+    assert [envelope["id"] for envelope in project.envelopes(file="preview/results.jsonl")] == ["r-5", "r-4"]
+    assert project.run(sample=3, seed=1).summary["rows"]["total"] == 3
+    project.workflow(input={"sql": first.replace("r-2", "r-1")})
+    planned = project.agac("plan", "-a", "reviews")
+    assert "compared with run 1; input.sql changed" in planned.out
+    assert "1 run: new row (row 'r-2' for example)" in planned.out
+    everything = project.agac("plan", "-a", "reviews", "--sql", "SELECT * FROM input", "--json").json
+    assert everything["stages"][0]["run"] == 2
+    twice = "SELECT id, text FROM input UNION ALL SELECT id, text FROM input ORDER BY ALL"
+    report = project.agac("run", "-a", "reviews", "--sql", twice, "--quiet", "--yes")
+    assert [bool(envelope["ok"]) for envelope in project.envelopes()] == [True, False] * 6, report.err
+    project.assert_sound()
+
+
+def test_what_is_wrong_with_a_statement_is_a_problem_of_its_place(project: ProjectFolder) -> None:
+    write_all(project.root)
+    keys = "path: data/rows.csv\n  sql: SELECT nid FROM input"
+    project.write("workflows/reviews.yml", f"input:\n  {keys}\nstages: [{{name: a}}]")
+    checked = project.agac("validate")
+    said = "Referenced column \"nid\" not found in FROM clause, at 'nid'; the columns of input are: id VARCHAR, text"
+    assert f"workflows/reviews.yml:3:8: input.sql: {said}" in checked.out
+    assert f"--sql: {said}" in project.agac("plan", "-a", "reviews", "--sql", "SELECT nid FROM input").err
+    project.write("workflows/reviews.yml", "input: {path: data/rows.csv, sheet: One}\nstages: [{name: a}]")
+    assert "input.sheet: sheet is for xlsx; remove it" in project.agac("validate").out
+    project.workflow(input={"id_field": None})
+    warned = project.agac("plan", "-a", "reviews", "--sql", "SELECT text FROM input GROUP BY text")
+    assert "--sql: warning: rows are known by their numbers, and the query does not order them" in warned.err
+    shown = project.agac("data", "data/rows.xlsx", "--sheet", "1", "--sql", "SELECT count(*) AS n FROM input", "--json")
+    assert shown.json["rows"] == [{"n": 6}]
 
 
 def test_each_file_is_a_row_under_its_path(project: ProjectFolder) -> None:
@@ -205,7 +250,7 @@ def test_without_rows_or_a_format_on_standard_input_it_is_said_how_to_go_on(proj
     assert refused.code == 2
     assert refused.err == (
         "error: standard input: cannot tell the format of what is piped in\n"
-        "  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet.\n"
+        "  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet, xlsx.\n"
     )
     inputs = project.root / ".agac/inputs"
     before = set(inputs.iterdir())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
+from support.sources import write_sheets
 
 from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
@@ -117,6 +118,10 @@ FROM_DATABASE = """\
 input: {path: "sqlite://data/in.db?query=SELECT 1 AS id, 'x' AS text", id_field: id}
 stages: [{name: a, model: "other/big", prompt: "${text}"}]
 """
+FROM_SHEET = """\
+input: {path: data/in.xlsx, sheet: 1, header_row: 2, sql: "SELECT id, text FROM input ORDER BY id", id_field: id}
+stages: [{name: a, model: other/big, prompt: "${text}"}]
+"""
 CARD = """\
 ---
 name: card
@@ -152,6 +157,9 @@ class Review(BaseModel):
 """
 
 
+WORKFLOWS = {"everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE, "sheet": FROM_SHEET}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ProjectFolder:
     """A project whose workflows use every key."""
@@ -163,7 +171,8 @@ def folder(tmp_path: Path) -> ProjectFolder:
     made.write("agentcards/card.md", CARD)
     for name, text in {"clean": TOOLS, "helper": "HELP = 1\n", "models": MODELS, "__init__": ""}.items():
         made.write(f"tools/{name}.py", text)
-    for name, text in {"everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE}.items():
+    write_sheets(made.root / "data/in.xlsx", {"One": [["rows"], ["id", "text"], ["1", "fine"]]})
+    for name, text in WORKFLOWS.items():
         made.write(f"workflows/{name}.yml", text)
     return made
 
@@ -184,8 +193,8 @@ def again(
     return restored_plan(plan.workflow, definition, settings, providers, to or root)
 
 
-LEFT = {Example: {"path"}, ModelRef: {"warnings"}}
-"""What no run notices; nor where things stand in files."""
+LEFT = {Example: {"path"}, ModelRef: {"warnings"}, InputSpec: {"sql_at", "scratch"}}
+"""What no run notices, as one that goes on from the store reads no input; nor where things stand in files."""
 
 
 def comparable(value: Any) -> Any:
@@ -238,7 +247,7 @@ def assert_same(made: Plan, plan: Plan) -> None:
     assert prints(made) == prints(plan)
 
 
-@pytest.mark.parametrize("name", ["everything", "piped", "database"])
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_plan_with_every_key_is_the_same_again(folder: ProjectFolder, name: str) -> None:
     plan, providers = planned(folder, name, limit=5, sample=9, seed=3, offset=1, concurrency=3)
     for write in (snapshot, canonical):
@@ -341,7 +350,7 @@ def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFold
     """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
     definition or the settings holds it."""
     options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
-    plans = [planned(folder, name, **options)[0] for name in ("everything", "piped", "database")]
+    plans = [planned(folder, name, **options)[0] for name in WORKFLOWS]
     parts = [part for plan in plans for part in _parts(plan)]
     unused = []
     for kind in HELD:

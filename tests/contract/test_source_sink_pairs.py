@@ -12,12 +12,14 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from support.canned import Answer, Talk, completion, serving
 from support.project import ProjectFolder
+from support.sources import write_sheets
 
 from agac.data.sinks import TABLES
 from agac.data.sources import FORMATS, open_input, read_rows
@@ -123,6 +125,16 @@ def parquet(project: ProjectFolder) -> Values:
     return {"path": "data/rows.parquet", "id_field": "id"}
 
 
+def sheet(project: ProjectFolder) -> Values:
+    """Dates and times as a spreadsheet has them; it has no 64-bit integers, and no null beside an empty text."""
+    (project.root / "data").mkdir(exist_ok=True)
+    small = {name: value for name, value in TYPED.items() if name not in ("long", "longest", "exact", "nested", "list")}
+    moments = {"day": date(2024, 2, 29), "at": datetime.fromisoformat("2024-02-29T23:59:59"), "hour": time(23, 59, 59)}
+    rows = [{"id": "r1", **TEXTS, **small, **moments}, {"id": "r2"}]
+    write_sheets(project.root / "data/rows.xlsx", {"Rows": [[*rows[0]], *([*row.values()] for row in rows)]})
+    return {"path": "data/rows.xlsx", "id_field": "id"}
+
+
 def database(project: ProjectFolder) -> Values:
     (project.root / "data").mkdir(exist_ok=True)
     connection = sqlite3.connect(project.root / "data/rows.db")
@@ -146,6 +158,12 @@ SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
     "parquet": parquet,
     "sqlite": database,
     "files": whole_files,
+    "xlsx": sheet,
+    "sql": lambda project: {
+        **write(project, "rows.jsonl", json_lines(loose_rows())),
+        "sql": "SELECT * FROM input ORDER BY id DESC",
+    },
+    "sql over parquet": lambda project: {**parquet(project), "sql": "FROM input"},
     "numbered": lambda project: {"path": write(project, "rows.jsonl", json_lines(loose_rows()))["path"]},
 }
 

@@ -16,7 +16,8 @@ from agac.spec.inputs import SUFFIXES, format_of
 def test_the_suffix_names_the_format_in_any_case() -> None:
     formats = {
         "a.csv": "csv", "a.TSV": "tsv", "a.json": "json", "a.jsonl": "jsonl", "a.ndjson": "jsonl", "a.txt": "txt",
-        "a.parquet": "parquet", "a.CSV.gz": "csv", "a.JsonL.ZST": "jsonl", "a.gz": None, "a.xlsx": None, "a": None,
+        "a.parquet": "parquet", "a.CSV.gz": "csv", "a.JsonL.ZST": "jsonl", "a.gz": None, "a.xls": None, "a": None,
+        "a.XLSX": "xlsx", "a.xlsm": "xlsx",
     }  # fmt: skip
     assert {name: format_of(name) for name in formats} == formats
     assert SUFFIXES.keys() <= {Path(name).suffix.lower() for name in formats}

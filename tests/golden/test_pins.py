@@ -24,6 +24,13 @@ ADDED = {
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"',
         '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"', '.stages[].reply: "string" ["text", "json"]',
         *(f'.{key}.syntax: "string" ["auto", "dollar", "mustache", "brace"]' for key in ("defaults", "stages[]")),
+        *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("sql", "sheet")),
+        *(f'.{key}.{inner}: "integer"' for key in ("input", "inputs") for inner in ("sheet", "header_row")),
+        *(
+            f'.{key}.format: "string" ["csv", "tsv", "json", "jsonl", "txt", "parquet", {xlsx}"files", "sqlite"]'
+            for key in ("input", "inputs")
+            for xlsx in ("", '"xlsx", ')
+        ),
         *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
         *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),

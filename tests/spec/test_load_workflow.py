@@ -234,7 +234,7 @@ def test_the_command_lines_input_may_lie_anywhere(tree: Tree, tmp_path_factory: 
     ("given", "expected"),
     [
         ("data", r"--input .*/data: is a folder\nName a file in it"),
-        ("rows.XLSX", r"--input .*/rows\.XLSX: xlsx is not supported yet\nConvert it to csv or jsonl\."),
+        ("rows.XLS", r"--input .*/rows\.XLS: xls is not supported yet\nConvert it to csv or jsonl\."),
         ("rows.parquet.gz", r"--input .*/rows\.parquet\.gz: parquet is compressed inside\nUnpack the \.gz around it\."),
         ("rows.db", r"--input .*: a database is named with what to read: sqlite://.*rows\.db\?query=SELECT"),
         ("no/*.csv", r"--input .*/no/\*\.csv: .* matches no file"),

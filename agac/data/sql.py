@@ -1,0 +1,233 @@
+"""One SELECT over the rows of an input, through duckdb, which reaches nothing but these rows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agac.core.errors import AgacError, ErrorType, Problem, RowError, SpecError, UsageError, Where, lack_of
+from agac.core.types import JSONValue
+from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
+from agac.data.json_formats import encode, quoted
+from agac.data.parquet import TypedRows, literal, no_pattern
+from agac.data.sqlite import quoted as identifier
+from agac.data.tables import distinct
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+# Parquet is read by duckdb where it lies, with its own types. The rows of all other sources are first written into a
+# file of JSON lines as the source gives them: no format is read in two ways, a statement may read its input twice, and
+# types are those of all values. A statement has to be one SELECT, and what it could reach is locked before it is seen.
+
+MEMORY, DISK = "1GB", "100GB"
+"""What a statement may hold in memory, and how much of it duckdb may put into a temporary folder beyond that."""
+
+_LOCKED = (
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET allow_community_extensions = false",
+    "SET python_enable_replacements = false",  # else the name of a table may be a variable of this process
+    f"SET memory_limit = '{MEMORY}'",
+    f"SET max_temp_directory_size = '{DISK}'",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+_MIN_LINE = 1 << 20
+_SPOT = re.compile(r"\n(LINE \d+: .*)\n( *)(\^+)")
+_INTEGERS = {53: "EXACT", 63: "BIGINT", 127: "HUGEINT"}  # bits; a double holds the first
+
+
+def _kind(value: JSONValue) -> str:
+    """The narrowest type for a value that is not null."""
+    if type(value) is int:
+        return next((name for bits, name in _INTEGERS.items() if value.bit_length() <= bits), "JSON")
+    return {str: "VARCHAR", bool: "BOOLEAN", float: "DOUBLE"}.get(type(value), "JSON")
+
+
+def _type(kinds: set[str]) -> str:
+    """The type in which nothing of a column is lost: JSON for lists, objects, and values of several types."""
+    if kinds <= {"EXACT", "BIGINT"}:
+        return "BIGINT" if kinds else "VARCHAR"
+    if kinds <= {"EXACT", "DOUBLE"}:
+        return "DOUBLE"
+    return next(iter(kinds)) if len(kinds) == 1 else "HUGEINT" if kinds <= {*_INTEGERS.values()} else "JSON"
+
+
+class _Spool(AtomicFile):
+    """The rows of a source as JSON lines, each field by its number. A killed process leaves the file and what its
+    statements put aside; the next one removes both."""
+
+    remedy = "Make room there: the rows that a statement reads are first written there."
+
+    def __init__(self, rows: Source, folder: Path) -> None:
+        with explained(folder, self.remedy):
+            folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        for left in folder.glob(".*.spill-*"):
+            if not left.with_name(left.name.rpartition(".spill-")[0]).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        super().__init__(folder / "rows")
+        self.unusable, self.longest, self._spills = 0, 0, count()
+        self.fields = {name: (f"c{place}", set[str]()) for place, name in enumerate(rows.columns() or ())}
+        try:
+            for record in rows.records():
+                self._add(record)
+            with explained(self.path, self.remedy):
+                self._file.flush()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _add(self, record: Record) -> None:
+        if record.data is None or record.error is not None:
+            self.unusable += 1
+            return
+        values = {}
+        for name, value in record.data.items():
+            field, kinds = self.fields.get(name) or self.fields.setdefault(name, (f"c{len(self.fields)}", set()))
+            if value is not None:
+                kinds.add(_kind(value))
+                values[field] = value
+        text = encode(values)
+        self.longest = max(self.longest, len(text))
+        self.append(f"{text}\n")
+
+    def spill(self) -> Path:
+        """A folder for what one statement puts aside, which duckdb makes when it needs it."""
+        return self.temporary.with_name(f"{self.temporary.name}.spill-{next(self._spills)}")
+
+
+class SqlSource:
+    """The rows that `statement` makes of `rows`. Raises SpecError, with the place of the statement, when it does more
+    than read or does not fit the rows; UsageError when duckdb is missing.
+
+    The rows are kept in `folder` for as long as the source is needed. `files` are those that duckdb reads where they
+    lie, all of them parquet.
+    """
+
+    def __init__(self, rows: Source, statement: str, where: Where, folder: Path, files: Sequence[Path] = ()) -> None:
+        self._rows, self._where, self._columns = rows, where, list(rows.columns() or ())
+        if lack := lack_of(f"{rows.describe()}: sql", "duckdb"):
+            raise UsageError(lack, remedy="Or leave the statement out.")
+        self._spool: _Spool | None = None
+        self._statement = self._checked(statement)
+        # a pattern is looked for in its folder, which a statement must not see
+        self._files = files if all(no_pattern(path) == str(path) for path in files) else ()
+        if not self._files:
+            self._spool = _Spool(rows, folder)
+            weakref.finalize(self, self._spool.abort)
+            self._columns = [*self._spool.fields]
+        self._table = self._bound() if self._columns else None  # rows without any field fit whatever is said of them
+
+    def columns(self) -> tuple[str, ...] | None:
+        return self._table.columns if self._table else None
+
+    def describe(self) -> str:
+        return self._rows.describe()
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        """What the statement gives. Records that cannot be used are in no table: each is a row that fails, after those
+        of the statement, so that none is lost."""
+        unusable = self._spool.unusable if self._spool else 0
+        ordinal = skipped = 0 if unusable else start
+        if self._table is not None:
+            with self._connected() as connection:
+                for data, problem in self._table.read(connection, f"(\n{self._statement}\n)", skipped):
+                    ordinal += 1
+                    if ordinal > start:
+                        message = f"{self.describe()}: row {ordinal} of the statement: {problem}"
+                        yield Record(ordinal, data, RowError(ErrorType.INVALID_ROW, message) if problem else None)
+        if unusable:
+            broken = (record for record in self._rows.records() if record.error is not None)
+            yield from (one._replace(ordinal=at) for at, one in enumerate(broken, ordinal + 1) if at > start)
+
+    def _checked(self, statement: str) -> str:
+        """The statement without its end. Raises SpecError unless it is one SELECT."""
+        import duckdb
+
+        try:
+            found = duckdb.extract_statements(statement)
+        except duckdb.Error as error:
+            raise self._refused(str(error)) from error
+        kinds = [one.type.name for one in found]
+        if kinds == ["SELECT"]:
+            return found[0].query.strip().removesuffix(";")
+        what = f"is {len(kinds)} statements" if len(kinds) != 1 else f"is {kinds[0]}"
+        raise self._refused(f"{what}; write one SELECT: it reads the table input and changes nothing")
+
+    def _bound(self) -> TypedRows:
+        """What the statement gives. Raises SpecError when it does not fit the rows."""
+        fields = self._spool.fields if self._spool else {}
+        with self._connected(binding=True) as connection:
+            connection.execute(f"EXPLAIN\n{self._statement}")
+            mixed = [name for name, (_, kinds) in fields.items() if kinds == {"EXACT", "DOUBLE"}]
+            table = TypedRows(connection.sql(self._statement), json=not self._files, mixed=mixed)
+        alike = Counter(name.lower() for name in table.columns)
+        if twice := [quoted(name) for name in table.columns if alike[name.lower()] > 1]:
+            raise self._refused(f"it gives {', '.join(twice)} in two columns; give each its own name, with AS")
+        return table
+
+    @contextmanager
+    def _connected(self, *, binding: bool = False) -> Iterator[DuckDBPyConnection]:
+        """A database in memory that holds the table input and reaches nothing else. Raises SpecError for what is wrong
+        with the statement while it is looked at (`binding`), AgacError while it is run."""
+        import duckdb
+
+        spill = self._spool.spill() if self._spool else None
+        try:
+            with closing(duckdb.connect(config={"threads": 1})) as connection:
+                with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
+                    connection.execute("SET TimeZone = 'UTC'")
+                connection.execute(f"SET temp_directory = {literal(str(spill or ''))}")
+                for statement in (*self._opening(), *_LOCKED):
+                    connection.execute(statement)
+                yield connection
+        except duckdb.OutOfMemoryException as error:
+            message = f"{self._where}: the statement needs more than {MEMORY} of memory and {DISK} on the disk"
+            raise AgacError(message, remedy="Let it sort or group fewer rows or columns.") from error
+        except duckdb.Error as error:
+            refused = self._refused(str(error))
+            if binding:
+                raise refused from error
+            remedy = "Correct the statement: TRY_CAST(x AS INTEGER) is null where CAST fails."
+            raise AgacError(str(refused.problems[0]), remedy=remedy) from error
+        finally:
+            if spill:
+                shutil.rmtree(spill, ignore_errors=True)
+
+    def _opening(self) -> Iterator[str]:
+        """What makes the table input, and what it may read for that."""
+        if self._spool is None:
+            paths, columns = ", ".join(literal(str(path)) for path in self._files), "*"
+            rows = f"read_parquet([{paths}], union_by_name = true)"
+        else:
+            fields, paths = self._spool.fields, literal(str(self._spool.temporary))
+            types = ", ".join(f"{field}: '{_type(kinds)}'" for field, kinds in fields.values())
+            names = zip(fields.values(), distinct([*fields]), strict=True)
+            columns = ", ".join(f"{field} AS {identifier(name)}" for (field, _), name in names)
+            bound = max(_MIN_LINE, 4 * self._spool.longest)  # a character has at most four bytes
+            rows = (
+                f"read_json({paths}, columns = {{{types}}}, format = 'newline_delimited', compression = 'none', "
+                f"hive_partitioning = false, maximum_object_size = {bound})"
+            )
+        yield f"SET allowed_paths = [{paths}]"
+        yield f"CREATE VIEW input AS SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
+
+    def _refused(self, said: str) -> SpecError:
+        """What is wrong with the statement, at what in it, and the columns that there are."""
+        first = said.partition("\n")[0]
+        text = (first.partition(" Error: ")[2] or first).rstrip("!.")
+        if spot := _SPOT.search(said):
+            text += f", at {spot[1][len(spot[2]) : len(spot[2]) + len(spot[3])]!r}"
+        fields = self._spool.fields if self._spool else {}
+        columns = [f"{name} {_type(fields[name][1])}" if fields else name for name in self._columns]
+        text += f"; the columns of input are: {', '.join(columns)}" if columns and text != first else ""
+        return SpecError([Problem(self._where, text)])
