@@ -18,6 +18,8 @@ from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
 from support.commands import ForkedPython, clean_environment, template
+from support.postgres import PostgresServer
+from support.postgres import serving as serving_postgres
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.virtual import run_virtually
@@ -128,6 +130,21 @@ def server(_shared_server: Server) -> Server:
     """A simulator without latency or faults, its account at zero."""
     _shared_server.reset()
     return _shared_server
+
+
+@pytest.fixture(scope="session")
+def _postgres_server() -> Iterator[PostgresServer]:
+    with serving_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(_postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
+    """A PostgreSQL server with an empty database, whose password is in the environment."""
+    _postgres_server.fresh("shop")
+    for name, value in _postgres_server.env.items():
+        monkeypatch.setenv(name, value)
+    return _postgres_server
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from agac.api.project import open_project
+from agac.api.project import environment, open_project
 from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
@@ -210,8 +210,9 @@ def show_data(
         name = bare.replace("'", "''")
         select = f"SELECT name AS \"table\", '{SCHEME}{name}?table=' || name AS input FROM ({TABLES})"  # noqa: S608 - quoted
         texts, rows = [f"{SCHEME}{bare}?query={select}"], look_at
+    around = _project(project)
     how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "sheet": sheet, "sql": sql}
-    spec = free_input(texts, _project(project), format=known, **how)
+    spec = free_input(texts, around, format=known, **how)
     spec = replace(spec, shown=bare) if listed else spec
     first: list[dict[str, JSONValue]] = []
     problems: list[str] = []
@@ -219,7 +220,7 @@ def show_data(
     with _at_hand(spec) as (ready, shown):
         for name, text in unused_keys(ready).items():
             raise UsageError(f"--{name}: {text}; {shown} is {ready.format}", remedy=f"Leave --{name} out.")
-        source = open_input(ready)
+        source = open_input(ready, around.env)
         columns, records = Columns(source.columns()), source.records()
         for record in islice(records, look_at):
             looked_at += 1
@@ -245,7 +246,8 @@ def _project(project: Path | str | None) -> ProjectSpec:
     """The project around, whose paths and folders hold; else the current folder as if it were one."""
     spec = None
     try:
-        spec, _ = load_project(project_root(project), {})
+        root = project_root(project)
+        spec, _ = load_project(root, environment(root)[0])
     except UsageError as error:
         if project is not None and not isinstance(error, SpecError):
             raise
@@ -253,7 +255,7 @@ def _project(project: Path | str | None) -> ProjectSpec:
         return spec
     root = Path.cwd().resolve()
     folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
-    return ProjectSpec(root, ProjectFile(), folders, Document("", None, []), {})
+    return ProjectSpec(root, ProjectFile(), folders, Document("", None, []), environment(root)[0])
 
 
 @contextmanager

@@ -238,7 +238,9 @@ async def export(
             refuse_target(file, own, f"{record.workflow}.{kind}", force=force)
             await export_file(database, record, root, file, kind)
             return summary, [file]
-        exported = await export_run(database, record, root, summary)
+        from agac.api.project import environment  # with what reads a project's files: other commands need none of it
+
+        exported = await export_run(database, record, root, summary, environment(root)[0])
     if exported.not_written is not None:
         raise exported.not_written
     return summary, exported.files

@@ -286,7 +286,7 @@ def validate(
 
 def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
     """Warnings of a workflow or a folder for results that a computer with Windows could not hold."""
-    table = [workflow.output.to.path] if workflow.output.to else []
+    table = [workflow.output.to.path] if workflow.output.to and workflow.output.to.path else []
     written = [workflow.file, *map(project.shown, [workflow.output.dir, *table])]
     parts = {PurePath(part).stem: (path, part) for path in reversed(written) for part in refused_by_windows(path)}
     message = "{}: Windows has no files or folders called {!r}; rename it if the project is to be used there"
@@ -316,7 +316,7 @@ def check_workflow(
         problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
     source, columns = None, None
     try:
-        source = open_input(workflow.input) if workflow.input.format or workflow.input.piped else None
+        source = open_input(workflow.input, project.env) if workflow.input.format or workflow.input.piped else None
     except SpecError as error:
         problems += error.problems
     except UsageError as error:
@@ -325,7 +325,7 @@ def check_workflow(
         columns = source.columns() if source else None
         problems += _fields(workflow, columns)
     said = {problem.path for problem in problems}
-    found = refusals(workflow, columns, project.root, preview=partial) if workflow.whole else []
+    found = refusals(workflow, columns, project.root, project.env, preview=partial) if workflow.whole else []
     problems += [problem for problem in found if problem.path not in said]
     if source is None or any_error(problems) or not workflow.whole:
         return None, problems

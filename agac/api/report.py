@@ -400,7 +400,7 @@ async def report_of(
     # empty the folder of an earlier one.
     replaced = writes and (invocation.complete or stop is StopReason.LIMIT)
     if replaced and not is_shown(record, work.root, rows):
-        exported = await export_run(database, record, work.root, summary)
+        exported = await export_run(database, record, work.root, summary, work.env)
     about = await _batch_facts(database, invocation, work.batching.providers)
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code

@@ -234,8 +234,9 @@ class Requirement(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether a version within the bounds is installed."""
-        have, *bounds = map(_numbers, [self.installed or "", *self.bounds.split(",")])
-        above = [one.startswith(">") for one in self.bounds.split(",")]
+        written = self.bounds.rpartition("]")[2].split(",")  # `psycopg[binary]>=3.2` needs a part of a package
+        have, *bounds = map(_numbers, [self.installed or "", *written])
+        above = [one.startswith(">") for one in written]
         return bool(self.installed) and (not self.bounds or [have >= one for one in bounds] == above)
 
 

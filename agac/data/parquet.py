@@ -145,7 +145,7 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
             item = _reading(dict(kind.children)["value"], json=json)
             return _ColumnType(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
         case name if name.startswith("timestamp"):
-            return _ColumnType(_TEXT, _iso)
+            return _ColumnType(_TEXT, iso_moment)
     return _ColumnType(_TEXT, None)
 
 
@@ -159,7 +159,7 @@ def _plain_number(value: float) -> float | None:
     return int(value) if value.is_integer() else _number(value)
 
 
-def _iso(text: str) -> str:
+def iso_moment(text: str) -> str:
     """`2024-05-01 10:00:00+00` as `2024-05-01T10:00:00+00:00`."""
     return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
 

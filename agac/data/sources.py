@@ -13,6 +13,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
@@ -22,11 +23,13 @@ from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opene
 from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
 from agac.data.parquet import ParquetSource
+from agac.data.postgres import PostgresSource
 from agac.data.sql import SqlSource
 from agac.data.sqlite import SqliteSource
 from agac.data.text_formats import DelimitedSource, TextSource, WholeFiles, matched_files
 from agac.data.xlsx import XlsxSource
-from agac.spec.inputs import GIVEN_PREFIX, LOOKED_AT, PIPED, WRITTEN, unused_keys
+from agac.spec.inputs import GIVEN_PREFIX, KEYS, LOOKED_AT, PIPED, WRITTEN, unused_keys
+from agac.spec.paths import server_parts
 from agac.spec.workflow import InputFormat, InputSpec
 
 # Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
@@ -191,11 +194,12 @@ FORMATS: Mapping[InputFormat, Callable[..., Source]] = {
 """Every format of a file by the name that `input.format` takes. Called with the path and the name for messages."""
 
 
-def open_input(spec: InputSpec) -> Source:
-    """The source that a workflow's input, or the command line's, names. Raises UsageError as `open_source` does."""
+def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -> Source:
+    """The source that a workflow's input, or the command line's, names. `env` is what `${VAR}` in the address of a
+    server is looked up in. Raises UsageError as `open_source` does."""
     if spec.piped:
         return Piped()
-    source = _opened(spec)
+    source = _opened(spec, env)
     if spec.sql is None:
         return source
     assert spec.scratch is not None
@@ -209,11 +213,14 @@ def open_input(spec: InputSpec) -> Source:
         raise UsageError(error.message, remedy=error.remedy) from error
 
 
-def _opened(spec: InputSpec) -> Source:
+def _opened(spec: InputSpec, env: Mapping[str, str]) -> Source:
     if spec.format == "files":
         return WholeFiles(spec)
     if spec.patterns:
         return SeveralFiles(spec)
+    if spec.format == "postgres":
+        assert spec.statement is not None
+        return PostgresSource(server_parts(spec.shown, *KEYS)[0], spec.statement, env)
     if spec.statement is not None:
         return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
     assert spec.format is not None

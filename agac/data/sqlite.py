@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from math import isfinite, isinf
@@ -151,7 +151,7 @@ def _explained(message: str) -> tuple[str, str]:
 
 # Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
 
-_OTHER = "Name another table in output.to."
+OTHER_TABLE = "Name another table in output.to."
 _NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
 
 
@@ -187,19 +187,26 @@ def check_table(connection: sqlite3.Connection, table: str, columns: Sequence[Ta
     if found is None:
         return
     if found[0] == "view" or (found[1] or "").upper().startswith("CREATE VIRTUAL"):
-        raise UsageError(f"{shown} is a {'view' if found[0] == 'view' else 'virtual table'}", remedy=_OTHER)
+        raise UsageError(f"{shown} is a {'view' if found[0] == 'view' else 'virtual table'}", remedy=OTHER_TABLE)
     known = columns_of(connection, table)
-    if key.lower() not in known:
-        raise UsageError(
-            f"{shown} has no column {key!r}, by which its rows would be found",
-            remedy=f"{_OTHER} Or give it that column, with ids that are unique.",
-        )
-    if not _is_unique(connection, table, key):
-        index = f"CREATE UNIQUE INDEX {quoted(f'{table}_{key}')} ON {quoted(table)} ({quoted(key)})"
-        raise UsageError(f"{shown}: the ids in {key!r} are not unique", remedy=f"{_OTHER} Or run {index};")
+    check_key(shown, quoted(table), key, known.get(key.lower()), lambda: _is_unique(connection, table, key))
     clashes = [text for column in columns if (text := _clash(column, known.get(column.name.lower())))]
     if clashes:
-        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{_OTHER} Or change these columns; {_NUMERIC}.")
+        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{OTHER_TABLE} Or change these columns; {_NUMERIC}.")
+
+
+def check_key(shown: str, table: str, key: str, column: object, is_unique: Callable[[], bool]) -> None:
+    """Raises UsageError when rows of a table cannot be found by the `key`, whose `column` is None where it has none.
+    `table` is its name as SQL takes it."""
+    if column is None:
+        raise UsageError(
+            f"{shown} has no column {key!r}, by which its rows would be found",
+            remedy=f"{OTHER_TABLE} Or give it that column, with ids that are unique.",
+        )
+    if not is_unique():
+        name = quoted(f"{table.replace(chr(34), '')}_{key}")
+        index = f"CREATE UNIQUE INDEX {name} ON {table} ({quoted(key)})"
+        raise UsageError(f"{shown}: the ids in {key!r} are not unique", remedy=f"{OTHER_TABLE} Or run {index};")
 
 
 def _clash(column: TableColumn, known: Known | None) -> str:
@@ -211,12 +218,12 @@ def _clash(column: TableColumn, known: Known | None) -> str:
     # SQLite's rules of type affinity: whether the column makes numbers of texts that look like one
     declared = known.type
     converts = "INT" in declared or not any(word in declared for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
-    if declared and converts and column.kind in _WORDS:
-        return f"the column {known.name!r} is {declared}, but {_WORDS[column.kind]} would be written into it"
+    if declared and converts and column.kind in NO_NUMBERS:
+        return f"the column {known.name!r} is {declared}, but {NO_NUMBERS[column.kind]} would be written into it"
     return ""
 
 
-_WORDS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
+NO_NUMBERS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
 
 
 def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:

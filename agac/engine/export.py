@@ -14,6 +14,8 @@ from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, RowId
 from agac.data.files import put_aside
 from agac.data.json_formats import encode
+from agac.data.postgres import PostgresSink, Server, reads_table
+from agac.data.postgres import check_target as check_server
 from agac.data.sinks import (
     FILES,
     FILTERED,
@@ -35,6 +37,7 @@ from agac.engine.replay import FinalRows, RowViews, WrittenRows
 from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages, written_of
 from agac.spec.graph import StageNode, descent
+from agac.spec.paths import POSTGRES, server_parts
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
 from agac.store.batches import project_token
 from agac.store.db import Database, write
@@ -99,8 +102,13 @@ class Outputs:
 
     @property
     def database(self) -> Path | None:
-        """The user's database that is written to, if there is one."""
-        return self.root / self.to["path"] if self.to is not None and not self.preview else None
+        """The user's database that is written to, if there is one and it is a file."""
+        return self.root / self.to["path"] if self.to is not None and not self.preview and not self.at_server else None
+
+    @property
+    def at_server(self) -> bool:
+        """Whether the table that is written to is in a database of a server."""
+        return self.to is not None and not self.preview and POSTGRES.match(self.to["path"]) is not None
 
     def files(self, *, but_table: bool = False) -> list[Path]:
         """Every file that is written; `but_table`: that of the table is not."""
@@ -108,14 +116,18 @@ class Outputs:
         table = self.database or self.folder / PREVIEW_DATABASE
         return [file for file in found if file != table] if but_table else found
 
-    def open(self, out: OutputFolder, layout: TableLayout) -> tuple[list[RowSink], IsolatedSink | None]:
+    def open(
+        self, out: OutputFolder, layout: TableLayout, env: Mapping[str, str]
+    ) -> tuple[list[RowSink], IsolatedSink | None]:
         """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
-        table = out.add(IsolatedSink(partial(self._table, self.to, layout))) if self.to is not None else None
+        table = out.add(IsolatedSink(partial(self._table, self.to, layout, env))) if self.to is not None else None
         sinks = (TABLES[one](self.folder / file_of(one), layout, self.csv_safe, self.bom) for one in self.formats)
         return [*([table] if table else []), *(out.add(one) for one in sinks)], table
 
-    def _table(self, to: dict[str, str], layout: TableLayout) -> RowSink:
+    def _table(self, to: dict[str, str], layout: TableLayout, env: Mapping[str, str]) -> RowSink:
+        if self.at_server:
+            return PostgresSink(Server(to["path"], env), to["table"], layout)
         if self.database is None:
             return FreshDatabase(self.folder / PREVIEW_DATABASE, to["table"], layout)
         return TableSink(self.database, to["table"], layout, to["path"])
@@ -125,7 +137,7 @@ class Outputs:
         could not be written."""
         found = {file.name: _stamp(file) for name in self.names if (file := self.folder / name).exists()}
         name = PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
-        if self.database is not None and self.database.exists():
+        if self.at_server or (self.database is not None and self.database.exists()):
             found[name] = [0, 0]
         if unwritten:
             found[name] = UNWRITTEN
@@ -157,9 +169,11 @@ def outputs_text(plan: Plan) -> str:
     return canonical(body)
 
 
-def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *, preview: bool) -> list[Problem]:
+def refusals(
+    workflow: Workflow, columns: tuple[str, ...] | None, root: Path, env: Mapping[str, str], *, preview: bool
+) -> list[Problem]:
     """What would be in the way of the results, found before they are paid for; opens nothing for writing. `columns`
-    are the input's, None where it declares none."""
+    are the input's, None where it declares none. `env` has the variables of addresses."""
     output, to = workflow.output, workflow.output.to
     names = list(map(file_of, output.formats))
     if to is not None and preview:
@@ -170,8 +184,8 @@ def refusals(workflow: Workflow, columns: tuple[str, ...] | None, root: Path, *,
     ]
     if to is not None and not preview:
         into = Problem(to.where, "")
-        checks.append((into, partial(_refuse_own_input, workflow.input, to)))
-        checks.append((into, partial(check_target, to.path, to.table, _known_columns(workflow, columns), to.shown)))
+        checks.append((into, partial(_refuse_own_input, workflow.input, to, env)))
+        checks.append((into, partial(_check_table, to, _known_columns(workflow, columns), env)))
     found = []
     for problem, check in checks:
         try:
@@ -199,11 +213,25 @@ def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[
     return [kept[0], *(column for column in kept[1:] if column.name in layout.merger.fields)]
 
 
-def _refuse_own_input(source: InputSpec, target: TableTarget) -> None:
+def _check_table(target: TableTarget, columns: Sequence[TableColumn], env: Mapping[str, str]) -> None:
+    if target.path is None:
+        check_server(Server(target.shown, env), target.table, columns)
+    else:
+        check_target(target.path, target.table, columns, target.shown)
+
+
+def _refuse_own_input(source: InputSpec, target: TableTarget, env: Mapping[str, str]) -> None:
     """A table that the input reads, perhaps by way of a view: what is written would change every row."""
-    if source.statement is None or source.path != target.path or not source.path.is_file():
+    if source.statement is None:
         return
-    if target.table.lower() in tables_read(source.path, source.statement, source.shown):
+    if source.format == "postgres" and target.path is None:
+        servers = [Server(address, env) for address in (server_parts(source.shown, "query", "table")[0], target.shown)]
+        its_own = reads_table(servers[0], source.statement, servers[1], target.table)
+    elif source.path == target.path and source.path.is_file():
+        its_own = target.table.lower() in tables_read(source.path, source.statement, source.shown)
+    else:
+        return
+    if its_own:
         raise UsageError(
             f"{target.shown}: the input reads the table {target.table!r}: what is written into it would change the "
             "rows, and all of them would be asked again",
@@ -237,8 +265,11 @@ def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
             stale.unlink()
 
 
-async def export_run(database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any]) -> Exported:
-    """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for.
+async def export_run(
+    database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any], env: Mapping[str, str]
+) -> Exported:
+    """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for. `env` has
+    the variables of a server's address.
 
     A row without an outcome has no envelope; `results.json` holds the ok results; `errors.jsonl` always has the input.
     A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
@@ -252,7 +283,7 @@ async def export_run(database: Database, run: RunRecord, root: Path, summary: Ma
     mark = {} if outputs.preview else {"store": {"id": token, "generation": run.revision, "place": place}}
     await write(database, "run_exporting", run.id)
     with OutputFolder(outputs.folder, root, edited) as out:
-        others, table = outputs.open(out, layout) if layout else ([], None)
+        others, table = outputs.open(out, layout, env) if layout else ([], None)
         results, array = out.open("results.jsonl"), out.open("results.json")
         errors, document = out.open("errors.jsonl"), out.open("summary.json")
         async for rows in ended.rows(database, run.id):

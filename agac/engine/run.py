@@ -355,7 +355,8 @@ async def _context(
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
     stops = StopRules(stop_signal, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors)
     batched, folders = await has_batches(database, plan), [work.root / work.output_dir]
-    folders += [plan.output.to.path.parent] if plan.output.to is not None and not plan.selection.partial else []
+    table = plan.output.to.path if plan.output.to is not None and not plan.selection.partial else None
+    folders += [table.parent] if table is not None else []
     folders += [work.batching.folder] if batched else []
     opened, retry, now = None, invocation.retry, work.clocks.wall()
     if retry is not None:  # rows that it, and what went on with it, opened

@@ -18,6 +18,7 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, s
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import (
     ANY_FOLDERS,
+    POSTGRES,
     STATE_FOLDERS,
     OutsideProject,
     Refused,
@@ -26,6 +27,8 @@ from agac.spec.paths import (
     is_pattern,
     matching,
     near_files,
+    server_parts,
+    server_table,
 )
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
@@ -53,6 +56,9 @@ WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
     "sheet": SHEETS, "header_row": SHEETS,
 }  # fmt: skip
 """Keys that say how a file is written, with the formats of which they may be said."""
+
+NO_FILES = ("files", "sqlite", "postgres")
+"""Formats that no single file has."""
 
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xls", ".ods", ".arrow", ".feather"})
@@ -111,25 +117,38 @@ def parse_database(text: str) -> DatabaseUrl:
     What follows `?query=` is the statement as it stands, to the end: `%` and `&` are its own. Only one without any
     white space is taken to be percent-encoded.
     """
-    path, sign, rest = text.removeprefix(SCHEME).partition("?")
-    key, equals, value = rest.partition("=")
+    server, form = POSTGRES.match(text), FORM
+    if server:
+        (path, key, value), form = server_parts(text, *KEYS), POSTGRES_FORM
+    else:
+        path, _, rest = text.removeprefix(SCHEME).partition("?")
+        key, equals, value = rest.partition("=")
+        key = key if equals else ""
     if not path:
-        raise Refused(f"names no database; {FORM}")
-    if not sign or not equals:
-        raise Refused(f"does not say what to read; {FORM}")
+        raise Refused(f"names no database; {form}")
+    if not key:
+        raise Refused(f"does not say what to read; {form}")
     if key not in KEYS:
         raise Refused(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
     if not any(map(str.isspace, value.strip())):
         value = unquote_plus(value)
     if not value.strip():
-        raise Refused(f"{key} is empty; {FORM}")
+        raise Refused(f"{key} is empty; {form}")
     if key == "table":
-        name = value.strip().replace('"', '""')
-        return DatabaseUrl(path, f'SELECT * FROM "{name}"', ordered=True)  # noqa: S608 - quoted; read by rowid
+        name = server_table(value.strip()) if server else '"' + value.strip().replace('"', '""') + '"'
+        return DatabaseUrl(path, f"SELECT * FROM {name}", ordered=not server)  # noqa: S608 - quoted; or read by rowid
     start = _COMMENTS.match(value)
     if not _READS.match(value, start.end() if start else 0):
         raise Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
+
+
+POSTGRES_FORM = "write postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT … or …?table=NAME"
+
+
+def named(text: str) -> str:
+    """An input in a message that refuses it: of a server's without who reads it, and without what is read."""
+    return re.sub("(?s)://.*@", "://…@", text).partition("?")[0] if POSTGRES.match(text) else text
 
 
 def input_spec(
@@ -205,7 +224,7 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
     except Refused as error:
         what, _, todo = str(error).partition("; ")
         which = f"a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input"
-        raise UsageError(f"{flag}{shown}: {what}", remedy=sentence(todo) if todo else f"Name {which}.") from None
+        raise UsageError(f"{flag}{named(shown)}: {what}", remedy=sentence(todo) if todo else f"Name {which}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +248,7 @@ class _Resolver:
         text = texts[0]
         if len(texts) == 1 and text == PIPED:
             return replace(self._made(self.project.root / INPUTS, PIPED, self._piped_format()), piped=True)
-        if len(texts) == 1 and text.startswith(SCHEME):
+        if len(texts) == 1 and (text.startswith(SCHEME) or POSTGRES.match(text)):
             return self._database(text)
         if len(texts) == 1 and "://" in text:
             raise Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
@@ -256,7 +275,7 @@ class _Resolver:
 
     def _format_of(self, name: str) -> InputFormat | None:
         """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
-        declared = self.keys.format if self.keys.format not in ("files", "sqlite") else None
+        declared = self.keys.format if self.keys.format not in NO_FILES else None
         by_name = format_of(name)
         if self.typed and by_name not in (None, "txt"):
             return by_name
@@ -305,18 +324,23 @@ class _Resolver:
             raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
-        if self.keys.format in ("files", "sqlite"):
+        if self.keys.format in NO_FILES:
             raise Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
 
     def _database(self, text: str) -> InputSpec:
         declared = self.keys.format
-        if declared not in (None, "sqlite") and not self.typed:
-            raise Refused(f"the path names a SQLite database, and format says {declared}; remove format")
+        found: InputFormat = "postgres" if POSTGRES.match(text) else "sqlite"
+        if declared not in (None, found) and not self.typed:
+            kind = "PostgreSQL" if found == "postgres" else "SQLite"
+            raise Refused(f"the path names a {kind} database, and format says {declared}; remove format")
         try:
             url = parse_database(text)
         except Refused as error:
-            raise Refused(str(error) if self.typed else f"{text.partition('?')[0]!r}: {error}") from None
+            raise Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
+        if found == "postgres":
+            made = self._made(self.project.root / INPUTS, text, found)
+            return replace(made, statement=url.statement, ordered=url.ordered)
         path = self._place(url.path)
         if not path.is_file():
             raise Refused(f"no such database: {url.path!r}")
@@ -369,7 +393,7 @@ class _Resolver:
     def _pattern(self, text: str) -> Path:
         """A path or a pattern, absolute."""
         if text == PIPED or "://" in text:
-            raise Refused(f"{text!r} cannot stand in a list; a list names files")
+            raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
         if path.is_file():
             return path if self.typed else self.project.root / PurePosixPath(text)

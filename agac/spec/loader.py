@@ -7,13 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, StageFile, WorkflowFile
-from agac.spec.paths import PROJECT_FILE, STATE_FOLDERS, ProjectPaths, Refused, files_called, inside, refuse_folder
+from agac.spec.paths import (
+    POSTGRES,
+    PROJECT_FILE,
+    STATE_FOLDERS,
+    ProjectPaths,
+    Refused,
+    files_called,
+    inside,
+    refuse_folder,
+    server_parts,
+    server_table,
+)
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
@@ -254,6 +265,12 @@ def _output_spec(
 def _parse_table(text: str) -> tuple[str, str]:
     """The names of a database and a table in it, as `text` has them."""
     form = "write it as sqlite://data/out.db?table=results"
+    if POSTGRES.match(text):
+        address, _, table = server_parts(text, "table")
+        if not table:
+            raise Refused("names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME")
+        server_table(table := unquote_plus(table))
+        return address, table
     head, _, query = text.partition("?")
     scheme, found, name = head.partition("://")
     if not found:
@@ -280,6 +297,8 @@ def _parse_table(text: str) -> tuple[str, str]:
 def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
     """The table that `text` names. `folder` is the output folder."""
     name, table = _parse_table(text)
+    if POSTGRES.match(text):
+        return TableTarget(None, name, table, where)
     path = inside(project.root, name)
     shown = project.shown(path)
     if any(path.is_relative_to(project.root / state) for state in STATE_FOLDERS):

@@ -133,7 +133,8 @@ class InputFile(FileModel):
 
     path: Paths | None = key(
         "File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
-        "`sqlite://data.db?query=SELECT …`, or `-` for standard input."
+        "`sqlite://data.db?query=SELECT …`, `postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT …`, or `-` for "
+        "standard input."
     )
     format: workflow.InputFormat | None = key(
         "Format of the input; by its suffix when left out. `files`: each file is a row `{path, name, content}`."
@@ -177,7 +178,10 @@ class OutputFile(FileModel):
             check.output_formats, json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat]
         ),
     ] = key("Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.", default=[])
-    to: NonEmpty | None = key("Table to write rows into, by id: `sqlite://data/out.db?table=results`.")
+    to: NonEmpty | None = key(
+        "Table to write rows into, by id: `sqlite://data/out.db?table=results`, or "
+        "`postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=results`."
+    )
     merge: workflow.Merge | None = key(
         "What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), `update` (the "
         "same, the result's win), `append` (the row with the result under the stage's name)."

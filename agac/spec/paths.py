@@ -168,6 +168,38 @@ def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | 
         raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
 
 
+# A database of a PostgreSQL server: its address is what libpq takes, with `${VAR}` for what stands in no file.
+
+POSTGRES = re.compile(r"postgres(?:ql)?://")
+_ONE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+MAX_NAME = 63
+"""Bytes of a name: PostgreSQL cuts a longer one."""
+
+
+def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
+    """The address of a server's database, and what `text` says is read or written there: the key, one of `keys`, with
+    all that follows it; empty where it says nothing. Raises Refused for a password that is written out."""
+    found = re.search(rf"[?&]({'|'.join(keys)})=", text)
+    address = text[: found.start()] if found else text
+    if any(not _ONE_VARIABLE.fullmatch(one) for one in _passwords(address)):
+        raise Refused("a password is written in it; write ${PGPASSWORD}, in a shell in single quotes, and set it")
+    return (address, found[1], text[found.end() :]) if found else (address, "", "")
+
+
+def _passwords(address: str) -> list[str]:
+    user = address.partition("://")[2].rpartition("@")[0]
+    found = re.findall(r"[?&](?:ssl)?password=([^&]*)", address)
+    return [one for one in (user.partition(":")[2], *found) if one]
+
+
+def server_table(name: str) -> str:
+    """A table of a server, `NAME` or `SCHEMA.NAME`, as SQL takes it. Raises Refused."""
+    parts = name.split(".")
+    if len(parts) > 2 or not all(part and part.isprintable() and len(part.encode()) <= MAX_NAME for part in parts):
+        raise Refused(f"{name!r} cannot be the name of a table; write NAME or SCHEMA.NAME")
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
 
 MAX_BYTES = 5_000_000

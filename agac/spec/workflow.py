@@ -66,7 +66,7 @@ Level = Literal["project", "defaults", "card", "stage", "override"]
 """Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
 
 RunMode = Literal["sync", "batch"]
-InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite"]
+InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite", "postgres"]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
 ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
@@ -185,9 +185,10 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table in a SQLite database, which may hold other tables. `shown` is the database relative to the project."""
+    """A table in a database, which may hold other tables. `shown` is a SQLite database relative to the project, or the
+    address of one of a PostgreSQL server, which has no `path`."""
 
-    path: Path
+    path: Path | None
     shown: str
     table: str
     where: Where = field(default=Where(""), compare=False)

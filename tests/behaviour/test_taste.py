@@ -13,7 +13,7 @@ import agac
 import agac.api
 
 PACKAGE = Path(agac.__file__).parent
-OTHER_DATABASES = {"data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
+OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "project", "run", "status"}
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""

@@ -13,11 +13,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from support.canned import Answer, Talk, completion, serving
+from support.postgres import PASSWORD, PostgresServer
 from support.project import ProjectFolder
 from support.sources import write_sheets
 
@@ -149,6 +151,25 @@ def database(project: ProjectFolder) -> Values:
     return {"path": "sqlite://data/rows.db?query=SELECT * FROM rows ORDER BY id", "id_field": "id"}
 
 
+SERVER: list[PostgresServer] = []
+"""The server of this module, where there is one."""
+
+
+def postgres(project: ProjectFolder) -> Values:
+    """Types that PostgreSQL has."""
+    (server,) = SERVER
+    server.sql(
+        """CREATE TABLE rows (id int, u text, l text, e text, long bigint, decimal numeric, day date,
+        moment timestamptz, double float8, nan float8, flag boolean, doc jsonb, list int[], raw bytea, n text)"""
+    )
+    values = (TEXTS["unicode"], TEXTS["lines"], "", 2**63 - 1, "19.990", "2024-02-29", "2024-02-29 12:00+02")
+    values += (0.1, math.nan, True, json.dumps(TYPED["nested"]), [1, None], b"x", None)
+    with server.connect() as connection:
+        connection.execute(f"INSERT INTO rows VALUES (1{', %s' * len(values)})", values)
+        connection.execute("INSERT INTO rows (id) VALUES (2)")
+    return {"path": f"{server.address}?query=SELECT * FROM rows ORDER BY id", "id_field": "id"}
+
+
 SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
     "csv": lambda project: write(project, "rows.csv", delimited(text_rows(), ",")),
     "tsv": lambda project: write(project, "rows.tsv", delimited(text_rows(), "\t")),
@@ -157,6 +178,7 @@ SOURCES: dict[str, Callable[[ProjectFolder], Values]] = {
     "txt": plain_lines,
     "parquet": parquet,
     "sqlite": database,
+    "postgres": postgres,
     "files": whole_files,
     "xlsx": sheet,
     "sql": lambda project: {
@@ -216,6 +238,7 @@ def ran(base_url: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         if source not in finished:
             project = ProjectFolder(tmp_path_factory.mktemp("pairs") / "project")
             project.configure(base_url, structured="none")
+            project.write(".env", f"PGSECRET='{PASSWORD}'")
             keys = SOURCES[source](project)
             output = {"format": list(get_args(OutputFormat)), "to": "sqlite://data/out.db?table=results"}
             project.write(
@@ -235,7 +258,7 @@ def _ran(project: ProjectFolder) -> Ran:
     assert spec is not None
     workflow, _ = load_workflow(spec, "reviews", Overrides())
     assert workflow is not None
-    rows = list(read_rows(open_input(workflow.input), workflow.input.id_field))
+    rows = list(read_rows(open_input(workflow.input, {"PGSECRET": PASSWORD}), workflow.input.id_field))
     assert all(row.data is not None for row in rows)
     return Ran(project, [row.data for row in rows if row.data is not None], [row.id for row in rows])
 
@@ -306,6 +329,28 @@ def check_table(ran: Ran) -> None:
         check_cells(ran, rows, names)
 
 
+def check_server(ran: Ran) -> None:
+    """The table, written by another run of the workflow, which has nothing left to ask."""
+    (server,) = SERVER
+    server.sql("DROP TABLE IF EXISTS results")
+    written = json.loads((ran.project.root / "workflows/reviews.yml").read_text())
+    written["output"]["to"] = f"{server.address}?table=results"
+    ran.project.write("workflows/reviews.yml", json.dumps(written))
+    report = ran.project.run()
+    assert (report.not_written, report.invocation["calls"]) == (None, 0)
+    names = [name for (name,) in server.sql(
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'results' ORDER BY ordinal_position"
+    )]  # fmt: skip
+    rows = {str(row[0]): row for row in server.sql("SELECT * FROM results")}
+    ids = 0 if isinstance(ran.ids[0], str) else 1
+    found = []
+    for own, row in zip(ran.ids, ran.rows, strict=True):
+        cells = [None] * ids + ran.cells(row)
+        stored = [type(v)(c) if isinstance(c, Decimal) else c for c, v in zip(rows[str(own)], cells, strict=True)]
+        found.append(tuple(stored))
+    check_cells(ran, found, names, ids=ids)
+
+
 def check_array(ran: Ran) -> None:
     assert ran.project.output() == ran.rows
 
@@ -323,6 +368,7 @@ SINKS: dict[str, Callable[[Ran], None]] = {
     "txt": check_txt,
     "parquet": check_parquet,
     "sqlite": check_table,
+    "postgres": check_server,
     "json": check_array,
     "jsonl": check_envelopes,
 }
@@ -333,7 +379,16 @@ def test_every_source_and_every_output_is_in_this_suite() -> None:
     assert {*TABLES, *get_args(OutputFormat)} <= SINKS.keys()
 
 
+@pytest.fixture(scope="module")
+def server(_postgres_server: PostgresServer) -> PostgresServer:
+    _postgres_server.fresh("pairs")
+    SERVER.append(_postgres_server)
+    return _postgres_server
+
+
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_values_arrive(ran: Callable[[str], Ran], source: str, sink: str) -> None:
+def test_values_arrive(ran: Callable[[str], Ran], source: str, sink: str, request: pytest.FixtureRequest) -> None:
+    if "postgres" in (source, sink):
+        request.getfixturevalue("server")
     SINKS[sink](ran(source))

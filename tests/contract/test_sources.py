@@ -7,11 +7,13 @@ import csv
 import gzip
 import io
 import json
+import os
 import sqlite3
 import tracemalloc
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -19,6 +21,7 @@ from typing import Any, get_args
 import duckdb
 import pytest
 import zstandard
+from support.postgres import PostgresServer
 from support.sources import opened as opened_file
 from support.sources import write_sheets
 
@@ -101,6 +104,16 @@ def database(folder: Path, rows: Rows) -> InputSpec:
     return spec(folder / "rows.db", "sqlite://rows.db", "sqlite", statement="SELECT * FROM r ORDER BY rowid;")
 
 
+def in_server(server: PostgresServer, folder: Path, rows: Rows) -> InputSpec:
+    server.sql(f'CREATE TABLE "{folder.name}" (n bigint GENERATED ALWAYS AS IDENTITY, id text, text text)')
+    to = f'COPY "{folder.name}" (id, text) FROM STDIN'
+    with server.connect() as connection, connection.cursor() as cursor, cursor.copy(to) as copy:
+        for row in rows:
+            copy.write_row((row["id"], row.get("text")))
+    statement = f'SELECT id, text FROM "{folder.name}" ORDER BY n; -- all'
+    return spec(folder, f"{server.address}?query={statement}", "postgres", statement=statement)
+
+
 def parquet(folder: Path, rows: Rows) -> InputSpec:
     source = folder / "rows.jsonl"
     source.write_text(jsonl_text(rows))
@@ -158,7 +171,8 @@ def same(rows: Rows) -> Rows:
 @dataclass(frozen=True)
 class Kind:
     """A kind of input, how one is made of rows, and what of them it gives back. `texts`: it
-    holds nothing but texts; `lines`: a text is a line. `most`: rows enough to show what grows."""
+    holds nothing but texts; `lines`: a text is a line; `nul`: it may hold NUL. `most`: rows enough to show what
+    grows."""
 
     name: str
     format: InputFormat
@@ -166,6 +180,7 @@ class Kind:
     gives: Callable[[Rows], Rows] = same
     texts: bool = False
     lines: bool = False
+    nul: bool = True
     most: int = 6_000
 
 
@@ -191,6 +206,7 @@ KINDS = [
     Kind("list", "jsonl", listed),
     Kind("standard input", "jsonl", piped),
     Kind("sqlite", "sqlite", database),
+    Kind("postgres", "postgres", in_server, nul=False),  # type: ignore[arg-type]  # the fixture gives the server
     Kind("parquet", "parquet", parquet),
     Kind("xlsx", "xlsx", sheet, most=6_000),
     Kind("sql over jsonl", "jsonl", over(whole("rows.jsonl", "jsonl", plain, jsonl_text))),
@@ -204,6 +220,8 @@ KINDS = [
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
+    if found.format == "postgres":
+        return replace(found, make=partial(found.make, request.getfixturevalue("postgres")))
     return found
 
 
@@ -213,7 +231,7 @@ def numbered(count: int) -> Rows:
 
 def opened(kind: Kind, folder: Path, rows: Rows) -> Source:
     folder.mkdir(exist_ok=True)
-    return open_input(kind.make(folder, rows))
+    return open_input(kind.make(folder, rows), os.environ)
 
 
 def data(source: Source) -> Iterable[Any]:
@@ -243,6 +261,7 @@ TEXTS = [
 
 def test_texts_arrive_as_they_were_written(kind: Kind, tmp_path: Path) -> None:
     texts = [text for text in TEXTS if not (kind.lines and set("\r\n") & set(text))]  # a line holds no line end
+    texts = [text for text in texts if kind.nul or "\0" not in text]
     rows = [{"id": f"{n}{place}", "text": f"{place}{text}"} for n, text in enumerate(texts) for place in ("", "x")]
     if kind.format == "files":  # a mark at the beginning of a file is no part of it
         rows = [row for row in rows if not row["text"].startswith("\ufeff")]
@@ -304,9 +323,10 @@ def test_the_first_row_comes_before_the_rest_is_read(kind: Kind, tmp_path: Path)
 
     next(opened(kind, tmp_path.with_name("warm"), numbered(2)).records())  # libraries are loaded once
     before = bytes_read()
-    assert next(open_input(ready).records()).data == kind.gives(rows[:1])[0]
+    assert next(open_input(ready, os.environ).records()).data == kind.gives(rows[:1])[0]
     # duckdb reads some row groups ahead
-    assert bytes_read() - before < (2_000_000 if kind.format in TEXT_FORMATS else total * 0.6)
+    at_once = 2_000_000 if kind.format in (*TEXT_FORMATS, "postgres") else total * 0.6
+    assert bytes_read() - before < at_once
 
 
 # Formats of records in text.

@@ -1,0 +1,478 @@
+"""PostgreSQL: a database of a server, read as an input with one SELECT, and written as a table of results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cache
+from math import isfinite, isinf, isnan
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of
+from agac.core.redact import Redactor
+from agac.core.types import JSONValue, RowId
+from agac.data.files import Record
+from agac.data.json_formats import RefusedValue, decode, encode
+from agac.data.json_formats import quoted as text_quoted
+from agac.data.parquet import iso_moment
+from agac.data.sqlite import NO_NUMBERS, OTHER_TABLE, check_key, quoted, table_columns
+from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout
+from agac.spec.paths import MAX_NAME, server_table
+
+if TYPE_CHECKING:
+    from psycopg import Connection, ServerCursor
+
+CONNECT_SECONDS = 10
+"""How long a server is waited for, where its address says nothing of `connect_timeout`."""
+
+LOCK_SECONDS = 30.0
+"""How long another program may hold the table."""
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
+_SECRET = re.compile(r"(?::|password=)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Server:
+    """A database of a server at an `address` as libpq takes it, whose `${VAR}` are looked up in `env`. The password is
+    in none of its messages. Raises UsageError when a variable, or the library, is missing."""
+
+    def __init__(self, address: str, env: Mapping[str, str]) -> None:
+        from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
+
+        if lack := lack_of(f"{address}: PostgreSQL", "psycopg"):
+            raise UsageError(lack)
+        try:
+            import psycopg  # noqa: F401 - the package may be there without libpq
+        except ImportError as error:
+            what = f"{address}: psycopg cannot be loaded: {str(error).partition(chr(10))[0]}"
+            raise UsageError(what, remedy="Install it with its libpq: pip install 'psycopg[binary]'") from error
+        given = {name: quote(env[name], safe="") for name in _VARIABLE.findall(address) if name in env}
+        self._address, missing = expand(address, given)
+        if missing:
+            what = f"{address}: the environment variable {missing[0]} is not set"
+            raise UsageError(what, remedy="Set it or add it to .env.")
+        self.shown = address
+        self._redactor = Redactor(env[name] for name in _SECRET.findall(address))
+
+    def connect(self, settings: str) -> Connection[Any]:
+        """A connection whose transaction has begun, with these settings for it. Raises psycopg's errors."""
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        known: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "fallback_application_name": "agac"}
+        known |= conninfo_to_dict(self._address) | {"client_encoding": "utf8"}
+        connection = psycopg.connect(**known)
+        try:
+            connection.execute(settings)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def explained(self, place: str = "") -> Iterator[None]:
+        """Turns what psycopg says into an AgacError, whose message begins with the address and the `place` there."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            said = self._redactor.clean(error.diag.message_primary or str(error).strip().replace("\n", " "))
+            problem, remedy = _explained(error, said)
+            raise AgacError(f"{self.shown}: {place}{problem}", remedy=remedy) from None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection[Any]]:
+        """A connection that can only read, usable from any thread, one at a time. Raises AgacError."""
+        with self.explained(), closing(self.connect(f"SET TRANSACTION READ ONLY; {_SETTINGS}")) as connection:
+            for oid, loader in _loaders().items():
+                connection.adapters.register_loader(oid, loader)
+            yield connection
+
+
+def _explained(error: Exception, said: str) -> tuple[str, str]:
+    state = getattr(error, "sqlstate", None) or ""
+    if state in ("25006", "0A000", "42601") and ("read-only" in said or "must not" in said or "INTO" in said):
+        return "the query does more than read", "Write one SELECT: a source changes nothing."
+    if "multiple commands" in said:
+        return "there is more than one statement", "Write one SELECT."
+    if state.startswith("28") or (not state and ("authentication" in said or "password" in said)):
+        return f"the server refuses to connect: {said}", "Check the user, and the variable with the password."
+    if not state or (state.startswith(("08", "57", "53")) and state != "08P01"):
+        return f"the server cannot be reached, or ended the connection: {said}", "Check the address, then run again."
+    if state in ("55P03", "40P01"):
+        return f"another program holds the table: {said}", "Let it end: all results are safe in the store."
+    if state == "42501":
+        return said, "Let the owner GRANT it to the user, or name another table."
+    if state == "54011":
+        return said, "PostgreSQL takes 1600 columns: choose output.merge: replace or append, or write csv or parquet."
+    return f"PostgreSQL says: {said}", "Correct the query, or the table; results are safe in the store."
+
+
+# Rows as they come from a server-side cursor: some at a time, in the order of the query, within one transaction. What
+# the server's settings would change (time zones, forms of dates, a scan that begins in the middle) is set.
+
+_SETTINGS = (
+    "SET LOCAL datestyle = 'ISO'; SET LOCAL timezone = 'UTC'; SET LOCAL intervalstyle = 'iso_8601'; "
+    "SET LOCAL synchronize_seqscans = off; SET LOCAL idle_in_transaction_session_timeout = 0"
+)
+_ROWS_AT_A_TIME = 128
+
+
+class _Json(str):
+    """A value of a column of JSON, which is read when its row is."""
+
+    __slots__ = ()
+
+
+@cache
+def _loaders() -> dict[int, type[Any]]:
+    """How values are read, by the number of their type: numbers, booleans and bytes as psycopg does it, all others as
+    the text that the server makes of them, so that none can fail in the middle of a reading."""
+    from psycopg import postgres
+    from psycopg.adapt import Loader
+
+    class Text(Loader):
+        def load(self, data: Any) -> Any:
+            return bytes(data).decode("utf-8", "surrogateescape")
+
+    class Json(Text):
+        def load(self, data: Any) -> Any:
+            return _Json(super().load(data))
+
+    class Moment(Text):
+        def load(self, data: Any) -> Any:
+            return iso_moment(super().load(data))
+
+    class Decimal(Text):
+        def load(self, data: Any) -> Any:
+            text = super().load(data)
+            return float(text) if text in ("NaN", "Infinity", "-Infinity") else text
+
+    special = {"json": Json, "jsonb": Json, "timestamp": Moment, "timestamptz": Moment, "numeric": Decimal}
+    kept = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "bytea"}
+    types: dict[int, type[Any]] = {
+        one.oid: special.get(one.name, Text) for one in postgres.types if one.name not in kept
+    }
+    return types | {0: Text}
+
+
+class PostgresSource:
+    """The rows of one statement. Raises UsageError when the server or the statement cannot be used."""
+
+    def __init__(self, address: str, statement: str, env: Mapping[str, str]) -> None:
+        self._server, self._statement = Server(address, env), statement
+        try:
+            with self._cursor() as cursor:  # its permissions are looked at too, and no row
+                self._columns = tuple(str(column.name) for column in cursor.description or ())
+        except AgacError as error:
+            raise UsageError(error.message, remedy=error.remedy) from None
+        if twice := [text_quoted(name) for name, count in Counter(self._columns).items() if count > 1]:
+            raise UsageError(
+                f"{address}: the query gives {', '.join(twice)} more than once",
+                remedy="Give every column its own name, with AS.",
+            )
+
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    def describe(self) -> str:
+        return self._server.shown
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        with self._cursor() as cursor:
+            if start:
+                cursor.scroll(start)
+            for ordinal, values in enumerate(cursor, start=start + 1):
+                yield self._record(ordinal, values)
+
+    def _record(self, ordinal: int, values: tuple[Any, ...]) -> Record:
+        data: dict[str, JSONValue] = {}
+        for column, value in zip(self._columns, values, strict=True):
+            try:
+                data[column] = _plain(value)
+            except ValueError as error:
+                problem = f"{self.describe()}: row {ordinal}: the column {text_quoted(column)} {error}"
+                return Record(ordinal, None, RowError(ErrorType.INVALID_ROW, problem))
+        return Record(ordinal, data)
+
+    @contextmanager
+    def _cursor(self) -> Iterator[ServerCursor[Any]]:
+        with self._server.reading() as connection, connection.cursor("agac", scrollable=False) as cursor:
+            cursor.itersize = _ROWS_AT_A_TIME
+            cursor.execute(self._statement)  # declared by the extended protocol: it can be one statement only
+            yield cursor
+
+
+def _plain(value: Any) -> JSONValue:
+    """A value as JSON has it. Raises ValueError with what is wrong with it."""
+    try:
+        if isinstance(value, _Json):
+            return decode(value)
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, str) and not value.isascii():
+            value.encode()
+    except UnicodeError:
+        raise ValueError("holds bytes that are not UTF-8; leave it out, or take encode(…, 'hex')") from None
+    except RefusedValue as error:
+        raise ValueError(f"holds JSON that cannot be read: {error}") from None
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and isinf(value):
+        raise ValueError("holds an infinity, which JSON cannot hold; select null instead")
+    return None if isinstance(value, float) and isnan(value) else value
+
+
+def reads_table(server: Server, statement: str, target: Server, table: str) -> bool:
+    """Whether a statement that a source has read with reads this table of the `target`, perhaps by way of a view."""
+    identity = "SELECT pg_postmaster_start_time()::text, current_database()"
+    with server.reading() as connection, target.reading() as other:
+        if connection.execute(identity).fetchone() != other.execute(identity).fetchone():
+            return False
+        plan = connection.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {statement}", prepare=True).fetchone()
+        names = [
+            f"{quoted(schema)}.{quoted(name)}" for schema, name in _relations(json.loads(plan[0]) if plan else None)
+        ]
+        found = connection.execute(
+            "SELECT 1 FROM unnest(%s::text[]) AS name WHERE to_regclass(%s) IN (to_regclass(name), "
+            "pg_partition_root(to_regclass(name)))",
+            [names, server_table(table)],
+        )
+        return found.fetchone() is not None
+
+
+def _relations(plan: Any) -> Iterator[tuple[str, str]]:
+    for inner in plan.values() if isinstance(plan, dict) else plan if isinstance(plan, list) else ():
+        yield from _relations(inner)
+    if isinstance(plan, dict) and "Relation Name" in plan:
+        yield plan["Schema"], plan["Relation Name"]
+
+
+# Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
+
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+    CASE WHEN t.typname IN ('json', 'jsonb') THEN 'json' WHEN t.typname IN ('int2', 'int4', 'int8') THEN 'integer'
+        WHEN t.typname IN ('float4', 'float8') THEN 'float' ELSE t.typcategory::text END,
+    a.attgenerated <> '' OR a.attidentity = 'a',
+    EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
+        AND i.indimmediate AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_TABLE = """
+SELECT c.relkind::text, pg_has_role(c.relowner, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
+    AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
+FROM pg_class c WHERE c.oid = to_regclass(%s)
+"""
+_SCHEMA = """
+SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())
+"""
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
+
+
+class _Known(NamedTuple):
+    """A column of a table that is there: its type as SQL has it, and the `family` of it: `json`, `integer`, `float`, or
+    PostgreSQL's category (N numeric, B boolean, S text, …). `unique`: rows can be found by it alone."""
+
+    name: str
+    type: str
+    family: str
+    computed: bool
+    unique: bool
+
+
+def _columns_of(connection: Connection[Any], table: str) -> dict[str, _Known]:
+    """The columns of a table by their names, and in lower case; empty when there is no such table."""
+    found = [_Known(*row) for row in connection.execute(_COLUMNS, [table])]
+    return {one.name.lower(): one for one in found} | {one.name: one for one in found}
+
+
+def _find(known: Mapping[str, _Known], name: str) -> _Known | None:
+    return known.get(name) or known.get(name.lower())
+
+
+def check_target(server: Server, table: str, columns: Sequence[TableColumn]) -> None:
+    """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
+    which they are found, at least; AgacError when the server cannot be reached. Changes nothing."""
+    with server.reading() as connection:
+        _check_table(connection, table, columns, f"{server.shown}: table {table!r}")
+
+
+def _check_table(connection: Connection[Any], table: str, columns: Sequence[TableColumn], shown: str) -> None:
+    name, known = server_table(table), {}
+    found = connection.execute(_TABLE, [name]).fetchone()
+    if found is None:
+        schema = table.rpartition(".")[0] or None
+        home = connection.execute(_SCHEMA, [schema]).fetchone()
+        if home is None:
+            raise UsageError(f"{shown}: there is no schema {schema or 'to make it in'!r}", remedy="Create it first.")
+        if not home[1]:
+            raise UsageError(f"{shown}: the user may make no table in schema {home[0]!r}", remedy=_GRANT)
+    else:
+        kind, own, may_write = found
+        if kind not in "rp":
+            raise UsageError(f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=OTHER_TABLE)
+        known = _columns_of(connection, name)
+        key = _find(known, columns[0].name)
+        check_key(shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique))
+        lacking = [text_quoted(column.name) for column in columns if _find(known, column.name) is None]
+        if not may_write:
+            raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
+        if lacking and not own:
+            raise UsageError(
+                f"{shown}: only its owner can add {', '.join(lacking)}", remedy=f"{OTHER_TABLE} Or add them."
+            )
+    clashes = [text for column in columns if (text := _clash(column, _find(known, column.name)))]
+    if clashes:
+        change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
+        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{OTHER_TABLE} {change}.")
+
+
+_GRANT = "Let the owner GRANT it to the user, or name another table in output.to."
+_NUMBERS = {Kind.INTEGER: "integers", Kind.NUMBER: "numbers"}
+_TAKES = {
+    "json": frozenset(Kind), "S": frozenset(Kind), "B": {Kind.BOOLEAN}, "integer": {Kind.INTEGER},
+    "float": {Kind.INTEGER, Kind.NUMBER}, "N": {Kind.INTEGER, Kind.NUMBER},
+}  # fmt: skip
+"""Which kinds of values go into columns of a family as they are. Others take texts: dates, ids of their own kind."""
+
+
+def _clash(column: TableColumn, known: _Known | None) -> str:
+    """Why the values of a column cannot go where they should, if so."""
+    if known is None:
+        size = len(column.name.encode())
+        return f"the name {column.name!r} is longer than PostgreSQL's {MAX_NAME} bytes" if size > MAX_NAME else ""
+    if known.computed:
+        return f"the column {known.name!r} is computed by PostgreSQL"
+    if column.kind is Kind.NOTHING or column.kind in _TAKES.get(known.family, {Kind.TEXT}):
+        return ""
+    word = {**NO_NUMBERS, **_NUMBERS}.get(column.kind, "booleans")
+    return f"the column {known.name!r} is {known.type}, but {word} would be written into it"
+
+
+# Types of columns that agac makes. A number that no schema declares is `numeric`: it may be of another kind next time,
+# and no digit of it is lost.
+
+
+def _definition(column: TableColumn) -> str:
+    types = {
+        Kind.BOOLEAN: "boolean", Kind.NESTED: "jsonb", Kind.MIXED: "jsonb",
+        Kind.INTEGER: "bigint" if column.declared else "numeric",
+        Kind.NUMBER: "double precision" if column.declared else "numeric",
+    }  # fmt: skip
+    return f"{quoted(column.name)} {types.get(column.kind, 'text')}"
+
+
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+_EXACT = 1 << 53
+
+
+class PostgresSink:
+    """Rows into a `table`, `NAME` or `SCHEMA.NAME`, in one transaction.
+
+    The table is made if it is not there, columns that it lacks are added. Rows and columns of others stay. Rows without
+    an id of their own are left out. Nothing is seen of it before `commit`; a kill, or a connection that is lost, takes
+    everything back. A NUL character, which PostgreSQL refuses, and half of a surrogate pair become `\ufffd`.
+    """
+
+    def __init__(self, server: Server, table: str, layout: TableLayout) -> None:
+        """Raises AgacError when the server cannot be used, UsageError when the table has columns that cannot take
+        rows."""
+        self._server, self._place, self._id_place = server, f"table {table!r}: ", layout.id_place
+        self._connection: Connection[Any] | None = None
+        try:
+            with server.explained(self._place):
+                self._connection = server.connect(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
+                columns = self._prepare(self._connection, table, layout)
+        except BaseException:  # also when it is interrupted, the table is not left locked
+            self.abort()
+            raise
+        self._names = [column.name for column in columns]
+        self._families = [column.family for column in columns]
+        self._statement = _upsert(server_table(table), self._names)
+
+    def write(self, rows: Sequence[OutputRow]) -> None:
+        """Puts rows in, or brings those up to date that are there. Raises AgacError when the server refuses one."""
+        assert self._connection is not None
+        with self._server.explained(self._place):
+            own = [self._values(row.id, row) for row in rows if row.id is not None]
+            with self._connection.cursor() as cursor:
+                cursor.executemany(self._statement, own)
+
+    def finish(self) -> None:
+        """Checks what PostgreSQL would otherwise check at the end."""
+        if self._connection is not None:
+            with self._server.explained(self._place):
+                self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def commit(self) -> None:
+        """Ends the transaction: all rows are seen at once, durably."""
+        if self._connection is not None:
+            with self._server.explained(self._place):
+                self._connection.commit()
+            self.abort()
+
+    def abort(self) -> None:
+        """Takes back what was written. After `commit` it does nothing."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()  # which takes back what has not been committed
+
+    def _prepare(self, connection: Connection[Any], table: str, layout: TableLayout) -> list[_Known]:
+        """The table as the rows need it; gives the columns that are written, the key first."""
+        name = server_table(table)
+        known = _columns_of(connection, name)
+        columns = table_columns(layout, dict.fromkeys(column.name for column in known.values()))
+        _check_table(connection, table, columns, f"{self._server.shown}: table {table!r}")
+        if not known:
+            ids = "bigint" if columns[0].kind is Kind.INTEGER else "text"
+            body = ", ".join([f"{quoted(columns[0].name)} {ids} PRIMARY KEY", *map(_definition, columns[1:])])
+            connection.execute(f"CREATE TABLE {name} ({body})")
+        elif added := [f"ADD COLUMN {_definition(one)}" for one in columns if _find(known, one.name) is None]:
+            connection.execute(f"ALTER TABLE {name} {', '.join(added)}")
+        known = _columns_of(connection, name)
+        return [known.get(column.name) or known[column.name.lower()] for column in columns]
+
+    def _values(self, own: RowId, row: OutputRow) -> list[str | None]:
+        if isinstance(own, str) and _UNFIT.search(own):
+            what = f"the id {own!r} holds a character that PostgreSQL cannot store"
+            raise AgacError(f"{self._server.shown}: {self._place}{what}", remedy="Give the row another id.")
+        cells = [cell for place, cell in enumerate(row.cells) if place != self._id_place]
+        return [self._text(place, value) for place, value in enumerate([own, *cells])]
+
+    def _text(self, place: int, value: JSONValue) -> str | None:
+        """A value as text that the server reads as the column's type."""
+        family = self._families[place]
+        if value is None or (isinstance(value, float) and not isfinite(value)):
+            return None
+        if isinstance(value, str) and family != "json":
+            return _UNFIT.sub("\ufffd", value)
+        if family == "float" and type(value) is int and abs(value) > _EXACT and int(float(value)) != value:
+            what = f"the column {self._names[place]!r} of floating point numbers would change {value}"
+            raise AgacError(f"{self._server.shown}: {self._place}{what}", remedy="Make it numeric.")
+        text = encode(value)
+        return encode(_fitting(value)) if "\\u0000" in text or _UNFIT.search(text) else text
+
+
+def _fitting(value: JSONValue) -> JSONValue:
+    if isinstance(value, str):
+        return _UNFIT.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_fitting(one) for one in value]
+    return (
+        {_UNFIT.sub("\ufffd", key): _fitting(one) for key, one in value.items()} if isinstance(value, dict) else value
+    )
+
+
+def _upsert(table: str, names: Sequence[str]) -> str:
+    key, *others = (quoted(name).replace("%", "%%") for name in names)
+    places = ", ".join(["%s"] * len(names))
+    change = ", ".join(f"{name} = excluded.{name}" for name in others)
+    insert = f"INSERT INTO {table.replace('%', '%%')} ({', '.join([key, *others])}) VALUES ({places})"  # noqa: S608 - quoted
+    return f"{insert} ON CONFLICT ({key}) DO UPDATE SET {change}"
