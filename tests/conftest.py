@@ -158,7 +158,7 @@ def project(tmp_path: Path, server: Server) -> ProjectFolder:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed calls of this process are tried again after a fiftieth of the time, where no server says when."""
-    monkeypatch.setattr(retry_policy._backoff, "multiplier", 0.01)
+    monkeypatch.setattr(retry_policy._backoff, "multiplier", 0.02)
 
 
 @pytest.fixture

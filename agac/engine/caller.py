@@ -326,7 +326,7 @@ class Caller:
         `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
         request quotes what was wrong with replies to batches, as many of them."""
         models, tried = self._connections[stage.index][position:], ""
-        most = max_calls(stage.repair, len(models))
+        most = max_calls(stage.repair, len(models), stage.retries.attempts)
         attempts = TaskAttempts(active, fingerprint, models[0], most, request, replica, position, quoted)
         try:
             answer = await self._ask_model(attempts, request)
@@ -399,8 +399,8 @@ class Caller:
             faults[reply.kind] += 1
             has_next = attempts.position + 1 < len(connection.stage.models)
             counts = faults[reply.kind], attempts.ambiguous
-            waited = attempts.active.waited
-            match decide(reply, *counts, self._jitter(), has_alternative=has_next, waited=waited):
+            rules, waited = connection.stage.retries, attempts.active.waited
+            match decide(reply, *counts, self._jitter(), rules, has_alternative=has_next, waited=waited):
                 case FailTask():
                     if attempts.active.deadline.over:
                         raise RowDeadlineExceeded

@@ -14,10 +14,8 @@ from tenacity.wait import wait_exponential
 
 from agac.core.errors import ANSWER_FAILURES
 from agac.core.types import Fault, FaultKind
+from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
 from agac.store.rows import PriorTask
-
-MAX_RETRIES = 5
-"""Tries after the first for a fault that may pass: a server error, a time-out, a cut connection."""
 
 MAX_RATE_LIMIT_RETRIES = 20
 """Tries after the first for a refusal by rate: nothing was billed, and the server says when to come back."""
@@ -35,13 +33,14 @@ again."""
 FURTHER_RUNS = 2
 """Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
 
-_backoff = wait_exponential(multiplier=0.5, exp_base=2, max=30)
+_backoff = wait_exponential(multiplier=1, exp_base=2)
+"""Of the first wait."""
 
 
-def max_calls(repair: int, models: int) -> int:
+def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts) -> int:
     """The hard cap on the calls of one task in one invocation: each of its models is asked and re-asked `repair` times,
-    and each of these questions is sent once, and again after faults of both kinds."""
-    return models * (1 + repair) * (1 + MAX_RETRIES + MAX_RATE_LIMIT_RETRIES)
+    and each of these questions is sent in so many `attempts`, and again after refusals by rate."""
+    return models * (1 + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
 def max_billed_calls(repair: int, models: int) -> int:
@@ -68,7 +67,14 @@ class StopRun:
 
 
 def decide(
-    fault: Fault, attempt: int, ambiguous: int, jitter: float, *, has_alternative: bool = False, waited: float = 0.0
+    fault: Fault,
+    attempt: int,
+    ambiguous: int,
+    jitter: float,
+    rules: RetryRules = DEFAULT_RETRIES,
+    *,
+    has_alternative: bool = False,
+    waited: float = 0.0,
 ) -> RetryAfter | FailTask | StopRun:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
 
@@ -82,14 +88,15 @@ def decide(
         case FaultKind.TASK:
             return FailTask()
         case FaultKind.PAUSE | FaultKind.RETRY:
-            most = MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else MAX_RETRIES
-            if attempt > (most if fault.retries is None else fault.retries) or ambiguous > MAX_AMBIGUOUS:
+            most = MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else rules.attempts - 1
+            most = most if fault.retries is None else min(most, fault.retries)
+            if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
             delay = fault.delay  # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
             if not delay:  # who says "in 0 seconds", or names a moment that has passed, says nothing
                 state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
                 state.attempt_number = attempt
-                delay = float(_backoff(state))
+                delay = min(rules.delay * float(_backoff(state)), rules.max_delay)
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE and not has_alternative else FailTask()
             if waited + delay > MAX_ROW_WAIT_S:

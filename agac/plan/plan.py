@@ -220,7 +220,7 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
     own = {
         one.name: _plain(getattr(stage, one.name), root)
         for one, how in stored_fields(decides=False)
-        if how.always == "all" or stage.asks
+        if how.always == "all" or (stage.asks and (how.always or getattr(stage, one.name) != one.default))
     }
     if isinstance(stage, LocalStage):
         does = stage.operation

@@ -121,6 +121,36 @@ class BatchFile(FileModel):
     )
 
 
+class RetriesFile(FileModel):
+    """How often a request is sent whose call fails and may pass, and how long it waits in between. Each key that is
+    given takes the place of the same key of the defaults above it."""
+
+    merges = True
+
+    attempts: int = key(
+        "How often a request is sent at most, the first time included, where its calls end in a server error, a "
+        "time-out or a lost connection; `1`: no retries. Not counted are refusals by rate (429, 503), which wait for "
+        "their time up to 20 times; a re-ask and a fallback begin anew.",
+        default=workflow.DEFAULT_RETRIES.attempts,
+        ge=1,
+        le=100,
+    )
+    delay: Duration = key(
+        "The wait before the second attempt, which doubles with each further one: seconds, or a text as `2s`. A server "
+        "that asks for another time gets it.",
+        default=workflow.DEFAULT_RETRIES.delay,
+        ge=0,
+        le=900,
+    )
+    max_delay: Duration = key(
+        "The longest that such a wait becomes: seconds, or a text as `1m`.",
+        default=workflow.DEFAULT_RETRIES.max_delay,
+        ge=0,
+        le=900,
+        json_schema_extra={"default": "30s"},
+    )
+
+
 Paths = Annotated[
     list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
 ]
@@ -294,6 +324,9 @@ class DefaultsFile(FileModel):
         list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])
     ] = key("Models that are asked in this order when the model gave no valid answer.", default=[])
     repair: int = key("How often a reply of the wrong form is asked again.", default=1, ge=0, le=10)
+    retries: RetriesFile = key(
+        "How often a request is sent again after a fault that may pass, and when.", default=RetriesFile()
+    )
     json_repair: bool = key("Mend replies that are almost JSON before asking again.", default=False)
     reuse: workflow.ReusePolicy = key(
         "Whose earlier answers are taken: `content` (the same prompt's), `row` (the same row's), `never`.",

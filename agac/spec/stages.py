@@ -17,6 +17,7 @@ from agac.spec.models import (
     BudgetFile,
     DefaultsFile,
     FileModel,
+    RetriesFile,
     RunRulesFile,
     StageFile,
     TimeoutFile,
@@ -44,6 +45,7 @@ from agac.spec.workflow import (
     Level,
     Overrides,
     ProjectSpec,
+    RetryRules,
     RunRules,
     Stage,
     Timeout,
@@ -64,7 +66,12 @@ _TYPED = {"model": "--model", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
 
 _ORDER: tuple[Level, ...] = ("project", "defaults", "card", "stage", "override")
-_VALUES: dict[type[FileModel], type] = {BudgetFile: Budget, TimeoutFile: Timeout, BatchFile: BatchRules}
+_VALUES: dict[type[FileModel], type] = {
+    BudgetFile: Budget,
+    TimeoutFile: Timeout,
+    BatchFile: BatchRules,
+    RetriesFile: RetryRules,
+}
 """What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 
 SAME = StageFile.model_fields.keys() & {one.name for one in fields(Stage)} - {"needs", "prompt", "explode"}
@@ -335,8 +342,11 @@ def _operation(
 
 
 def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:
-    """What in a stage's rules for batches contradicts itself, or has no effect."""
-    levels, rules = stage.levels, stage.batch
+    """What in a stage's rules for retries and batches contradicts itself, or has no effect."""
+    levels, rules, retries = stage.levels, stage.batch, stage.retries
+    if retries.delay > retries.max_delay:
+        message = f"{retries.delay:g} s is longer than max_delay, {retries.max_delay:g} s; raise max_delay too"
+        yield Problem(stage.at("retries.delay" if "retries.delay" in levels else "retries.max_delay"), message)
     if stage.run_mode == "sync":
         own = any(level == "stage" and key.startswith("batch.") for key, level in levels.items())
         if own and levels.get("run_mode") != "override":

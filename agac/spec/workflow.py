@@ -60,6 +60,23 @@ class BatchRules:
 DEFAULT_BATCH = BatchRules()
 """The rules of a stage that says nothing."""
 
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """How often a request is sent whose call fails and may pass, and how long it waits in between, in seconds.
+
+    `attempts` counts the first time, and is each request's own: a model's, a re-ask's, a fallback's. Refusals by rate
+    are counted apart, by the engine. The wait is `delay` at first and doubles, up to `max_delay`.
+    """
+
+    attempts: int = 6
+    delay: float = 0.5
+    max_delay: float = 30.0
+
+
+DEFAULT_RETRIES = RetryRules()
+"""The rules of a stage that says nothing."""
+
 # Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
 
 Level = Literal["project", "defaults", "card", "stage", "override"]
@@ -267,7 +284,8 @@ class StoredModel:
 
     In the definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default,
     unless `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named
-    `beside` is set. What stands beside it goes by `always` alone. `write` and `read` turn the value into JSON and back.
+    `beside` is set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model
+    and have it set. `write` and `read` turn the value into JSON and back.
     """
 
     key: str = ""
@@ -285,6 +303,9 @@ def decides(key: str, **how: Any) -> dict[str, StoredModel]:
 
 SETTING = {"stored": StoredModel(always="asks", decides=False)}
 """The metadata of a field that says how answers are got: it is kept beside the definition."""
+
+SETTING_WHERE_SET = {"stored": StoredModel(decides=False)}
+"""The same of one that came later: what is stored where it is at its default is what it was."""
 
 SETTING_OF_ALL = {"stored": StoredModel(always="all", decides=False)}
 """The same of one that stages have which ask no model, too."""
@@ -360,6 +381,7 @@ class Stage(StageNode):
     group: Group | None = field(default=None, metadata=decides("", write=_body, read=Group.of))
     concurrency: int | None = field(default=None, metadata=SETTING)
     repair: int = field(default=1, metadata=SETTING)
+    retries: RetryRules = field(default=DEFAULT_RETRIES, metadata=SETTING_WHERE_SET)
     json_repair: bool = field(default=False, metadata=SETTING)
     max_age: float | None = field(default=None, metadata=SETTING)
     on_empty: OnEmpty | None = field(default=None, metadata=SETTING_OF_ALL)

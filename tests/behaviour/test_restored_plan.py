@@ -80,6 +80,7 @@ stages:
     timeout: {connect: 1, first_byte: 2, total: 3}
     concurrency: 4
     repair: 3
+    retries: {attempts: 2, delay: 1s}
     json_repair: false
     reuse: row
     max_age: 7d

@@ -7,11 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import yaml
 from scripted_server import Step, scripted
 from support.canned import Answer, Talk, completion, serving
 from support.processes import ended, interrupt, wait_until
 from support.project import ProjectFolder, S
 from support.server import Faulty
+
+import agac
 
 SAY = [{"name": "say", "prompt": "${text}"}]
 
@@ -56,6 +59,44 @@ def test_what_always_fails_is_asked_so_often_and_every_call_is_kept(
     assert report.summary["calls"]["failed"] == calls
     assert report.invocation["calls_perhaps_billed_without_answer"] == (calls if ambiguous else 0)
     project.assert_sound()
+
+
+RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = [
+    # of agac.yml, of the workflow's defaults, of the stage → calls
+    ({"attempts": 2}, {}, {}, 2),
+    ({"attempts": 9}, {"attempts": 3}, {}, 3),
+    ({}, {"attempts": 3}, {"attempts": 1}, 1),
+    ({"attempts": 4}, {"delay": 0.01}, {"max_delay": "1s"}, 4),
+    ({}, {}, {"attempts": 8}, 8),
+]
+
+
+@pytest.mark.parametrize(("project_wide", "workflow", "stage", "calls"), RULES)
+def test_the_attempts_of_a_stage_are_those_of_the_strongest_level_that_says_them(
+    project: ProjectFolder, project_wide: dict[str, Any], workflow: dict[str, Any], stage: dict[str, Any], calls: int
+) -> None:
+    trouble = Step(status=500, headers={"retry-after-ms": "1"}, body="{}")
+    with project.asking(scripted(trouble)) as server:
+        written = yaml.safe_load((project.root / "agac.yml").read_text())
+        written["defaults"] |= {"retries": project_wide} if project_wide else {}
+        project.write("agac.yml", yaml.safe_dump(written))
+        own: dict[str, Any] = {"retries": stage} if stage else {}
+        project.workflow(rows=1, stages=[{**SAY[0], **own}], defaults={"retries": workflow} if workflow else {})
+        assert project.run().exit_code == 3
+        assert len(server.asked) == calls
+
+
+def test_retries_that_contradict_themselves_are_refused(project: ProjectFolder) -> None:
+    wrong = {"attempts": 0, "delay": "5s", "max_delay": 1, "tries": 3}
+    for retries, words in [
+        ({"attempts": 0}, "must be at least 1"), ({"tries": 3}, "unknown key"), ({"delay": 901}, "900"),
+        ({"delay": "5s", "max_delay": 1}, "5 s is longer than max_delay, 1 s; raise max_delay too"),
+        ({"max_delay": 0.1}, "0.5 s is longer than max_delay, 0.1 s"),
+    ]:  # fmt: skip
+        project.workflow(rows=1, stages=[{**SAY[0], "retries": retries}])
+        (problem,) = agac.validate("reviews", project=project.root).problems
+        assert words in problem.message
+        assert problem.path == f"stages[0].retries.{next(key for key in retries if key in wrong)}"
 
 
 @pytest.mark.usefixtures("short_pauses")

@@ -12,7 +12,6 @@ from agac.engine.retry_policy import (
     FURTHER_RUNS,
     MAX_AMBIGUOUS,
     MAX_RATE_LIMIT_RETRIES,
-    MAX_RETRIES,
     MAX_RETRY_DELAY_S,
     MAX_ROW_WAIT_S,
     FailTask,
@@ -23,6 +22,7 @@ from agac.engine.retry_policy import (
     max_billed_calls,
     max_calls,
 )
+from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
 from agac.store.rows import PriorTask
 
 RETRY, PAUSE, FATAL, TASK = FaultKind.RETRY, FaultKind.PAUSE, FaultKind.FATAL, FaultKind.TASK
@@ -42,8 +42,8 @@ TABLE = [
     (fault(RETRY), 2, 0, RetryAfter(1.0)),
     (fault(RETRY), 3, 0, RetryAfter(2.0)),
     (fault(RETRY), 5, 0, RetryAfter(8.0)),
-    (fault(RETRY), MAX_RETRIES, 0, RetryAfter(8.0)),
-    (fault(RETRY), MAX_RETRIES + 1, 0, FailTask()),
+    (fault(RETRY), DEFAULT_RETRIES.attempts - 1, 0, RetryAfter(8.0)),
+    (fault(RETRY), DEFAULT_RETRIES.attempts, 0, FailTask()),
     (fault(RETRY, delay=7.0), 1, 0, RetryAfter(7.0)),
     (fault(RETRY, delay=0.0), 4, 0, RetryAfter(4.0)),
     (fault(PAUSE, delay=0.0), 2, 0, RetryAfter(1.0, lane=True)),
@@ -68,6 +68,30 @@ def test_the_table(given_fault: Fault, attempt: int, ambiguous: int, decision: o
     assert decide(given_fault, attempt, ambiguous, 0.0) == decision
     too_long = given_fault.kind is PAUSE and decision == StopRun()
     assert decide(given_fault, attempt, ambiguous, 0.0, has_alternative=True) == (FailTask() if too_long else decision)
+
+
+@pytest.mark.parametrize(
+    ("met", "attempt", "rules", "decision"),
+    [
+        (fault(RETRY), 1, {"attempts": 1}, FailTask()),
+        (fault(RETRY), 2, {"attempts": 3}, RetryAfter(1.0)),
+        (fault(RETRY), 3, {"attempts": 3}, FailTask()),
+        (fault(RETRY, retries=2), 1, {"attempts": 1}, FailTask()),
+        (fault(RETRY, retries=2), 3, {"attempts": 9}, FailTask()),
+        (fault(RETRY), 9, {"attempts": 20}, RetryAfter(30.0)),
+        (fault(RETRY), 1, {"delay": 2.0}, RetryAfter(2.0)),
+        (fault(RETRY), 3, {"delay": 2.0}, RetryAfter(8.0)),
+        (fault(RETRY), 3, {"delay": 2.0, "max_delay": 5.0}, RetryAfter(5.0)),
+        (fault(RETRY), 3, {"delay": 0.0}, RetryAfter(0.0)),
+        (fault(RETRY, delay=70.0), 1, {"max_delay": 5.0}, RetryAfter(70.0)),  # what a server asks for
+        (fault(PAUSE), 20, {"attempts": 1, "max_delay": 5.0}, RetryAfter(5.0, lane=True)),  # is no attempt
+        (fault(PAUSE), 21, {"attempts": 50}, FailTask()),
+        (fault(RETRY, ambiguous=True), 3, {"attempts": 50}, FailTask()),
+    ],
+)
+def test_a_stages_own_rules(met: Fault, attempt: int, rules: dict[str, Any], decision: object) -> None:
+    ambiguous = attempt if met.ambiguous else 0
+    assert decide(met, attempt, ambiguous, 0.0, RetryRules(**rules)) == decision
 
 
 def test_a_row_does_not_wait_for_ever_in_total() -> None:
@@ -108,6 +132,7 @@ def test_every_task_ends(
 )
 def test_the_most_calls_of_a_task(repair: int, models: int, calls: int, billed: int) -> None:
     assert max_calls(repair, models) == calls
+    assert max_calls(repair, models, 1) == calls * 21 / 26
     assert max_billed_calls(repair, models) == billed
 
 

@@ -83,7 +83,7 @@ def begin() -> None:
     if pause := os.environ.get("AGAC_TEST_BACK_OFF"):
         from agac.engine import retry_policy
 
-        retry_policy._backoff.multiplier = float(pause)
+        retry_policy._backoff.multiplier = 2 * float(pause)
     if not (EVENT or PAGES or PATIENCE):
         return
     sqlite3.connect = connect  # type: ignore[assignment]
