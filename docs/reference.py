@@ -39,6 +39,7 @@ from agac.spec.models import (
     ProjectFile,
     ProviderSpec,
     ReduceFile,
+    RemoteContentFile,
     RequestParamsFile,
     RetriesFile,
     RunRulesFile,
@@ -160,6 +161,7 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 SECTIONS: dict[type[FileModel], str] = {
     ProjectFile: "agacyml",
     PathsFile: "paths",
+    RemoteContentFile: "remote",
     ProviderSpec: "a-provider",
     BatchApiFile: "a-batch-api",
     LimitsFile: "limits",

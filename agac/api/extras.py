@@ -21,12 +21,13 @@ from typing import Annotated, Any, get_args
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from agac.api.project import environment, open_project
+from agac.api.project import environment, open_project, remote_contents
 from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
+from agac.data.remote import forget_contents
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
@@ -42,7 +43,7 @@ from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
-from agac.store.runs import read_run
+from agac.store.runs import read_run, run_settings_of
 from agac.store.writer import open_database
 
 
@@ -109,6 +110,8 @@ async def gc(
             records = [await read_run(database, line.id) for line in cleared.kept]
             flags = [one.invocation.body.get("given", {}) for one in records if one and one.invocation]
             forget(root / INPUTS, {Path(given.get("input", "")).name for given in flags})  # they go on with these
+            settings = [await run_settings_of(database, line.id) for line in cleared.kept]
+            forget_contents(root, {one["hash"] for kept in settings for one in (kept or {}).get("remote", ())})
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
 
 
@@ -251,11 +254,11 @@ def _project(project: Path | str | None) -> ProjectSpec:
     except UsageError as error:
         if project is not None and not isinstance(error, SpecError):
             raise
-    if spec is not None:
-        return spec
-    root = Path.cwd().resolve()
-    folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
-    return ProjectSpec(root, ProjectFile(), folders, Document("", None, []), environment(root)[0])
+    if spec is None:
+        root = Path.cwd().resolve()
+        folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
+        spec = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), environment(root)[0])
+    return replace(spec, fetch=remote_contents(spec).fetch)
 
 
 @contextmanager

@@ -4,16 +4,18 @@ batches that hold requests of older prompts; short names of models that mean som
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows
+from agac.api.project import Project, RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows, with_pins
 from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
+from agac.core.keys import digest
 from agac.core.types import counted, dollars
 from agac.data.frames import GivenRows
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
@@ -25,8 +27,9 @@ from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables, outside_strict
-from agac.plan.plan import Plan, make_plan
+from agac.plan.plan import Plan, make_plan, remote_of
 from agac.spec.loader import WorkflowSource
+from agac.spec.paths import Refused, RemoteContent
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
@@ -51,6 +54,7 @@ async def plan(
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
     options = await with_kept_rows(options, opened.root)
+    opened = await with_pins(opened, workflow, options)
     checked, options = ready_workflow(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
@@ -61,6 +65,8 @@ async def plan(
         report.budgets = await _budgets(database, plan, report)
         loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
+        if database is not None:
+            report.warnings[:0] = await remote_moves(database, opened, checked.workflow, ask=True)
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
         except UsageError as error:
@@ -251,3 +257,39 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
         for spec, stage in zip(workflow.asking, plan.asking, strict=True)
         if stage.ref is not None and (meant := meant_before(stage, definition)) is not None
     ]
+
+
+# Remote content that is not what it was: a prompt, a schema, a card, the rows.
+
+
+async def remote_moves(database: Database, opened: Project, workflow: Workflow, *, ask: bool = False) -> list[Problem]:
+    """A warning for all that is not what the workflow's last run used; where it goes on with that, a warning that it
+    does, or, where whoever has it is to be asked (`ask`), for all that is another now, as far as it can be reached."""
+    last = next(iter(await runs.run_ids(database, workflow.name)), None) if workflow.remote else None
+    if last is None:
+        return []
+    used = _versions(remote_of(await runs.run_settings_of(database, last), opened.root))
+    now, goes_on, found = _versions(workflow.remote), "", []
+    if opened.remote.pinned and not ask:
+        message = f"run {last} goes on with the remote content that it began with; --refetch takes it as it is now"
+        return [Problem(Where(workflow.file), message, "warning")]
+    if opened.remote.pinned:
+        fetch = replace(opened.remote, pinned=(), _fetched={}).fetch
+        for what, reference in now:
+            with suppress(Refused):
+                now |= _versions([replace(one, what=what) for one in fetch(reference, what)])
+        goes_on = f"; run {last} goes on with what it began with, and --refetch takes it as it is now"
+    for (what, reference), version in now.items():
+        before = used.get((what, reference), version)
+        if before != version:
+            message = f"the remote {what} changed since run {last}: {reference} ({before} → {version}){goes_on}"
+            found.append(Problem(Where(workflow.file), message, "warning"))
+    return found
+
+
+def _versions(contents: Iterable[RemoteContent]) -> dict[tuple[str, str], str]:
+    """What stands for the content of each reference, for people: the beginning of its hash, of several files of all."""
+    hashes: dict[tuple[str, str], list[str]] = {}
+    for one in contents:
+        hashes.setdefault((one.what, one.reference), []).append(one.hash)
+    return {key: (found[0] if len(found) == 1 else digest("".join(found)).hex())[:12] for key, found in hashes.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,19 +20,21 @@ from typing import Any
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 
-from agac.api.status import position_of
+from agac.api.status import database_path, position_of, workflow_name
+from agac.api.sync import INTERRUPTS
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.redact import Redactor
 from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
+from agac.data.remote import FOLDER, RemoteContents, Ways
 from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope
 from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
 from agac.plan.fields import check_placeholders
-from agac.plan.plan import Models, Selection
+from agac.plan.plan import Models, Selection, remote_of
 from agac.providers.model_string import alias_problem, parse_model
 from agac.providers.provider import Provider
 from agac.providers.table import build_providers
@@ -49,6 +52,8 @@ from agac.spec.loader import (
 )
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
+from agac.store import runs
+from agac.store.db import open_for_reading
 
 _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "sql", "model", "var", "concurrency", "output", "run_mode")
 """The flags that make the run another one."""
@@ -64,7 +69,8 @@ class RunOptions:
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget`, of which a number is US dollars,
     takes the place of the project's and the workflow's; `yes` answers every question of whether to go on; `run_mode`
     holds for all stages that ask; `wait` stays until all batches are in and all stages are done; `accept_store` goes on
-    although the results in the output folder tell of another store, or of a newer one.
+    although the results in the output folder tell of another store, or of a newer one; `refetch` takes remote content
+    as it is now, also for a run that began with another.
     """
 
     limit: int | None = None
@@ -88,6 +94,7 @@ class RunOptions:
     run_mode: RunMode | None = None
     wait: bool = False
     accept_store: bool = False
+    refetch: bool = False
 
     def __post_init__(self) -> None:
         budget = self.budget
@@ -156,6 +163,7 @@ class Project:
     providers: Mapping[str, Provider]
     problems: list[Problem]
     env: Mapping[str, str] = field(repr=False)
+    remote: RemoteContents = field(repr=False)
 
     @property
     def root(self) -> Path:
@@ -201,7 +209,49 @@ def open_project(project: Path | str | None, *, bare: bool = False) -> Project:
         others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
-    return Project(spec, providers, problems, env)
+    remote = remote_contents(spec)
+    return Project(replace(spec, fetch=remote.fetch), providers, problems, env, remote)
+
+
+def remote_contents(spec: ProjectSpec) -> RemoteContents:
+    """What gets what the project's files name elsewhere, through the proxies and with the certificates that providers
+    are reached with."""
+
+    def proxy_of(url: str) -> Any:
+        from yarl import URL
+
+        from agac.providers.transport import proxy_for  # aiohttp: a plan of local files does without
+
+        return proxy_for(URL(url), spec.env)
+
+    def tls() -> ssl.SSLContext:
+        from agac.providers.transport import tls_context
+
+        return tls_context(spec.env)
+
+    def heed() -> None:
+        if (interrupts := INTERRUPTS.get(None)) is not None and interrupts.count:
+            raise KeyboardInterrupt
+
+    return RemoteContents(spec.root, spec.file.remote, spec.env, Ways(proxy_of, tls, heed))
+
+
+async def with_pins(
+    project: Project, workflow: WorkflowSource, options: RunOptions, retried: int | None = None
+) -> Project:
+    """The project with remote content as the workflow's last run used it, where that goes on: it is not finished, or is
+    `retried`."""
+    if options.refetch or options.fresh or not (project.root / FOLDER).is_dir():
+        return project
+    async with open_for_reading(database_path(project.root)) as database:
+        number = retried or (database and next(iter(await runs.run_ids(database, workflow_name(workflow))), None))
+        if not database or not number or (record := await runs.read_run(database, number)) is None:
+            return project
+        if retried is None and (record.finished_at or Selection.of(record.selection) != options.selection()):
+            return project
+        pinned = remote_of(await runs.run_settings_of(database, number), project.root)
+    remote = replace(project.remote, pinned=pinned, _fetched={})
+    return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
 
 
 def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names
+from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display
 from agac.api.project import (
     Project,
@@ -26,6 +26,7 @@ from agac.api.project import (
     ready_workflow,
     selected_rows,
     with_kept_rows,
+    with_pins,
 )
 from agac.api.report import (
     RowCount,
@@ -113,6 +114,7 @@ async def _invoke(
     handle_signals: bool,
 ) -> RunReport:
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
+    opened = await with_pins(opened, workflow, options, retry.run if retry else None)
     checked, options = ready_workflow(opened, workflow, await with_kept_rows(options, opened.root))
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
@@ -126,6 +128,7 @@ async def _invoke(
         models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
         plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
+        warnings += [] if retry else await remote_moves(database, opened, checked.workflow)
         if retry is not None:
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)

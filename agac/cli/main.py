@@ -131,6 +131,7 @@ row_options = _in_order(
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
     ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
+    click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
 )  # fmt: skip
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = _in_order(

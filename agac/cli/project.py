@@ -126,9 +126,9 @@ def version(as_json: bool) -> None:
 
 
 USED_FOR = {
-    "anthropic": "batches of Anthropic", "duckdb": "parquet, sql over inputs", "json-repair": "json_repair: true",
-    "openpyxl": "xlsx",
-    "uvloop": "a fifth less CPU per call", "zstandard": ".zst files",
+    "anthropic": "batches of Anthropic", "duckdb": "parquet, sql over inputs", "huggingface-hub": "hf://",
+    "json-repair": "json_repair: true", "openpyxl": "xlsx", "uvloop": "a fifth less CPU per call",
+    "zstandard": ".zst files",
 }  # fmt: skip
 """What the packages of extras are used for; agac itself needs all others."""
 

@@ -134,11 +134,22 @@ class KeptFile(AtomicFile):
         with explained(self.path, self.remedy):
             self._file.buffer.write(piece)
 
+    @property
+    def hash(self) -> str:
+        """Stands for what was written."""
+        return self._hasher.hexdigest()
+
     def named(self, suffix: str, prefix: str = "") -> Path:
         """The file, in its place and durably."""
-        self.path = self.path.with_name(f"{prefix}{self._hasher.hexdigest()}{suffix}")
+        return self.placed(self.path.with_name(f"{prefix}{self.hash}{suffix}"))
+
+    def placed(self, path: Path) -> Path:
+        """The same at a path of the caller's, on the same disk."""
+        with explained(path, self.remedy):
+            path.parent.mkdir(exist_ok=True)
+        self.path = path
         self.commit()
-        return self.path
+        return path
 
 
 def keep(stream: BinaryIO, folder: Path) -> Path:

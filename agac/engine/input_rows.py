@@ -413,6 +413,8 @@ async def left_rows(
 async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:
     """Whether the input is a file that nobody touched since the run read it, and wrote `results` of what it held."""
     source, read_at = plan.input, await input_read_at(database, run)
+    if any(one.what == "input" for one in plan.remote):  # a copy may be older than what took its place for a while
+        return False
     if read_at is None or source.statement is not None or not source.path.is_file():
         return False
     since = min(read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile

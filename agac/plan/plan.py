@@ -32,6 +32,7 @@ from agac.providers.provider import Provider
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.operations import STORED, Filter, Operation, Python, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
+from agac.spec.paths import RemoteContent
 from agac.spec.python_code import same_function
 from agac.spec.workflow import InputSpec, OutputSpec, PythonSchema, RunRules, Stage, Workflow, WrittenStage
 
@@ -74,7 +75,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do. `body` is the resolved definition, `hash` its part in the run's identity."""
+    """What a run will do. `body` is the resolved definition, `hash` its part in the run's identity; `remote`, what
+    was fetched for it, has none."""
 
     workflow: str
     input: InputSpec
@@ -86,6 +88,7 @@ class Plan:
     body: dict[str, Any]
     hash: bytes
     rules: RunRules
+    remote: tuple[RemoteContent, ...] = ()
 
     @property
     def asking(self) -> tuple[PlannedStage, ...]:
@@ -125,6 +128,7 @@ def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selecti
         body=body,
         hash=definition_hash(body),
         rules=workflow.rules,
+        remote=workflow.remote,
     )
 
 
@@ -213,6 +217,7 @@ def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
         **beside,
         "rules": _plain(plan.rules, root),
         "stages": [_stage_settings(stage, root) for stage in plan.stages],
+        **({"remote": _plain(plan.remote, root)} if plan.remote else {}),
     }
 
 
@@ -262,6 +267,11 @@ def _plain(value: Any, root: Path) -> Any:
 
 
 _hints = cache(get_type_hints)
+
+
+def remote_of(settings: Mapping[str, Any] | None, root: Path) -> tuple[RemoteContent, ...]:
+    """What was fetched for a run, of its settings."""
+    return tuple(_read(RemoteContent, one, root) for one in (settings or {}).get("remote", ()))
 
 
 def _read(hint: Any, body: Any, root: Path) -> Any:
@@ -323,6 +333,7 @@ def restored_plan(
         body=definition,
         hash=definition_hash(definition),
         rules=_read(RunRules, settings["rules"], root),
+        remote=remote_of(settings, root),
     )
 
 

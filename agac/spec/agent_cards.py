@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,13 +16,16 @@ from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue
 from agac.spec.models import CardFile, MessageFile
-from agac.spec.paths import OutsideProject, Unusable, existing_file, files_called, read_text
+from agac.spec.paths import OutsideProject, RemoteContent, Unusable, existing_file, files_called, read_text
 from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
 SUFFIXES = (".md", ".markdown", ".yaml", ".yml")
+_KEEP_A_COPY = "read the card, and keep a copy of it in the project"
+_BRINGS = FIELDS_LATER | {"messages"}
+_NOT_FROM_AFAR = f"a remote card brings no tools, hooks, servers or files; {_KEEP_A_COPY}"
 _FENCE = "---"
 _SYSTEM = "---SYSTEM"
 
@@ -64,16 +67,20 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 
 def load_card(
-    path: Path, project: ProjectSpec, variables: Mapping[str, JSONValue]
+    path: Path, project: ProjectSpec, variables: Mapping[str, JSONValue], *, remote: RemoteContent | None = None
 ) -> tuple[Card | None, list[Problem]]:
     """The card in `path`, its instruction filled with `variables`, or None and every problem. Warnings may come with
-    a card."""
-    shown = project.shown(path)
+    a card. One that is `remote` gives its instruction, model and parameters: it reads no variables of the environment,
+    which it could send away, and no files."""
+    shown = remote.reference if remote else project.shown(path)
     try:
         written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in (".yaml", ".yml"))
     except Unusable as error:
         return None, [error.problem]
-    document, problems = _expanded(written, project.env)
+    document, problems = _expanded(written, project.env, remote=remote is not None)
+    if remote and isinstance(data := document.data, dict):
+        problems += [document.problem((key,), _NOT_FROM_AFAR, key=True) for key in data if key in _BRINGS]
+        document = replace(document, data={key: value for key, value in data.items() if key not in _BRINGS})
     model, found = validate(CardFile, document, hints=CARD_HINTS)
     problems += found
     name = ((model.name if model else None) or path.stem).replace(" ", "_")
@@ -126,8 +133,8 @@ def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, P
     raise Unusable(document.problem((), f"expected a mapping, got {described(document.data)}; {what}"))
 
 
-def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, list[Problem]]:
-    """The document with `${NAME}` replaced in every text of it."""
+def _expanded(document: Document, env: Mapping[str, str], *, remote: bool) -> tuple[Document, list[Problem]]:
+    """The document with `${NAME}` replaced in every text of it; refused in one that is `remote`."""
     problems = list(document.problems)
     # so that what a variable holds is never read as a placeholder of the instruction
     escaped = {name: literal_text(value).replace("{{", "\\{{") for name, value in env.items()}
@@ -138,6 +145,10 @@ def _expanded(document: Document, env: Mapping[str, str]) -> tuple[Document, lis
         if isinstance(value, list):
             return [walk(inner, (*path, index)) for index, inner in enumerate(value)]
         if not isinstance(value, str):
+            return value
+        if remote and path != ("instruction",) and "${" in value:
+            problems.append(document.problem(path, f"a remote card reads no environment variables; {_KEEP_A_COPY}"))
+        if remote:
             return value
         text, missing = expand(value, escaped if path == ("instruction",) else env)
         for name in dict.fromkeys(missing):

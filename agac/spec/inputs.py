@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlsplit
+from urllib.request import url2pathname
 
 from pydantic import ValidationError
 
@@ -25,6 +26,7 @@ from agac.spec.paths import (
     fixed_part,
     inside,
     is_pattern,
+    is_reference,
     matching,
     near_files,
     server_parts,
@@ -250,12 +252,33 @@ class _Resolver:
             return replace(self._made(self.project.root / INPUTS, PIPED, self._piped_format()), piped=True)
         if len(texts) == 1 and (text.startswith(SCHEME) or POSTGRES.match(text)):
             return self._database(text)
+        if len(texts) == 1 and is_reference(text):
+            return self._fetched(text)
         if len(texts) == 1 and "://" in text:
             raise Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
         if len(texts) > 1 or self.keys.format == "files":
             return self._several(texts)
         path = self._place(text)
         return self._several(texts) if is_pattern(text) and not path.is_file() else self._file(text, path)
+
+    def _fetched(self, text: str) -> InputSpec:
+        """What a reference names; a typed `file://` is a typed path."""
+        if self.typed and text.startswith("file://"):
+            return self.spec([url2pathname(urlsplit(text).path)])
+        paths = [one.path for one in self.project.fetch(text, "input")]
+        for path in paths:
+            if suffix_of(path.name) in DATABASES:
+                raise Refused(f"{text} is a database; download it, and say what to read with {SCHEME}FILE?query=…")
+            self._refuse_no_file(text, path)
+        found = {self._format_of(path.name) for path in paths}
+        if None in found or len(found) > 1:
+            raise Refused(f"cannot tell the format of {text}; add {self.says_format}")
+        made = self._made(paths[0], text, found.pop())
+        if len(paths) == 1:
+            return made
+        files = [path.resolve() for path in paths]  # the hub's library keeps links to them
+        folder = Path(os.path.commonpath([path.parent for path in files]))
+        return replace(made, path=folder, patterns=tuple(path.relative_to(folder).as_posix() for path in files))
 
     def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
         keys = self.keys

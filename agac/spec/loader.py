@@ -200,6 +200,7 @@ def _resolved(
     if file.run_mode is not None and "run_mode" in file.defaults.model_fields_set:
         message = "run_mode stands here and in `defaults`; keep one of them"
         problems.append(document.problem(("run_mode",), message, key=True))
+    project, fetched = project.noting()
     builder = StageBuilder(project, document, file, variables, overrides, problems)
     stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
     source, found = input_spec(file, document, project, name, overrides)
@@ -220,6 +221,7 @@ def _resolved(
         run_rules(file, document, project, overrides),
         tuple(stage.name for stage in file.stages if not stage.enabled),
         whole=len(ready) == len(stages),
+        remote=tuple(dict.fromkeys(fetched)),
     ), problems
 
 

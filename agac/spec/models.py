@@ -644,6 +644,34 @@ class PathsFile(FileModel):
     output: NonEmpty = key("Results of workflows that name no folder.", default="output")
 
 
+class RemoteContentFile(FileModel):
+    """What may be fetched from elsewhere (`https://`, `hf://`, `file://`), and how much of it."""
+
+    allow: list[NonEmpty] = key(
+        "Hosts, addresses and networks (`10.0.0.0/8`) that may be reached although they are loopback or private, and "
+        "folders outside of the project whose files `file://` may name.",
+        default=[],
+        examples=[["intranet.example.com"]],
+    )
+    http: bool = key(
+        "Whether `http://` may be fetched too, which anybody on the way can read and change.", default=False
+    )
+    max_mb: int = key(
+        "The most megabytes of an input, as it is sent and unpacked; a text may have 5.", default=20_000, ge=1
+    )
+    timeout: Duration = key(
+        "How long a server may be silent, and a transfer take beside a second for every 10 kB: seconds, or a text.",
+        default=60.0,
+        gt=0,
+        le=86_400,
+        json_schema_extra={"default": "60s"},
+    )
+    headers: dict[NonEmpty, dict[Annotated[str, AfterValidator(check.header_name)], HeaderValue]] = key(
+        "Headers by host, which no other host is sent: `data.example.com: {Authorization: Bearer ${DATA_TOKEN}}`.",
+        default={},
+    )
+
+
 class ProjectFile(RunRulesFile):
     """agac.yml; nothing in it is required."""
 
@@ -655,3 +683,4 @@ class ProjectFile(RunRulesFile):
     )
     defaults: DefaultsFile = key("What holds for all workflows.", default=DefaultsFile())
     paths: PathsFile = key("The project's folders.", default=PathsFile())
+    remote: RemoteContentFile = key("What may be fetched from elsewhere.", default=RemoteContentFile())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, nearest
 from agac.core.types import JSONValue, Schema
 from agac.spec.json_schema import KEYWORDS, TYPES, Fault, FieldShape, compiled, schema_faults, schema_warnings
-from agac.spec.paths import Refused, Unusable, inside, read_text
+from agac.spec.paths import Refused, Unusable, inside, is_reference, read_text
 from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
 
@@ -48,7 +48,11 @@ def load_schema(
     try:
         if value.startswith(PREFIX):
             return _python_schema(value, project.root), []
-        return _from_file(_find(value, project), project)
+        if is_reference(value):
+            (found,) = project.fetch(value, f"schema of {name}")
+            return _from_file(found.path, value)
+        path_of_file = _find(value, project)
+        return _from_file(path_of_file, project.shown(path_of_file))
     except Refused as error:
         return None, [document.problem(path, str(error))]
     except Unusable as error:
@@ -82,10 +86,9 @@ def _find(text: str, project: ProjectSpec) -> Path:
     raise Refused(f"no such file: {text!r}; {hint}")
 
 
-def _from_file(path: Path, project: ProjectSpec) -> tuple[SchemaSpec | None, list[Problem]]:
+def _from_file(path: Path, shown: str) -> tuple[SchemaSpec | None, list[Problem]]:
     from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml  # what only reads stored runs does without YAML
 
-    shown = project.shown(path)
     text = read_text(path, shown)
     # JSON is (nearly) YAML: reading it so gives positions, and the file may be YAML as well
     document = parse_yaml(text, shown)

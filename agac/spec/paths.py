@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -198,6 +198,42 @@ def server_table(name: str) -> str:
     if len(parts) > 2 or not all(part and part.isprintable() and len(part.encode()) <= MAX_NAME for part in parts):
         raise Refused(f"{name!r} cannot be the name of a table; write NAME or SCHEMA.NAME")
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
+# References to what lies elsewhere: `data/remote` fetches it.
+
+SCHEMES = ("https://", "http://", "hf://", "file://")
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text names content by its address, and is not one in which an address stands."""
+    return text.startswith(SCHEMES) and not any(map(str.isspace, text)) and "${" not in text
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteContent:
+    """What a `reference` named when it was fetched, and `what` it is to the workflow: `input`, `prompt of classify`.
+
+    `path` is the copy on this machine, `name` tells it in its cache, `hash` stands for its bytes (none of a file of
+    this machine), `commit` for its repository as it was then.
+    """
+
+    reference: str
+    name: str
+    hash: str
+    commit: str | None = None
+    what: str = ""
+    path: Path = field(default=Path(), compare=False)
+
+
+Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
+"""From a reference, and what it is to the workflow, to its content: of an input perhaps several files. Raises
+Refused."""
+
+
+def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
+    """For who reads files of the project alone."""
+    raise Refused(f"{reference} is not fetched here ({what}); download it, and name the file")
 
 
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.

@@ -25,7 +25,7 @@ from agac.spec.models import (
 )
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Select, ways
 from agac.spec.output_schema import load_schema, vote_problems
-from agac.spec.paths import Unusable
+from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
 from agac.spec.templates import (
     PlacedText,
@@ -35,6 +35,7 @@ from agac.spec.templates import (
     default_prompt,
     fill,
     group_prompt,
+    placed_file,
     template_file,
     text_or_file,
 )
@@ -192,7 +193,7 @@ class StageBuilder:
         prompt = self._prompt(written, path, keys.syntax, tuple(name for name in answers if name not in never))
         system = card.instruction if card else None
         if written.instructions:
-            system = self._instructions(written.instructions, path, keys.syntax)
+            system = self._instructions(written, path, keys.syntax)
         schema, at = None, (*path, "output_schema")
         if written.output_schema is not None:
             found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
@@ -246,6 +247,9 @@ class StageBuilder:
     def _card(self, written: StageFile, path: Path_) -> Card | None:
         if written.agent is None:
             return None
+        if is_reference(written.agent):
+            found = self._fetched(written.agent, (*path, "agent"), "card", written.name)
+            return self._noted(load_card(found.path, self.project, self.variables, remote=found)) if found else None
         file, reason = find_card(written.agent, self.project)
         if file is None:
             self.problems.append(self.document.problem((*path, "agent"), reason))
@@ -263,16 +267,29 @@ class StageBuilder:
             where = self.document.where(path)
             return default_prompt(answers, where) if written.group_by is None else group_prompt(where)
         read = template_file if written.template else text_or_file
-        if (source := self._text(read, value, at)) is None:
+        if (source := self._text(read, value, at, written.name)) is None:
             return None
         return self._noted(compile_template(*source, syntax))
 
-    def _instructions(self, value: str, path: Path_, syntax: Syntax) -> str | None:
-        source = self._text(text_or_file, value, (*path, "instructions"))
+    def _instructions(self, written: StageFile, path: Path_, syntax: Syntax) -> str | None:
+        source = self._text(text_or_file, written.instructions or "", (*path, "instructions"), written.name)
         return self._noted(fill(source, self.variables, syntax=syntax)) if source else None
 
-    def _text(self, read: Callable[[str, Path, Where], PlacedText], value: str, at: Path_) -> PlacedText | None:
+    def _fetched(self, reference: str, at: Path_, what: str, stage: str) -> RemoteContent | None:
+        """What a reference of the stage named `stage` names."""
         try:
+            return self.project.fetch(reference, f"{what} of {stage}")[0]
+        except Refused as error:
+            self.problems.append(self.document.problem(at, str(error)))
+            return None
+
+    def _text(
+        self, read: Callable[[str, Path, Where], PlacedText], value: str, at: Path_, stage: str
+    ) -> PlacedText | None:
+        try:
+            if is_reference(value):
+                found = self._fetched(value, at, "prompt" if at[-1] == "template" else str(at[-1]), stage)
+                return placed_file(found.path, value, self.document.where(at)) if found else None
             return read(value, self.project.root, self.document.where(at))
         except Unusable as error:
             self.problems.append(error.problem)

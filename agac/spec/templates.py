@@ -394,7 +394,11 @@ def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
 def template_file(value: str, root: Path, where: Where) -> PlacedText:
     """The text of a file that must exist. Raises Unusable."""
     path = existing_file(value, root, where)
-    shown = path.relative_to(root.resolve()).as_posix()
+    return placed_file(path, path.relative_to(root.resolve()).as_posix(), where)
+
+
+def placed_file(path: Path, shown: str, where: Where) -> PlacedText:
+    """The text of a file that is `shown` in messages; `where` it is named. Raises Unusable."""
     text = read_text(path, shown)
     if not text.strip():
         raise Unusable(Problem(where, f"{shown} is empty"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ from agac.core.types import JSONValue, Schema
 from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
 from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
-from agac.spec.paths import ProjectPaths
+from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, Template, sound_template
 
 if TYPE_CHECKING:
@@ -463,7 +463,8 @@ class WrittenStage(Stage):
 @dataclass(frozen=True, slots=True)
 class Workflow:
     """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
-    `disabled` names those that are not enabled. `whole`: none of them is missing because of a problem."""
+    `disabled` names those that are not enabled. `whole`: none of them is missing because of a problem. `remote` is what
+    was fetched for it."""
 
     name: str
     file: str
@@ -475,6 +476,7 @@ class Workflow:
     rules: RunRules = RunRules()
     disabled: tuple[str, ...] = ()
     whole: bool = True
+    remote: tuple[RemoteContent, ...] = ()
 
     @property
     def asking(self) -> tuple[WrittenStage, ...]:
@@ -490,13 +492,25 @@ class Workflow:
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
     """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
-    what `${VAR}` is looked up in: it holds secrets, so it is never shown."""
+    what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere."""
 
     root: Path
     file: ProjectFile
     paths: ProjectPaths
     document: Document
     env: Mapping[str, str] = field(repr=False)
+    fetch: Fetch = field(default=fetch_nothing, repr=False)
+
+    def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
+        """The same, and where what it fetches from other machines is noted."""
+        noted: list[RemoteContent] = []
+
+        def fetch(reference: str, what: str) -> tuple[RemoteContent, ...]:
+            found = tuple(replace(one, what=what) for one in self.fetch(reference, what))
+            noted.extend(one for one in found if one.hash)
+            return found
+
+        return replace(self, fetch=fetch), noted
 
     def shown(self, path: Path) -> str:
         """`path` as users see it: relative to the project root where it lies inside."""

@@ -77,9 +77,12 @@ def test_a_file_that_a_page_shows_has_its_name_where_a_reader_sees_it(page: Path
             assert path in block.text.partition("\n")[0] or f"`{path}`" in " ".join(near), f"{block.where}: {path}"
 
 
-EXTRAS = {r"\bparquet\b": "duckdb", r"\.zst\b": "zstandard", "json_repair: true": "json-repair"} | {
-    f"import {name}": name for name in ("pandas", "polars", "pyarrow")
-}
+EXTRAS = {
+    r"\bparquet\b": "duckdb",
+    r"\.zst\b": "zstandard",
+    "json_repair: true": "json-repair",
+    "hf://": "huggingface-hub",
+} | {f"import {name}": name for name in ("pandas", "polars", "pyarrow")}
 
 
 @pytest.mark.parametrize("page", WITH_CONSOLES, ids=name_of)

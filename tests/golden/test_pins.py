@@ -37,7 +37,11 @@ ADDED = {
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
     },
     "keys of project": {
-        '.budget: "number"', '.row_budget: "number"',
+        '.budget: "number"', '.row_budget: "number"', '.remote: "object"', '.remote.allow: "array"',
+        '.remote.allow[]: "string"', '.remote.http: "boolean"', '.remote.max_mb: "integer"',
+        '.remote.timeout: "number"', '.remote.timeout: "string"', '.remote.headers: "object"',
+        '.remote.headers.*: "object"',
+        '.remote.headers.*.*: "string"',
         '.defaults.syntax: "string" ["auto", "dollar", "mustache", "brace"]',
     },
 }  # fmt: skip

@@ -1,0 +1,461 @@
+"""Content of other machines (`https://`, `hf://`) and of other folders (`file://`), fetched within bounds."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
+from urllib.request import url2pathname
+
+from agac.core.errors import AgacError, lack_of, listed
+from agac.core.keys import digest
+from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
+from agac.data.sources import KeptFile
+from agac.spec.inputs import format_of
+from agac.spec.paths import MAX_BYTES, Refused, RemoteContent
+from agac.spec.yaml import expand
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from agac.spec.models import RemoteContentFile
+
+FOLDER = Path(".agac") / "remote"
+"""Where it is kept, relative to the project, as HASH/NAME: the same bytes are one file, which nothing changes. A file
+for each reference says what it was the last time, so that a server need not send it again. A crash leaves a temporary
+file, which the next fetch removes; what `huggingface_hub` gets stays in its own cache."""
+
+INPUT = "input"
+"""What the rows are to a workflow; everything else is a text."""
+
+MAX_REDIRECTS = 5
+SLOWEST = 10_000
+"""Bytes in a second: a transfer may take so much longer than its time-out."""
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_AGREE = "in `remote` of agac.yml"
+
+
+class Ways(NamedTuple):
+    """The providers' ways: from an address to its proxy (`yarl.URL`) or None, and TLS. `heed` raises to stop."""
+
+    proxy_of: Callable[[str], Any]
+    tls: Callable[[], ssl.SSLContext]
+    heed: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteContents:
+    """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then."""
+
+    root: Path
+    rules: RemoteContentFile
+    env: Mapping[str, str]
+    ways: Ways
+    pinned: tuple[RemoteContent, ...] = ()
+    _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict)
+
+    def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
+        """What `reference` names, which is `what` to a workflow: several files of an input only. Raises Refused."""
+        if (found := self._fetched.get(reference)) is not None:
+            return found
+        found = tuple(one for one in self.pinned if one.reference == reference)
+        if not found or not all(one.path.is_file() for one in found):
+            fetch = {"file": self._local, "hf": self._of_hub}.get(reference.partition(":")[0], self._of_web)
+            try:
+                (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
+                found = fetch(reference, what)
+            except AgacError as error:  # of the disk, or of a proxy's variable
+                raise Refused(f"{error.message}; {error.remedy}") from error
+        self._fetched[reference] = found
+        return found
+
+    def _refuse_size(self, size: int, shown: str, what: str) -> None:
+        most = self.rules.max_mb * 1_000_000 if what == INPUT else MAX_BYTES
+        if size > most:
+            remedy = f"raise max_mb {_AGREE}" if what == INPUT else "put data into an input"
+            raise Refused(f"{shown} has more than {most:,} bytes; {remedy}")
+
+    def _local(self, reference: str, _what: str) -> tuple[RemoteContent, ...]:
+        parts = urlsplit(reference)
+        if parts.netloc not in ("", "localhost"):
+            raise Refused(f"{reference} names the machine {parts.netloc}; write file:///path of this one")
+        path = Path(url2pathname(parts.path)).resolve()
+        allowed = [self.root, *(Path(one) for one in self.rules.allow if Path(one).is_absolute())]
+        if not any(path.is_relative_to(folder.resolve()) for folder in allowed):
+            remedy = f"copy it into the project, or name its folder in `allow` {_AGREE}"
+            raise Refused(f"{reference} leads out of the project; {remedy}")
+        if not path.is_file():
+            raise Refused(f"{reference} is no file; check the path")
+        return (RemoteContent(reference, path.name, "", path=path),)
+
+    def _of_web(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
+        folder, shown, old, sent = self.root / FOLDER, _shown(reference), None, {}
+        index = folder / f"{digest(reference).hex()}.json"
+        with suppress(OSError, ValueError, KeyError):
+            its_hash, name, said = map(json.loads(index.read_text("utf-8")).__getitem__, ("hash", "name", "sent"))
+            if (path := folder / its_hash / name).is_file():
+                old, sent = RemoteContent(reference, name, its_hash, path=path), said
+        with self._answer(reference, sent) as (response, deadline, url):
+            if response.status == 304 and old is not None:
+                return (old,)
+            if response.status != 200:
+                remedy = f"give what logs in as `headers` {_AGREE}, by its host"
+                remedy = remedy if response.status in (401, 403) else "check the address, or try again later"
+                raise Refused(f"{shown} answered {response.status}; {remedy}")
+            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
+            found = self._kept(response, deadline, RemoteContent(reference, name, ""), what)
+            sent = {"If-None-Match": response.headers["ETag"], "If-Modified-Since": response.headers["Last-Modified"]}
+        sent = {header: value for header, value in sent.items() if value}
+        write_whole(index, json.dumps({"hash": found.hash, "name": name, "sent": sent}))
+        return (found,)
+
+    def _kept(
+        self, response: http.client.HTTPResponse, deadline: _Deadline, content: RemoteContent, what: str
+    ) -> RemoteContent:
+        """The content with its hash, once all of it is in its place."""
+        shown, packed = _shown(content.reference), response.headers.get("Content-Encoding", "identity").lower()
+        if packed != "identity" and (packed, PurePosixPath(content.name).suffix) != ("gzip", ".gz"):
+            raise Refused(f"{shown} was sent as {packed}, which nobody asked for; download it, and name the file")
+        remove_leftovers(self.root / FOLDER)
+        kept = KeptFile(self.root / FOLDER)
+        try:
+            for piece in iter(partial(response.read1, 1 << 16), b""):
+                deadline.received += len(piece)
+                self._refuse_size(deadline.received, shown, what)
+                kept.write(piece)
+                self.ways.heed()
+            if response.length or deadline.late:
+                raise http.client.IncompleteRead(b"", response.length)
+            kept.finish()
+            with kept.temporary.open("rb") as file:
+                is_packed = file.read(4).startswith((GZIP, ZSTANDARD))
+            if is_packed:  # little may be sent that is more than may be once it is unpacked
+                size = 0
+                with opened(kept.temporary, shown) as unpacked:
+                    for piece in iter(partial(unpacked.read1, 1 << 20), b""):
+                        size += len(piece)
+                        self._refuse_size(size, f"{shown}, unpacked,", what)
+                        self.ways.heed()
+            return replace(content, hash=kept.hash, path=kept.placed(self.root / FOLDER / kept.hash / content.name))
+        finally:
+            kept.abort()
+
+    @contextmanager
+    def _answer(
+        self, reference: str, sent: Mapping[str, str]
+    ) -> Iterator[tuple[http.client.HTTPResponse, _Deadline, str]]:
+        """The answer at the end of all redirects, each of which is checked as the first address is, and where it is
+        from. `sent` says what is known already."""
+        url, shown, seconds = reference, _shown(reference), self.rules.timeout
+        with _Deadline(seconds) as deadline:
+            try:
+                for _ in range(MAX_REDIRECTS + 1):
+                    asked = self._asked(url, deadline, sent, secure=reference.startswith("https"))
+                    with closing(asked) as connection, connection.getresponse() as response:
+                        if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
+                            yield response, deadline, url
+                            return
+                        url = urljoin(url, where)
+            except Refused:
+                raise
+            except ssl.SSLCertVerificationError as error:
+                remedy = "set SSL_CERT_FILE to a file of the certificates that sign it"
+                raise Refused(f"the certificate of {shown} is not trusted: {error.verify_message}; {remedy}") from None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                reason = getattr(error, "strerror", None) or type(error).__name__
+                reason = f"{reason}; check the address and try again"
+                if deadline.late or isinstance(error, TimeoutError):
+                    reason = f"it took more than {seconds:g} s; try again, or raise timeout {_AGREE}"
+                raise Refused(f"{shown} cannot be fetched: {reason}") from None
+        raise Refused(f"{shown} redirects more than {MAX_REDIRECTS} times; name the address that it leads to")
+
+    def _asked(self, url: str, deadline: _Deadline, sent: Mapping[str, str], *, secure: bool) -> _Connection:
+        """A connection to what `url` names, on which it was asked for, after all checks. What logs in is sent by TLS
+        only where the reference is `secure`."""
+        parts, host = self._checked(url)
+        tls, proxy = self.ways.tls() if parts.scheme == "https" else None, self.ways.proxy_of(url)
+        port, login = parts.port or (443 if tls else 80), dict[str, str]()
+        netloc = (f"[{host}]" if ":" in host else host) + (f":{parts.port}" if parts.port else "")
+        path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="%/?:@!$&'()*+,;=~[]")
+        headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
+        for named, own in self.rules.headers.items() if tls or not secure else ():
+            if named.lower() in (host.lower(), netloc.lower()):
+                headers |= {name: self._filled(name, value) for name, value in own.items()}
+        addresses, there = self._addresses(host, port, _shown(url), must=proxy is None), port
+        if proxy is not None:
+            addresses, there = [proxy.host], proxy.port
+            if proxy.scheme != "http":
+                raise Refused(f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY")
+            if proxy.user:
+                said = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
+                login = {"Proxy-Authorization": f"Basic {said}"}
+        connection = _Connection(addresses.pop(0), there, timeout=self.rules.timeout)
+        connection.deadline, connection.wrap, connection.named, connection.others = deadline, tls, host, addresses
+        if proxy and tls:
+            connection.set_tunnel(host, port, {"Host": f"{host}:{port}", **login})
+        elif proxy:
+            path, headers = f"http://{netloc}{path}", headers | login
+        try:
+            connection.request("GET", path, headers=headers)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _filled(self, name: str, value: str) -> str:
+        text, missing = expand(value, self.env)
+        if missing:
+            raise Refused(f"the header {name} needs the environment variable {missing[0]}; set it or add it to .env")
+        return text.strip()
+
+    def _checked(self, url: str) -> tuple[SplitResult, str]:
+        """An address taken apart, and its host. Raises Refused for what may not be fetched whatever its host."""
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").rstrip(".").encode("idna").decode()
+            _ = parts.port
+        except ValueError:
+            parts, host = SplitResult("", "", "", "", ""), ""
+        if parts.scheme == "http" and not self.rules.http:
+            remedy = f"write https://, or set `http: true` {_AGREE}"
+            raise Refused(f"{_shown(url)} can be read and changed by anybody on the way; {remedy}")
+        if parts.scheme not in ("http", "https") or not host:
+            raise Refused(f"{_shown(url)} is no https:// address; check it")
+        if "@" in parts.netloc:
+            remedy = f"put them into `headers` {_AGREE}, as ${{VARIABLE}}"
+            raise Refused(f"an address of {host} has a user or a password in it; {remedy}")
+        return parts, host
+
+    def _addresses(self, host: str, port: int, shown: str, *, must: bool) -> list[str]:
+        """The addresses of a host, all of which may be reached; none where a proxy may know it alone (not `must`)."""
+        try:
+            found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError):
+            if not must:
+                return []
+            raise Refused(f"the host {host} of {shown} cannot be found; check the address") from None
+        for address in found:
+            if not self._may_reach(host, address):
+                remedy = f"add {host} to `allow` {_AGREE} if it is meant"
+                raise Refused(f"{shown} is at {address}, which is no public address; {remedy}")
+        return found
+
+    def _may_reach(self, host: str, address: str) -> bool:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(ip, ipaddress.IPv6Address):  # what is really reached
+            ip = (ipaddress.IPv4Address(ip.packed[-4:]) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour) or ip
+        for one in self.rules.allow:
+            with suppress(ValueError):
+                if ip in ipaddress.ip_network(one, strict=False):
+                    return True
+        return host.lower() in map(str.lower, self.rules.allow) or (ip.is_global and not ip.is_multicast)
+
+    def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
+        """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its time-outs."""
+        asked = parse_hub(reference)
+        if what != INPUT and not asked.path:
+            raise Refused(f"{reference} names no file; {_HUB_FORM}")
+        if lack := lack_of(f"{reference}: fetching", "huggingface-hub"):
+            raise Refused(f"{lack}; or download it, and name the file")
+        from httpx2 import HTTPError
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+        )
+        from huggingface_hub.utils.tqdm import silent_tqdm
+
+        hub = HfApi(endpoint=self.env.get("HF_ENDPOINT") or None, token=self.env.get("HF_TOKEN") or None)
+        found = [one for one in self.pinned if one.reference == reference]
+        try:
+            if not found:
+                commit, files = _files_of(hub, asked, reference)
+                self._refuse_size(sum(one.size for one in files), reference, what)
+                hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
+                found = [RemoteContent(reference, name, its_hash, commit) for name, its_hash in hashes.items()]
+            for number, one in enumerate(found):
+                self.ways.heed()
+                how: dict[str, Any] = {"repo_type": asked.kind, "revision": one.commit, "tqdm_class": silent_tqdm}
+                found[number] = replace(one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how)))
+        except Refused:
+            raise
+        except HFValidationError:
+            raise Refused(f"{reference} names nothing on the hub; {_HUB_FORM}") from None
+        except RepositoryNotFoundError:  # a gated one, too
+            remedy = "check its name, or set HF_TOKEN to a token that may read it"
+            raise Refused(f"{reference}: the hub has no such repository, or does not show it; {remedy}") from None
+        except OfflineModeIsEnabled:
+            raise Refused(f"{reference}: HF_HUB_OFFLINE is set; unset it, or name a file") from None
+        except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
+            answer = getattr(error, "response", None)
+            reason = f"{type(error).__name__}; check that the hub can be reached, and try again"
+            if answer is not None:
+                reason = f"the hub answered {answer.status_code}; check the path and the revision, or try again later"
+            raise Refused(f"{reference} cannot be fetched: {reason}") from None
+        return tuple(found)
+
+
+class _Deadline:
+    """Ends a connection that takes too long, whatever it is at: also while headers come byte by byte."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end, self._over = time.monotonic() + seconds, threading.Event()
+        self.received, self.late = 0, False
+        self.sock: socket.socket | None = None
+
+    def __enter__(self) -> _Deadline:
+        threading.Thread(target=self._watch, name="agac-deadline", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while (left := self._end + self.received / SLOWEST - time.monotonic()) > 0:
+            if self._over.wait(left):
+                return
+        self.late = True
+        if self.sock is not None:
+            with suppress(OSError):  # not the method of a TLS socket, which says goodbye first
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to an address that was checked, or one of the `others`, whatever the host `named` means by now."""
+
+    deadline: _Deadline
+    wrap: ssl.SSLContext | None
+    named: str
+    others: list[str]
+
+    def connect(self) -> None:
+        """Raises OSError."""
+        try:
+            super().connect()
+        except OSError:
+            if not self.others:
+                raise
+            self.host = self.others.pop(0)
+            self.connect()
+            return
+        self.deadline.sock = self.sock
+        if self.wrap is not None:
+            how: dict[str, Any] = {"server_hostname": self.named, "do_handshake_on_connect": False}
+            self.deadline.sock = self.sock = secured = self.wrap.wrap_socket(self.sock, **how)
+            secured.do_handshake()
+        if self.deadline.late:
+            raise TimeoutError
+
+
+def _shown(url: str) -> str:
+    """An address without its query, which may hold a signature, and without a user."""
+    return re.sub(r"(?<=://)[^/]*@", "", url.partition("?")[0])
+
+
+def _name_of(url: str) -> str:
+    """The last part of an address's path as the name of a file."""
+    last = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^\w.-]+", "_", last).lstrip(".")[-100:] or "content"
+
+
+def forget_contents(root: Path, needed: Collection[str]) -> None:
+    """Removes what was kept, but the content of these hashes."""
+    for path in (root / FOLDER).glob("[!.]*"):
+        if path.is_dir() and path.name not in needed:
+            rmtree(path)
+
+
+# References to the Hugging Face Hub.
+
+_KINDS = {"datasets": "dataset", "models": "model", "spaces": "space"}
+_HUB_FORM = "write hf://datasets/OWNER/NAME/PATH@REVISION, or hf://OWNER/NAME/PATH for a file of a model"
+_CONVERTED = "refs/convert/parquet"
+"""The branch on which the hub keeps its own parquet files of a data set, as CONFIG/SPLIT/0000.parquet
+(huggingface.co/docs/dataset-viewer/parquet, read November 2026)."""
+
+
+class HubReference(NamedTuple):
+    """A file of a repository, or without `path` the rows of a data set, as the hub splits them or as they are there."""
+
+    kind: str
+    repo: str
+    path: str
+    revision: str | None
+    config: str | None = None
+    split: str | None = None
+
+
+def parse_hub(text: str) -> HubReference:
+    """The parts of `text`. A revision stands behind the repository or the path; a `/` in it is written `%2F`. Raises
+    Refused."""
+    body, _, query = text.removeprefix("hf://").partition("?")
+    parts = body.rstrip("/").split("/")
+    kind = _KINDS[parts.pop(0)] if parts[0] in _KINDS else "model"
+    if len(parts) < 2 or not all(parts) or parts[0] == "buckets" or ".." in parts:
+        raise Refused(f"{text} names nothing on the hub; {_HUB_FORM}")
+    (owner, head), rest = parts[:2], "/".join(parts[2:])
+    name, _, revision = head.partition("@")
+    if not revision and "@" in rest.rpartition("/")[2]:
+        rest, _, revision = rest.rpartition("@")
+    given = parse_qsl(query, keep_blank_values=True)
+    wanted = dict(given)
+    if len(wanted) < len(given) or not all(wanted.values()) or wanted.keys() - {"config", "split"}:
+        raise Refused(f"{text}: after the ? stand config=NAME and split=NAME, each once at most; correct it")
+    if wanted and (rest or revision or kind != "dataset"):
+        what = "config and split choose among the parquet files that the hub makes of a data set"
+        raise Refused(f"{text}: {what}; leave out the path and the revision, or config and split")
+    if not rest and kind != "dataset":
+        raise Refused(f"{text} names no file; {_HUB_FORM}")
+    return HubReference(kind, f"{owner}/{name}", unquote(rest), unquote(revision) or None, **wanted)
+
+
+def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | None, list[Any]]:
+    """The commit that is meant, and the files of it (`RepoFile`), in the order of their rows. Raises Refused."""
+
+    def listing(revision: str | None) -> tuple[str | None, list[Any]]:
+        commit = hub.repo_info(asked.repo, repo_type=asked.kind, revision=revision).sha
+        where: dict[str, Any] = {"repo_type": asked.kind, "revision": commit}
+        every: Iterable[Any] = hub.list_repo_tree(asked.repo, recursive=True, **where)
+        if asked.path:
+            every = hub.get_paths_info(asked.repo, [asked.path], **where)
+        return commit, sorted((one for one in every if hasattr(one, "blob_id")), key=lambda one: one.path)
+
+    if asked.config is None and asked.split is None:
+        commit, files = listing(asked.revision)
+        if asked.path and not files:
+            raise Refused(f"{reference}: the repository has no such file; check the path and the revision")
+        rows = files if asked.path else [one for one in files if format_of(one.path) not in (None, "json", "txt")]
+        if len(rows) > 1:
+            some = listed([one.path for one in rows[:5]])
+            raise Refused(f"{reference} has {len(rows)} files of rows ({some}, …); name one, or add ?split=NAME")
+        if rows:
+            return commit, rows
+    commit, files = listing(_CONVERTED)
+    splits: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+    for one in files:
+        splits[tuple(one.path.split("/")[:2])].append(one)
+    fit = [key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[-1])]
+    if len(fit) != 1:
+        there = listed(f"?config={key[0]}&split={key[-1]}" for key in fit or splits)
+        part = "; a partial- split is the beginning of one: name the files of the repository instead"
+        raise Refused(f"{reference} means {len(fit)} splits; write one of {there}{part if 'partial-' in there else ''}")
+    return commit, splits[fit[0]]

@@ -1,0 +1,331 @@
+"""Workflows whose rows, texts, schemas and cards lie elsewhere: on a site, on the Hugging Face Hub."""
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import yaml
+import zstandard
+from support.project import ProjectFolder
+from support.remote import Hub, Site, redirect, serving
+from support.server import Server
+
+import agac
+from agac.core.keys import snapshot
+from agac.plan.plan import remote_of, run_settings
+
+SCHEMA = json.dumps({"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}).encode()
+CARD = b"---\nname: judge\nmodel: local/small\nrequest_params: {temperature: 0}\n---\nBe brief, {{tone}}."
+ROWS = b"id,text\na,one\nb,two\n"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(Site()) as site:
+        site.pages |= {
+            "/rows.csv": ROWS, "/prompt.md": b"Say: ${text}\n", "/topic.json": SCHEMA, "/judge.md": CARD,
+            "/be.md": b"Be ${vars.tone}.",
+        }  # fmt: skip
+        yield site
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that a project finds by its own environment; nothing of it was cached."""
+    pytest.importorskip("huggingface_hub", reason="hf:// needs huggingface_hub: pip install 'agac[hf]'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with serving(Hub()) as hub:
+        (tmp_path / "project").mkdir(exist_ok=True)
+        (tmp_path / "project/.env").write_text(f"HF_ENDPOINT={hub.url}\n")
+        yield hub
+
+
+def allow(project: ProjectFolder, **rules: Any) -> None:
+    body = yaml.safe_load((project.root / "agac.yml").read_text())
+    body["remote"] = {"http": True, "allow": ["127.0.0.1"], **rules}
+    project.write("agac.yml", yaml.safe_dump(body))
+
+
+def workflow(project: ProjectFolder, path: str, *, prompt: str = "Say: ${text}", **stage: Any) -> None:
+    allow(project)
+    stages = [{"name": "one", "prompt": prompt, **stage}]
+    project.write(
+        "workflows/reviews.yml",
+        yaml.safe_dump({"input": {"path": path, "id_field": "id"}, "vars": {"tone": "kind"}, "stages": stages}),
+    )
+
+
+def problems(project: ProjectFolder) -> list[str]:
+    return [problem.message for problem in agac.validate("reviews", project=project.root).problems]
+
+
+def warned(report: agac.PlanReport | agac.RunReport) -> list[str]:
+    return [one.message for one in report.warnings if "remote" in one.message]
+
+
+def recorded(project: ProjectFolder) -> Any:
+    return json.loads(project.query("SELECT manner FROM run ORDER BY id DESC LIMIT 1")[0][0]).get("remote")
+
+
+def test_everything_may_lie_elsewhere_and_what_it_was_is_recorded(project: ProjectFolder, site: Site) -> None:
+    keys = {"template": f"{site.url}/prompt.md", "agent": f"{site.url}/judge.md"}
+    workflow(project, f"{site.url}/rows.csv", output_schema=f"{site.url}/topic.json", **keys)
+    text = (project.root / "workflows/reviews.yml").read_text().replace("  prompt: 'Say: ${text}'\n", "")
+    project.write("workflows/reviews.yml", text)
+    report = project.run()
+    assert (report.exit_code, report.invocation["calls"]) == (0, 2)
+    shown = json.dumps(agac.inspect(row="a", project=project.root).as_json())
+    assert '"Be brief, kind."' in shown
+    assert '"Say: one"' in shown
+    kept = recorded(project)
+    assert {(one["what"], one["reference"], one["name"]) for one in kept} == {
+        ("input", f"{site.url}/rows.csv", "rows.csv"),
+        ("prompt of one", f"{site.url}/prompt.md", "prompt.md"),
+        ("schema of one", f"{site.url}/topic.json", "topic.json"),
+        ("card of one", f"{site.url}/judge.md", "judge.md"),
+    }
+    assert all((project.root / ".agac/remote" / one["hash"] / one["name"]).is_file() for one in kept)
+    plan = project.plan()
+    settings = json.loads(snapshot(run_settings(plan, project.root)))
+    assert (remote_of(settings, project.root), len(plan.remote)) == (plan.remote, 4)
+    assert project.run().invocation["calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "page", "now", "what"),
+    [
+        ("prompt", "/prompt.md", b"Tell: ${text}", "prompt"),
+        ("instructions", "/be.md", b"Be very ${vars.tone}.", "instructions"),
+        ("output_schema", "/topic.json", SCHEMA.replace(b"topic", b"theme"), "schema"),
+        ("agent", "/judge.md", CARD.replace(b"brief", b"long"), "card"),
+    ],
+)
+def test_plan_says_what_changed_elsewhere(
+    key: str, page: str, now: bytes, what: str, project: ProjectFolder, site: Site
+) -> None:
+    workflow(project, f"{site.url}/rows.csv", **{key: f"{site.url}{page}"})
+    assert project.run().invocation["calls"] == 2
+    assert warned(agac.plan("reviews", project=project.root)) == []
+    site.pages[page] = now
+    planned = agac.plan("reviews", project=project.root)
+    (said,) = warned(planned)
+    assert said.startswith(f"the remote {what} of one changed since run 1: {site.url}{page} (")
+    assert planned.calls == 2
+
+
+def test_one_more_row_elsewhere_asks_one_row(project: ProjectFolder, site: Site) -> None:
+    workflow(project, f"{site.url}/rows.csv")
+    assert project.run().invocation["calls"] == 2
+    site.pages["/rows.csv"] = ROWS + b"c,three\n"
+    planned = agac.plan("reviews", project=project.root)
+    assert planned.calls == 1
+    assert warned(planned)[0].startswith("the remote input changed since run 1: ")
+    report = project.run()
+    assert (report.summary["run"], report.invocation["calls"]) == (1, 1)
+
+
+def test_a_killed_run_goes_on_with_the_same_bytes(project: ProjectFolder, site: Site, server: Server) -> None:
+    workflow(project, f"{site.url}/rows.csv", prompt=f"{site.url}/prompt.md")
+    assert project.agac("run", "-a", "reviews", kill="committed:5").code != 0
+    before = recorded(project)
+    site.pages |= {"/rows.csv": ROWS + b"c,three\n", "/prompt.md": b"Tell: ${text}"}
+    said = sorted(warned(agac.plan("reviews", project=project.root)))
+    assert [one.split(" since ")[0] for one in said] == ["the remote input changed", "the remote prompt of one changed"]
+    assert said[0].endswith("; run 1 goes on with what it began with, and --refetch takes it as it is now")
+    assert agac.plan("reviews", agac.RunOptions(refetch=True), project=project.root).rows["total"] == 3
+    site.pages.clear()  # nor is the site needed
+    report = project.run()
+    assert (report.exit_code, report.summary["run"], len(project.envelopes())) == (0, 1, 2)
+    assert warned(report) == [
+        "run 1 goes on with the remote content that it began with; --refetch takes it as it is now"
+    ]
+    assert recorded(project) == before
+    site.pages |= {"/rows.csv": ROWS + b"c,three\n", "/prompt.md": b"Tell: ${text}"}
+    assert len(project.run().summary["stages"]) == 1
+    assert len(project.envelopes()) == 3
+    agac.gc(1, project=project.root)
+    kept = {path.name for path in (project.root / ".agac/remote").iterdir() if path.is_dir()}
+    assert kept == {one["hash"] for one in recorded(project)}
+
+
+def parquet_of(rows: Sequence[tuple[str, str]], path: Path) -> bytes:
+    values = ", ".join(f"('{a}', '{b}')" for a, b in rows)
+    duckdb.sql(f"COPY (SELECT * FROM (VALUES {values}) AS t(id, text)) TO '{path}' (FORMAT parquet)")
+    return path.read_bytes()
+
+
+LINES = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
+FORMATS = {
+    "rows.csv": ROWS, "rows.tsv": ROWS.replace(b",", b"\t"), "rows.jsonl": LINES, "rows.parquet": b"",
+    "rows.json": b"[" + LINES.strip().replace(b"\n", b",") + b"]", "rows.csv.gz": gzip.compress(ROWS),
+    "rows.csv.zst": zstandard.compress(ROWS), "rows.jsonl.gz": gzip.compress(LINES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_may_lie_elsewhere(name: str, project: ProjectFolder, site: Site, tmp_path: Path) -> None:
+    body = FORMATS[name] or parquet_of([("a", "one"), ("b", "two")], tmp_path / name)
+    site.pages |= {f"/data/{name}": body, f"/to/{name}": redirect(f"/data/{name}")}
+    workflow(project, f"{site.url}/to/{name}?signature=1")
+    planned = agac.plan("reviews", project=project.root, show=1)
+    assert (planned.rows["total"], planned.calls) == (2, 2)
+    assert project.agac("data", f"{site.url}/data/{name}").out.count("text") >= 1
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("/data.db", "is a database; download it, and say what to read with sqlite://FILE?query=…"),
+        ("/rows", "cannot tell the format of"),
+        ("/none.csv", "answered 404; check the address"),
+    ],
+)
+def test_an_input_that_cannot_be_used_is_one_problem(page: str, said: str, project: ProjectFolder, site: Site) -> None:
+    site.pages |= {"/data.db": b"x", "/rows": ROWS}
+    workflow(project, f"{site.url}{page}")
+    (problem,) = problems(project)
+    assert said in problem
+
+
+BRINGING = (
+    "function_tools: [a.py:f]", "lifecycle_hooks: {on_start: a.py:f}", "mcp_connect: [{target: npx x}]", "shell: true",
+    "messages: history.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((line, "a remote card brings no tools, hooks, servers or files; read the card") for line in BRINGING),
+        ("description: ${SECRET_KEY}", "a remote card reads no environment variables; read the card, and keep a copy"),
+        ("model: ${SECRET_KEY:x/y}", "a remote card reads no environment variables"),
+    ],
+)
+def test_a_remote_card_gives_words_and_parameters_alone(
+    line: str, said: str, project: ProjectFolder, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_KEY", "canary")
+    site.pages["/judge.md"] = f"---\nname: judge\n{line}\n---\nBe brief.".encode()
+    workflow(project, f"{site.url}/rows.csv", agent=f"{site.url}/judge.md")
+    found = problems(project)
+    assert said in found[0]
+    assert "canary" not in "".join(found)
+
+
+def test_without_leave_nothing_of_this_machine_is_fetched(project: ProjectFolder, site: Site) -> None:
+    workflow(project, f"{site.url}/rows.csv", prompt=f"{site.url}/prompt.md")
+    allow(project, allow=[])
+    found = problems(project)
+    assert len(found) == 2
+    assert all("is at 127.0.0.1, which is no public address; add 127.0.0.1 to `allow`" in one for one in found)
+    assert site.seen == []
+    assert project.agac("run", "-a", "reviews").code == 2
+
+
+def test_a_prompt_in_which_an_address_stands_is_a_prompt(project: ProjectFolder, site: Site) -> None:
+    workflow(project, f"{site.url}/rows.csv", prompt=f"{site.url}/look up ${{text}}")
+    assert agac.plan("reviews", project=project.root).calls == 2
+    assert [path for _, path, _ in site.seen] == ["/rows.csv"]
+
+
+# The Hugging Face Hub.
+
+
+def put(hub: Hub, tmp_path: Path) -> None:
+    """A data set with one file of rows, the hub's parquet of another with two splits, and texts of a model."""
+    hub.files = {
+        ("datasets", "me/small", "main"): {"README.md": b"# small", "data/rows.csv": ROWS},
+        ("datasets", "me/small", "v1"): {"data/rows.csv": ROWS[:-6]},
+        ("datasets", "me/large", "main"): {"a.jsonl": b"{}", "b.jsonl": b"{}"},
+        ("datasets", "me/large", "refs/convert/parquet"): {
+            "default/train/0000.parquet": parquet_of([("a", "one"), ("b", "two")], tmp_path / "0.parquet"),
+            "default/train/0001.parquet": parquet_of([("c", "three")], tmp_path / "1.parquet"),
+            "default/test/0000.parquet": parquet_of([("t", "four")], tmp_path / "2.parquet"),
+        },
+        ("models", "me/words", "main"): {"prompt.md": b"Say: ${text}", "topic.json": SCHEMA, "judge.md": CARD},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reference", "rows"),
+    [
+        ("hf://datasets/me/small/data/rows.csv", 2),
+        ("hf://datasets/me/small/data/rows.csv@v1", 1),
+        ("hf://datasets/me/small@v1/data/rows.csv", 1),
+        ("hf://datasets/me/small", 2),
+        ("hf://datasets/me/large?split=train", 3),
+        ("hf://datasets/me/large?config=default&split=test", 1),
+        ("hf://datasets/me/large?config=default", "means 2 splits; write one of ?config=default&split=test, ?config"),
+        ("hf://datasets/me/large?split=none", "means 0 splits; write one of ?config=default&split=test"),
+        ("hf://datasets/me/large", "has 2 files of rows (a.jsonl, b.jsonl, …); name one, or add ?split=NAME"),
+        ("hf://datasets/me/small/none.csv", "the repository has no such file; check the path and the revision"),
+        ("hf://datasets/me/small/data/rows.csv@v9", "the hub answered 404; check the path and the revision"),
+        ("hf://datasets/me/a--b", "names nothing on the hub; write hf://datasets/OWNER/NAME/PATH@REVISION"),
+        ("hf://datasets/me/nothing", "the hub has no such repository, or does not show it; check its name, or set"),
+    ],
+)
+def test_rows_of_the_hub(reference: str, rows: int | str, project: ProjectFolder, hub: Hub, tmp_path: Path) -> None:
+    put(hub, tmp_path)
+    workflow(project, reference)
+    if isinstance(rows, int):
+        assert agac.plan("reviews", project=project.root).rows["total"] == rows
+    else:
+        (problem,) = problems(project)
+        assert rows in problem
+
+
+def test_the_commit_is_recorded_and_a_stopped_run_keeps_to_it(project: ProjectFolder, hub: Hub, tmp_path: Path) -> None:
+    put(hub, tmp_path)
+    keys = {"output_schema": "hf://me/words/topic.json", "agent": "hf://me/words/judge.md"}
+    workflow(project, "hf://datasets/me/small", prompt="hf://me/words/prompt.md", **keys)
+    assert project.run(budget=agac.Budget(calls=1)).exit_code == 4
+    commits = {one["what"]: one["commit"] for one in recorded(project)}
+    assert commits == {
+        "input": hub.commit("datasets", "me/small", "main"),
+        **dict.fromkeys(("prompt of one", "schema of one", "card of one"), hub.commit("models", "me/words", "main")),
+    }
+    hub.files["datasets", "me/small", "main"] = {"data/rows.csv": ROWS + b"c,three\n"}
+    (said,) = warned(agac.plan("reviews", project=project.root))
+    assert said.startswith("the remote input changed since run 1: hf://datasets/me/small (")
+    assert (project.run().exit_code, len(project.envelopes())) == (0, 2)
+    assert (project.run().invocation["calls"], len(project.envelopes())) == (1, 3)
+
+
+def test_a_private_data_set_is_read_with_the_token_of_the_project(
+    project: ProjectFolder, hub: Hub, tmp_path: Path
+) -> None:
+    put(hub, tmp_path)
+    hub.token = "hf_canary"
+    workflow(project, "hf://datasets/me/small")
+    assert "or set HF_TOKEN to a token that may read it" in problems(project)[0]
+    with (project.root / ".env").open("a") as file:
+        file.write("HF_TOKEN=hf_canary\n")
+    assert project.run().invocation["calls"] == 2
+    assert not any("hf_canary" in text for row in project.query("SELECT manner FROM run") for text in row)
+
+
+def test_the_size_of_what_the_hub_has_is_bounded(project: ProjectFolder, hub: Hub, tmp_path: Path) -> None:
+    put(hub, tmp_path)
+    hub.files["datasets", "me/small", "main"]["data/rows.csv"] += b"x,y\n" * 300_000
+    workflow(project, "hf://datasets/me/small")
+    allow(project, max_mb=1)
+    (problem,) = problems(project)
+    assert "has more than 1,000,000 bytes; raise max_mb in `remote` of agac.yml" in problem
+    assert not any("/resolve/" in path for _, path, _ in hub.seen)
+
+
+def test_without_its_library_the_hub_is_one_sentence(
+    project: ProjectFolder, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    workflow(project, "hf://datasets/me/small")
+    (problem,) = problems(project)
+    assert "fetching needs huggingface-hub" in problem
+    assert "which is not installed: pip install 'huggingface-hub" in problem
