@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from support import outcomes
 
 from agac import api
+from agac.api.job_files import JobFile, JobOutputFile, LlmFile, ProcessingFile
 from agac.cli.main import cli
 from agac.core.types import Params
 from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
@@ -183,6 +184,10 @@ SECTIONS: dict[type[FileModel], str] = {
     TelemetryFile: "telemetry",
     CardFile: "an-agentcard",
     RequestParamsFile: "request_params",
+    JobFile: "a-job",
+    LlmFile: "llm",
+    ProcessingFile: "processing",
+    JobOutputFile: "output-of-a-job",
 }
 """Every kind of mapping in files, and the heading under which workflow.md shows it."""
 

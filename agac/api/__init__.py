@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
+    from agac.api.job_files import read_job, save_job
     from agac.api.plan import plan
+    from agac.api.process import ProcessOptions, process, process_plan, resume
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import ResultRow, RowCounts, RunReport
     from agac.api.retrieve import (
@@ -51,6 +53,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
+    aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
     aretry, aretry_choice, arun = asynchronous(retry), asynchronous(retry_choice), asynchronous(run)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
     ashow = asynchronous(show)
@@ -63,7 +66,9 @@ _HOMES = {
         "show_card show_data sql write_schemas",
         "api.graph": "GraphReport graph save_drawing",
         "api.inspect": "InspectReport RunsReport export inspect runs show",
+        "api.job_files": "read_job save_job",
         "api.plan": "plan",
+        "api.process": "ProcessOptions process process_plan resume",
         "api.project": "CheckReport RunOptions validate",
         "api.report": "ResultRow RowCounts RunReport",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
@@ -85,15 +90,16 @@ _HOMES = {
 __all__ = [
     "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
     "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport",
-    "Problem", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
-    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt",
+    "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts",
+    "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt",
     "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
     "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect",
-    "aplan", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup",
-    "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export",
-    "file_schema", "gc", "graph", "init", "inspect", "plan", "retrieve", "retry", "retry_choice", "row_ids", "run",
-    "run_several", "runs", "save_drawing", "show", "show_card", "show_data", "sql", "status", "validate", "views",
-    "why", "write_schemas",
+    "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow",
+    "astatus", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor",
+    "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan", "process",
+    "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
+    "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why",
+    "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

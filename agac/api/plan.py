@@ -21,7 +21,7 @@ from agac.data.frames import GivenRows
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, needed
-from agac.engine.export import PREVIEW, lost_store
+from agac.engine.export import lost_store, target_of
 from agac.engine.input_rows import LeftRows, left_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
@@ -72,7 +72,7 @@ async def plan(
         except UsageError as error:
             text = f"the run would end with exit code 2: {error.message}. {error.remedy}"
         report.warnings += [Problem(plan.input.where, text, "warning")] if text else []
-        output = opened.spec.shown(plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir)
+        output = opened.spec.shown(target_of(plan))
         asks = report.calls and not options.fresh
         if asks and (lost := await lost_store(database, plan.workflow, opened.root, output)):
             text = f"the run would end with exit code 2 and say what to do: {lost[0]}"
@@ -128,6 +128,8 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
 
     Raises UsageError where the input has no rows any more, and they may not all leave.
     """
+    if plan.output.places is not None:  # a row run keeps the file as it was, whatever left the input
+        return None, ""
     folder = plan.output.dir.relative_to(root).as_posix()
     try:
         found = await left_rows(database, plan, rows, plan.output.dir)

@@ -96,20 +96,24 @@ async def plainly(
     watched: WatchedRun,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    every: int | None = None,
 ) -> None:
-    """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled."""
+    """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled; now and then,
+    or each time when `every` so many more rows are settled."""
     observed, style = ObservedRun(watched), LineStyle(None, sys.stderr.encoding, bars=False)
-    printed_at, printed_share, waiting_at = clock(), 0.0, -inf
+    printed_at, printed_share, printed_rows, waiting_at = clock(), 0.0, 0, -inf
     while True:
-        await sleep(LOG_CHECK_SECONDS)
+        await sleep(LOG_CHECK_SECONDS if every is None else TICK_SECONDS)
         now = clock()
         snapshot, rates = observed.look(now)
         share = snapshot.settled / snapshot.rows.rows if snapshot.rows and snapshot.rows.rows else None
         grown = PLAIN_SHARE if share is None else round(share - printed_share, 6)
         is_due = now - printed_at >= (PLAIN_SECONDS if grown >= PLAIN_SHARE else PLAIN_SILENCE)
+        if every is not None:
+            is_due = snapshot.settled // every > printed_rows // every
         is_waiting = (snapshot.waiting_for is not None or bool(snapshot.waits)) and now - waiting_at >= PLAIN_SILENCE
         if is_due:
-            printed_at, printed_share = now, share or 0.0
+            printed_at, printed_share, printed_rows = now, share or 0.0, snapshot.settled
         if is_waiting:
             waiting_at = now
         if is_due or is_waiting:

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import cache
 from io import StringIO
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 from dotenv import dotenv_values
@@ -50,6 +51,7 @@ from agac.spec.loader import (
     workflow_keys,
     workflow_names,
 )
+from agac.spec.models import ProviderSpec
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 from agac.store import runs
@@ -181,12 +183,16 @@ class Project:
 def project_of(workflow: WorkflowSource, project: Path | str | None) -> Project:
     """The project in which a workflow runs. One that was made in Python needs no agac.yml: where there is none, the
     folder itself is its project."""
-    return open_project(project_root(project, bare=isinstance(workflow, BuiltWorkflow)), bare=True)
+    if isinstance(workflow, BuiltWorkflow):
+        return open_project(project_root(project, bare=True), bare=True, more=workflow.providers)
+    return open_project(project_root(project), bare=True)
 
 
-def open_project(project: Path | str | None, *, bare: bool = False) -> Project:
+def open_project(
+    project: Path | str | None, *, bare: bool = False, more: Mapping[str, ProviderSpec] = MappingProxyType({})
+) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
-    `bare`: it may lack an agac.yml.
+    `bare`: it may lack an agac.yml. `more` are providers over those of the file.
 
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
@@ -201,7 +207,7 @@ def open_project(project: Path | str | None, *, bare: bool = False) -> Project:
     def locate(path: tuple[str, ...]) -> Where:
         return spec.document.where(path, key=len(path) == 2)
 
-    providers, found = build_providers(spec.file.providers, env, locate)
+    providers, found = build_providers({**spec.file.providers, **more}, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
     for name, text in spec.file.aliases.items():  # whether or not a workflow uses them

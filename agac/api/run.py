@@ -48,7 +48,7 @@ from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
-from agac.engine.export import PREVIEW, drop_previous, keep_previous
+from agac.engine.export import drop_previous, keep_previous, target_of
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
@@ -120,7 +120,7 @@ async def _invoke(
     if missing:
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    invocation = Invocation(given=options.given() | ({"in_python": True} if isinstance(workflow, Workflow) else {}))
+    invocation = Invocation(given=options.given() | dict(workflow.given if isinstance(workflow, Workflow) else {}))
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         names = {one.provider.name for models in checked.models.values() for one in models}
@@ -137,7 +137,8 @@ async def _invoke(
         batching = batching_of(opened, providers, plan.workflow, options, confirm)
         rows, place = partial(selected_rows, checked, plan.selection), partial(place_of, checked.source)
         work = work_of(opened, plan, batching, rows, place)
-        work = replace(work, fresh=options.fresh, scope=scope, retry=retry)
+        watcher = workflow.watcher if isinstance(workflow, Workflow) else None
+        work = replace(work, fresh=options.fresh, scope=scope, retry=retry, watcher=watcher)
         left = None
         if retry is None:
             left, text = await compare_input(database, plan, rows, opened.root)
@@ -270,12 +271,11 @@ def work_of(
     project: Project, plan: Plan, batching: Batching, rows: Callable[[], Iterator[Row]], place: Callable[[int], str]
 ) -> Work:
     """What an invocation of a plan is about, of all its stages."""
-    folder = plan.output.dir / PREVIEW if plan.selection.partial else plan.output.dir
     return Work(
         plan=plan,
         rows=rows,
         place=place,
-        output_dir=project.spec.shown(folder),
+        output_dir=project.spec.shown(target_of(plan)),
         fresh=False,
         scope=Scope(),
         retry=None,
@@ -434,7 +434,8 @@ async def retry(
             remedy=f"See what failed with: agac inspect {found.run}. Rerun done rows with --from STAGE.",
         )
     if given_flags(record).get("in_python"):
-        what = f"the workflow of run {record.id} was made in Python"
+        maker = "by `agac process`" if "job" in given_flags(record) else "in Python"
+        what = f"the workflow of run {record.id} was made {maker}"
         raise UsageError(what, remedy=f"Run it from there, which asks failed rows again: {go_on(record)}")
     options, before = options or RunOptions(), RunOptions.of_given(given_flags(record))
     merged = replace(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
+from agac.core.keys import JOB, job_alias
 from agac.core.types import Outcome, Report, RowId, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, project_root
@@ -66,6 +67,7 @@ async def find_run(
 
     Raises UsageError, naming the runs there are.
     """
+    run = run.removeprefix(JOB) if isinstance(run, str) else run
     ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
     if run is None or run == "last":
         number = next(iter(ids), None)
@@ -235,6 +237,8 @@ def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
+    if "job" in given:
+        return f"agac resume {job_alias(record.id)}"
     if given.get("in_python"):
         return f"agac.run(agac.Workflow({record.workflow!r}, …))"
     for name, value in given.items():

@@ -40,6 +40,8 @@ COMMANDS = {
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
     "run": ("run", "Run a workflow, or resume it."),
     "retry": ("run", "Run failed rows of a run again."),
+    "process": ("process", "Ask a model about each row of a file, without a workflow file."),
+    "resume": ("process", "Resume such a job."),
     "export": ("project", "Write a run's output files again, or its results elsewhere."),
     "status": ("status", "Show the newest runs, or one in full."),
     "show": ("inspect", "Show the results of a run, as a table."),
@@ -109,13 +111,13 @@ concurrency_option = click.option(
 )  # fmt: skip
 
 
-def _in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """These options as one decorator."""
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
 # which rows, and what replaces the workflow's model, run mode and vars
-row_options = _in_order(
+row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
     click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
@@ -134,7 +136,7 @@ row_options = _in_order(
     click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
 )  # fmt: skip
 # which stages run, from one and up to one, and whether failed rows are retried
-stage_options = _in_order(
+stage_options = in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
     click.option("--until", metavar="STAGE", help="Run no stage after this one."),
     click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are."),
@@ -387,6 +389,7 @@ EXAMPLES = {
     "inputs": "FILE",
     "file": "copy.db",
     "name": "CARD",
+    "job": "job_1",
 }
 """An example of a missing value, by the command or by the name of the parameter. `named_here` knows the capitals."""
 

@@ -197,21 +197,7 @@ def retry_lines(found: api.RetryChoice) -> list[str]:
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
     """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were selected."""
     summary, invocation, files = report.summary, report.invocation, report.files
-    if report.stop in ("limit", "loss"):
-        for line in limit_lines(report, command):
-            say(line)
-    elif report.stopped is not None:
-        say_error(report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped")
-    elif report.exit_code is ExitCode.INTERRUPTED:
-        if cancelled := invocation["calls_given_up"]:
-            were, they = "were", "They may be billed, and the next run sends them"
-            if cancelled == 1:
-                were, they = "was", "It may be billed, and the next run sends it"
-            say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
-        say(f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}")
-        if last := invocation["waiting_for"]:
-            say(f"  The last call brought no answer: {first_line(last['message'])}")
-        say(f"  Resume with: {command}")
+    say_stop(report, command)
     if not quiet:
         print_lines(map(retrieved_line, invocation.get("ingested") or ()))
         print_text("\n".join(summary_lines(report, command, scope)))
@@ -232,6 +218,26 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         say(str(note))
     if report.not_written is not None:
         say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
+
+
+def say_stop(report: RunReport, command: str) -> None:
+    """Say why a run stopped before its end, and how to resume it."""
+    summary, invocation = report.summary, report.invocation
+    if report.stop in ("limit", "loss"):
+        for line in limit_lines(report, command):
+            say(line)
+    elif report.stopped is not None:
+        say_error(report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped")
+    elif report.exit_code is ExitCode.INTERRUPTED:
+        if cancelled := invocation["calls_given_up"]:
+            were, they = "were", "They may be billed, and the next run sends them"
+            if cancelled == 1:
+                were, they = "was", "It may be billed, and the next run sends it"
+            say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
+        say(f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}")
+        if last := invocation["waiting_for"]:
+            say(f"  The last call brought no answer: {first_line(last['message'])}")
+        say(f"  Resume with: {command}")
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:

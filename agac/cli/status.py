@@ -25,6 +25,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
+from agac.core.keys import JOBS
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
 
@@ -207,6 +208,9 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
     number, failed, folder = run["run"], _failed(run), from_here(report.project / run["output"])
+    errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
+    if run["workflow"].startswith(JOBS):  # a row run writes a file, and no folder
+        errors, results = f"see them with: agac inspect {number}", folder
     if not run["shown"]:
         yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"
         return
@@ -214,9 +218,9 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
         yield f"Not written: {', '.join(run['not_written'])}. Write it with: agac export --run {number}"
     if failed:
         remedy = _remedy(run, report.rows_by_remedy)
-        yield f"{counted(failed, 'row')} of run {number} failed: see {folder}/errors.jsonl{remedy}"
+        yield f"{counted(failed, 'row')} of run {number} failed: {errors}{remedy}"
     else:
-        yield f"Results of run {number}: {folder}/results.jsonl"
+        yield f"Results of run {number}: {results}"
 
 
 def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:

@@ -407,7 +407,7 @@ def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
     """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
     command = command_to_resume(workflow, workflows, fresh=True)
     words = shlex.split(without(command, "--show", "--json", "--dry-run"))
-    if "run" not in words:
+    if "plan" in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)
 

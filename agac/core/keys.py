@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b32encode
 from collections.abc import Sequence
 from dataclasses import fields
@@ -53,6 +54,20 @@ def member_hash(row_id: RowId) -> int:
     stored is this less 2**63, which keeps the order.
     """
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
+
+
+JOBS, JOB = "process-", "job_"
+"""How the names of the workflows of row runs begin, and their aliases."""
+
+
+def job_name(stem: str, output: str) -> str:
+    """The workflow's name of a row run, by the path of its output; `stem` is for people."""
+    return f"{JOBS}{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
+
+
+def job_alias(run: int) -> str:
+    """What a run of a job is called besides its number."""
+    return f"{JOB}{run}"
 
 
 def definition_hash(body: JSONValue) -> bytes:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
@@ -397,6 +397,11 @@ def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
     numbers = itertools.count(2)
     while target.exists() and not replace:
         target = path.with_name(f"{path.stem}.{word}-{next(numbers)}{path.suffix}")
+    return keep_as(path, target)
+
+
+def keep_as(path: Path, target: Path) -> Path:
+    """Keeps what a file holds under another name too, in the place of what has that name; gives it."""
     with explained(target):
         target.unlink(missing_ok=True)
         try:
@@ -404,6 +409,60 @@ def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
         except OSError:  # a file system without links
             shutil.copy2(path, target)
     return target
+
+
+PREVIOUS = "previous"
+"""`results.previous.jsonl` is what `results.jsonl` was before most of its rows left the input; `FILE.previous` is what
+the output of a row run was."""
+
+
+def stamp(file: Path) -> list[int]:
+    """What a file is now: bytes, mtime in ns."""
+    stat = file.lstat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def growing_mark(file: Path, head: int = 512) -> list[int]:
+    """Tells a file to which lines are appended from others that come to its place, by the `head` of it in bytes: file
+    systems give the number of a file that is gone to the next one. No stamp is so."""
+    with file.open("rb") as opened:
+        begin = opened.read(head)
+    return [file.stat().st_ino, len(begin), zlib.crc32(begin)]
+
+
+def has_mark(file: Path, mark: Sequence[int]) -> bool:
+    """Whether this is the file that was marked."""
+    return len(mark) == 3 and growing_mark(file, mark[1]) == mark
+
+
+class PreviousFile:
+    """Keeps a file as it was beside the one that takes its place, as `FILE.previous`: in the place of an earlier copy
+    only where agac wrote that. `known` are stamps and marks of files that it wrote; `own` is the mark of the one that
+    grows, which is not kept: all of it comes again. `stamp` is that of a copy of what agac wrote."""
+
+    def __init__(self, path: Path | None, known: Iterable[list[int]], own: list[int] | None) -> None:
+        self._path, self._known, self._own = path, list(known), own
+        self.stamp: list[int] | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, where it is there to be kept."""
+        path = self._path
+        if path is None or not path.is_file() or (self._own is not None and has_mark(path, self._own)):
+            return []
+        return [path]
+
+    def kept_as(self, path: Path) -> Path:
+        """Keeps what the file holds; gives the copy."""
+        target, number = path.with_name(f"{path.name}.{PREVIOUS}"), 1
+        while target.exists() and not self._is_known(target):
+            number += 1
+            target = path.with_name(f"{path.name}.{PREVIOUS}-{number}")
+        self.stamp = stamp(path) if self._is_known(path) else None
+        return keep_as(path, target)
+
+    def _is_known(self, file: Path) -> bool:
+        return stamp(file) in self._known or any(has_mark(file, mark) for mark in self._known)
 
 
 def refuse_what_is_no_file(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,14 +116,26 @@ class OutputFolder:
     Leaving it normally makes all of them durable first and renames them after that, in the order in which they were
     opened, so that a full disk replaces none. Leaving it by an exception replaces none either. A crash between two
     renames leaves old files next to new ones, which the next export replaces. Of the files in `edited` that would
-    change, copies stay beside the new ones: `kept` has the copies by the files' paths.
+    change, copies stay beside the new ones, as `keep` makes them: `kept` has the copies by the files' paths.
     """
 
-    def __init__(self, folder: Path, root: Path, edited: Collection[Path] = ()) -> None:
-        """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way."""
-        self._folder, self._edited = folder, edited
+    def __init__(
+        self,
+        folder: Path,
+        root: Path,
+        edited: Collection[Path] = (),
+        *,
+        places: Mapping[str, Path] | None = None,
+        keep: Callable[[Path], Path] | None = None,
+    ) -> None:
+        """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way.
+        With `places` there is none: files by these names are written there, and no others."""
+        self._folder, self._edited, self._places = folder, edited, places
+        self._keep = keep or partial(put_aside, word="edited")
         self.kept: dict[Path, Path] = {}
         self._open: list[Ending] = []
+        if places is not None:
+            return
         check_folder(folder, root)
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +147,7 @@ class OutputFolder:
 
     def open(self, name: str) -> JsonSink:
         """A sink for one of `FILES`; raises KeyError for any other name."""
-        return self.add(FILES[name](self._folder / name))
+        return self.add(FILES[name](self._folder / name if self._places is None else self._places[name]))
 
     def add(self, sink: Joined) -> Joined:
         """Something else that is shown, or forgotten, together with the folder's files; gives it back."""
@@ -152,7 +164,7 @@ class OutputFolder:
                     sink.finish()
                 for sink in self._open:
                     if isinstance(sink, AtomicFile) and sink.path in self._edited and sink.changes_anything:
-                        self.kept[sink.path] = put_aside(sink.path, "edited")
+                        self.kept[sink.path] = self._keep(sink.path)
                 for sink in self._open:
                     sink.commit()
         finally:

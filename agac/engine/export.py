@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, RowId
-from agac.data.files import put_aside
+from agac.data.files import PREVIOUS, PreviousFile, put_aside, stamp
 from agac.data.json_formats import encode
 from agac.data.postgres import PostgresSink, Server, reads_table
 from agac.data.postgres import check_target as check_server
@@ -69,6 +69,9 @@ _TEXTS = ("csv", "tsv", "files")
 PLAIN_MERGES = (None, "replace")
 """Where nothing but results is written in the JSON files."""
 
+GROWING = "growing"
+"""Under this name `exported_files` has the mark of the file that a row run writes row by row."""
+
 Stamps = dict[str, list[int]]
 """What files were when they were written: name → [bytes, mtime in ns]."""
 
@@ -92,10 +95,27 @@ class Outputs:
         self.fields = tuple(body.get("fields", ()))
         self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
         self.filtered: bool = body.get("filtered", False)
+        self.places: dict[str, Path] | None = None
+        if "places" in body:  # a row run writes into these files, and into no folder
+            self.places = {name: root / place for name, place in body["places"].items()}
+            self.preview, self.telemetry, self.filtered = False, TELEMETRY in self.places, False
+            self.formats = tuple(one for one in TABLES if file_of(one) in self.places)  # type: ignore[misc]
+
+    def path(self, name: str) -> Path:
+        """Where the file of this name is."""
+        return self.folder / name if self.places is None else self.places[name]
+
+    def previous(self, run: RunRecord, written: Sequence[WrittenFiles]) -> PreviousFile:
+        """What keeps the results of a row run as they were; `written` is what runs wrote there."""
+        results = next((path for name, path in (self.places or {}).items() if name.startswith("results.")), None)
+        known = [known for one in written for known in one.files.values()]
+        return PreviousFile(results, known, run.exported_files.get(GROWING))
 
     @property
     def names(self) -> list[str]:
         """The files of the output folder."""
+        if self.places is not None:
+            return list(self.places)
         database = [PREVIEW_DATABASE] if self.to is not None and self.preview else []
         wanted = {TELEMETRY: self.telemetry, FILTERED: self.filtered}
         return [*(name for name in FILES if wanted.get(name, True)), *map(file_of, self.formats), *database]
@@ -112,7 +132,7 @@ class Outputs:
 
     def files(self, *, but_table: bool = False) -> list[Path]:
         """Every file that is written; `but_table`: that of the table is not."""
-        found = [*(self.folder / name for name in self.names), *([self.database] if self.database else [])]
+        found = [*map(self.path, self.names), *([self.database] if self.database else [])]
         table = self.database or self.folder / PREVIEW_DATABASE
         return [file for file in found if file != table] if but_table else found
 
@@ -122,7 +142,7 @@ class Outputs:
         """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
         table = out.add(IsolatedSink(partial(self._table, self.to, layout, env))) if self.to is not None else None
-        sinks = (TABLES[one](self.folder / file_of(one), layout, self.csv_safe, self.bom) for one in self.formats)
+        sinks = (TABLES[one](self.path(file_of(one)), layout, self.csv_safe, self.bom) for one in self.formats)
         return [*([table] if table else []), *(out.add(one) for one in sinks)], table
 
     def _table(self, to: dict[str, str], layout: TableLayout, env: Mapping[str, str]) -> RowSink:
@@ -135,7 +155,7 @@ class Outputs:
     def stamps(self, *, unwritten: bool = False) -> Stamps:
         """What the files are now. A database is only there or not: others write into it too. `unwritten`: the table
         could not be written."""
-        found = {file.name: _stamp(file) for name in self.names if (file := self.folder / name).exists()}
+        found = {name: stamp(file) for name in self.names if (file := self.path(name)).exists()}
         name = PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
         if self.at_server or (self.database is not None and self.database.exists()):
             found[name] = [0, 0]
@@ -144,9 +164,10 @@ class Outputs:
         return found
 
 
-def _stamp(file: Path) -> list[int]:
-    stat = file.lstat()
-    return [stat.st_size, stat.st_mtime_ns]
+def target_of(plan: Plan) -> Path:
+    """The folder with the results of a plan, or the file of a row run."""
+    preview = plan.selection.partial and plan.output.places is None
+    return plan.output.dir / PREVIEW if preview else plan.output.dir
 
 
 def outputs_text(plan: Plan) -> str:
@@ -160,6 +181,8 @@ def outputs_text(plan: Plan) -> str:
     if spec.merge is not None:
         body["merge"] = spec.merge
     body |= {name: True for name in ("csv_safe", "bom") if getattr(spec, name)}
+    if spec.places is not None:
+        body["places"] = dict(spec.places)
     if body and shape is not None:
         body["fields"] = list(declared_fields(shape))
     if any(stage.may_drop for stage in plan.stages) or plan.input.on_duplicate_id in ("first", "last"):
@@ -179,9 +202,10 @@ def refusals(
     if to is not None and preview:
         names.append(PREVIEW_DATABASE)
     folder = output.dir / PREVIEW if preview else output.dir
-    checks: list[tuple[Problem, Callable[[], None]]] = [
-        (Problem(replace(output.where, path="output.dir"), ""), partial(check_folder, folder, root, names))
-    ]
+    checks: list[tuple[Problem, Callable[[], None]]] = []
+    if output.places is None:
+        at = Problem(replace(output.where, path="output.dir"), "")
+        checks.append((at, partial(check_folder, folder, root, names)))
     if to is not None and not preview:
         into = Problem(to.where, "")
         checks.append((into, partial(_refuse_own_input, workflow.input, to, env)))
@@ -261,7 +285,7 @@ def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
     """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
     for name in {*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL}.difference(outputs.names):
         stale = outputs.folder / name
-        if stale.is_file() and not stale.is_symlink() and _stamp(stale) in [one.files.get(name) for one in written]:
+        if stale.is_file() and not stale.is_symlink() and stamp(stale) in [one.files.get(name) for one in written]:
             stale.unlink()
 
 
@@ -279,23 +303,30 @@ async def export_run(
     ended, layout = await _final_rows(database, run, outputs, tables=bool(outputs.formats or outputs.to))
     written = await files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
-    replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
+    keep = outputs.previous(run, written)
+    if outputs.places is None:
+        replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
+        folder = OutputFolder(outputs.folder, root, edited)
+    else:
+        replaced = None
+        folder = OutputFolder(outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as)
     mark = {} if outputs.preview else {"store": {"id": token, "generation": run.revision, "place": place}}
     await write(database, "run_exporting", run.id)
-    with OutputFolder(outputs.folder, root, edited) as out:
+    with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
-        results, array = out.open("results.jsonl"), out.open("results.json")
-        errors, document = out.open("errors.jsonl"), out.open("summary.json")
+        sinks = {name: out.open(name) for name in FILES if name in outputs.names and name not in OPTIONAL}
         async for rows in ended.rows(database, run.id):
             lines = Lines(rows, run.include_input, layout, outputs.merge)
-            results.write_texts(lines.results)
-            array.write_texts(lines.values)
-            errors.write_texts(lines.errors)
+            for name, texts in lines.by_file.items():
+                if name in sinks:
+                    sinks[name].write_texts(texts)
             for sink in others:
                 sink.write(lines.rows)
-        async for rows in ended.failed(database, run.id):
-            errors.write_texts(Lines(rows, run.include_input).errors)
-        document.write(dict(summary) | mark)
+        if "errors.jsonl" in sinks:
+            async for rows in ended.failed(database, run.id):
+                sinks["errors.jsonl"].write_texts(Lines(rows, run.include_input).errors)
+        if "summary.json" in sinks:
+            sinks["summary.json"].write(dict(summary) | mark)
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(TELEMETRY))
         if outputs.filtered:
@@ -308,6 +339,8 @@ async def export_run(
         failure = AgacError(f"{error.message}; nothing of it was written", remedy=remedy)
     _remove_stale(outputs, written)
     stamps = outputs.stamps(unwritten=failure is not None)
+    if outputs.places is not None and (copy := keep.stamp or run.exported_files.get(PREVIOUS)):
+        stamps[PREVIOUS] = copy
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
 
@@ -323,9 +356,13 @@ async def _final_rows(
     return FinalRows(definition, formed=layout is not None, inputs=run.include_input), layout
 
 
-async def export_file(database: Database, run: RunRecord, root: Path, file: Path, format: str) -> None:  # noqa: A002
+async def export_file(
+    database: Database, run: RunRecord, root: Path, file: Path, format: str,  # noqa: A002
+    note: Callable[[Path], Awaitable[None]] | None = None,
+) -> None:  # fmt: skip
     """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder holds or would hold. It appears
-    whole or not at all; nothing is noted of it, and the store is only read."""
+    whole or not at all; nothing is noted of it but by `note`, before a file of JSON appears, and the store is only
+    read."""
     outputs = Outputs(run, root, 0)
     ended, layout = await _final_rows(database, run, outputs, tables=format in TABLES)
     sink: RowSink | JsonSink
@@ -340,6 +377,9 @@ async def export_file(database: Database, run: RunRecord, root: Path, file: Path
                 sink.write_texts(lines.results if format == "jsonl" else lines.values)
             else:
                 sink.write(lines.rows)
+        if note is not None and isinstance(sink, JsonSink):
+            sink.finish()
+            await note(sink.temporary)
         sink.commit()
     finally:
         sink.abort()
@@ -371,7 +411,7 @@ def _edited(outputs: Outputs, written: list[WrittenFiles], token: str, place: st
     foreign = written or told is None or (told.place == place and told.store != token)
     for file in (outputs.folder / name for name in outputs.names):
         stamps = [one.files[file.name] for one in written if file.name in one.files]
-        if not (stamps or foreign) or not file.is_file() or _stamp(file) in stamps or _left_alone(file):
+        if not (stamps or foreign) or not file.is_file() or stamp(file) in stamps or _left_alone(file):
             continue
         found += [file] if file.stat().st_size else []
     return found
@@ -441,10 +481,6 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
-
-
-PREVIOUS = "previous"
-"""`results.previous.jsonl` is what `results.jsonl` was before most of its rows left the input."""
 
 
 def _of_previous(folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -532,6 +568,11 @@ class Lines:
         for row in rows:
             self._add(row)
 
+    @property
+    def by_file(self) -> dict[str, list[str]]:
+        """The lines of each file."""
+        return {"results.jsonl": self.results, "results.json": self.values, "errors.jsonl": self.errors}
+
     def _add(self, row: ExportRow) -> None:
         """Adds a row; one without an outcome, or dropped, has no line. Of one whose results were all skipped it is
         null."""
@@ -596,4 +637,5 @@ def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:
 
 def is_shown(run: RunRecord, root: Path, rows: int) -> bool:
     """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
-    return run.exported_revision == run.revision and run.exported_files == Outputs(run, root, rows).stamps()
+    shown = {name: stamp for name, stamp in run.exported_files.items() if name != PREVIOUS}
+    return run.exported_revision == run.revision and shown == Outputs(run, root, rows).stamps()

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import row_hash, snapshot
 from agac.core.types import Row, RowId
+from agac.data.files import PREVIOUS
 from agac.engine.effects import ActiveRow
-from agac.engine.export import PREVIOUS, read_summary
+from agac.engine.export import read_summary
 from agac.engine.invocation import InvocationContext, InvocationRef
 from agac.plan.plan import Plan
 from agac.plan.stage import CHOOSING_ROWS

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from agac.core.redact import Redactor
 from agac.core.types import Row, RowId
@@ -27,7 +27,7 @@ from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
-from agac.store.records import NewRow
+from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
 
@@ -128,11 +128,23 @@ class Batching:
     only_takes: bool = False
 
 
+class CommitWatcher(Protocol):
+    """Follows what an invocation commits. What it raises stops the run."""
+
+    async def began(self, database: Database, run: int) -> None:
+        """The run is known, and no row was touched yet."""
+        ...
+
+    async def committed(self, batch: WriteBatch) -> None:
+        """These rows, tasks and calls are durable now."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
     takes its rows from the store instead, as `batching` may. `place` names a row of the last reading by its ordinal,
-    for messages."""
+    for messages. `watcher` is told of each commit."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -146,6 +158,7 @@ class Work:
     clocks: Clocks
     env: Mapping[str, str]
     batching: Batching
+    watcher: CommitWatcher | None = None
 
 
 @dataclass(slots=True)

@@ -291,12 +291,15 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             database, lease, run=run, event=event, urge=max(1, plan.concurrency // 2), clock=now,
             released=uncommitted.leave,
             descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes),
+            committed=work.watcher.committed if work.watcher else None,
         )  # fmt: skip
         if killed is not None:  # it could not end itself; only now is the one that says so on record
             last, lost = killed
             ended = canonical(last.body | {"lost": lost})
             await write(database, "event_end", now(), runs.KILLED, ended, last.id)
         context = await _context(database, work, invocation, ledger, event)
+        if work.watcher is not None:
+            await work.watcher.began(database, run)
         await _walk(context, invocation, uncommitted)
         await _end(context, invocation)
         if invocation.stop_signal.error is not None:

@@ -192,7 +192,7 @@ _NO_BOUND = "none"
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", *CHOOSING_ROWS)
 """Fields of the input and the output that are in the definition."""
 
-_KEPT_WHERE_SET = ("delimiter", "encoding", "bom")
+_KEPT_WHERE_SET = ("delimiter", "encoding", "bom", "places")
 """Keys that came later: what is stored where they are not set is what it was."""
 
 _NOT_KEPT = ("where", "warnings", "allow_empty", "sql_at", "scratch")
@@ -206,7 +206,7 @@ def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
         name: {
             key: value
             for key, value in _plain(shown, root).items()
-            if key not in _DEFINED and (value or key not in _KEPT_WHERE_SET)
+            if key not in _DEFINED and (value not in (None, False) or key not in _KEPT_WHERE_SET)
         }
         for name, shown in (("input", plan.input), ("output", plan.output))
     }

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, ProviderSpec, StageFile, WorkflowFile
 from agac.spec.paths import (
     POSTGRES,
     PROJECT_FILE,
@@ -99,6 +100,15 @@ class BuiltWorkflow:
     """A workflow made in Python: the keys of a workflow's file, by a `name` of letters, digits, `_` and `-`. In it
     `output_schema` may be a Pydantic model, too."""
 
+    given: Mapping[str, Any] = MappingProxyType({"in_python": True})
+    """What an invocation notes of it, besides its options."""
+
+    providers: Mapping[str, ProviderSpec] = MappingProxyType({})
+    """Providers over those of the project."""
+
+    watcher: Any = None
+    """What follows the commits of its runs."""
+
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
         document = Document(f"Workflow({name!r})", keys, [])
@@ -111,6 +121,10 @@ class BuiltWorkflow:
 
     def __str__(self) -> str:
         return self.name
+
+    def placed(self, output: OutputSpec) -> OutputSpec:
+        """Where results go, when its keys have been read."""
+        return output
 
 
 WorkflowSource = str | Path | BuiltWorkflow
@@ -179,6 +193,8 @@ def load_workflow(
     if file is None:
         return None, in_order(problems)
     workflow, more = _resolved(file, document, project, name, overrides)
+    if isinstance(source, BuiltWorkflow):
+        workflow = replace(workflow, output=source.placed(workflow.output))
     return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, problems))])
 
 

@@ -48,6 +48,14 @@ def project_root(project: Path | str | None, start: Path | None = None, *, bare:
     return find_project(start or Path.cwd(), Path(project) if project is not None else None, bare=bare)
 
 
+def is_project(explicit: Path | None = None) -> bool:
+    """Whether there is a project, named or around the current folder."""
+    try:
+        return bool(find_project(Path.cwd(), explicit))
+    except UsageError:
+        return False
+
+
 MAX_LENGTH = 1_000
 
 

@@ -7,7 +7,7 @@ import contextlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -246,7 +246,7 @@ class Ledger:
     """Collects what is to be written in `batch`, and commits it.
 
     `urge` says how many calls may wait before the next commit begins without waiting for more; `released` is called
-    with how many calls each commit made durable.
+    with how many calls each commit made durable, `committed` is given what it wrote before the next one begins.
     """
 
     def __init__(
@@ -260,8 +260,9 @@ class Ledger:
         clock: Callable[[], float],
         released: Callable[[int], None],
         descent: DerivedRowWriter | None = None,
+        committed: Callable[[WriteBatch], Awaitable[None]] | None = None,
     ) -> None:
-        self._batch = WriteBatch()
+        self._batch, self._committed = WriteBatch(), committed
         self._database, self._lease = database, lease
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
         self._released, self._descent = released, descent
@@ -315,6 +316,8 @@ class Ledger:
             self._hurry.clear()
             batch, self._batch = self._batch, WriteBatch()
             await self.change(partial(self._write, batch, self._run, self._event))
+            if self._committed is not None:
+                await self._committed(batch)
             self._released(batch.calls)
             for tell in batch.on_durable:
                 tell()

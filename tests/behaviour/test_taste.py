@@ -15,7 +15,8 @@ import agac.api
 PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
-COUNTERPARTS = {"anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "project", "run", "status"}
+COUNTERPARTS = {"anthropic", "batch", "batches", "graph", "inspect", "openai", "plan", "process", "project", "run",
+                "status"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -37,14 +38,15 @@ def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
         "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport",
         "DataReport", "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld",
-        "LeaseLost", "PlanReport", "Problem", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
-        "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError",
+        "LeaseLost", "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry",
+        "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError",
         "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View",
         "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
-        "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aretrieve", "aretry", "aretry_choice", "arun",
-        "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait",
-        "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect",
-        "plan", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing",
+        "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume",
+        "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel",
+        "batch_list", "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export",
+        "file_schema", "gc", "graph", "init", "inspect", "plan", "process", "process_plan", "read_job", "resume",
+        "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing", "save_job",
         "show", "show_card", "show_data", "sql", "status", "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])

@@ -1,0 +1,125 @@
+"""Jobs in files: one that was written down (`agac process --config`), and a job as the workflow file that it is
+(`--save-workflow`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator
+
+from agac.api.process import Job, ProcessOptions, is_outside
+from agac.core.errors import SpecError, UsageError
+from agac.data.files import refuse_target, write_whole
+from agac.providers.table import SHIPPED
+from agac.spec.models import FileModel, NonEmpty, key
+from agac.spec.paths import project_root
+from agac.spec.validation import refused, validate
+from agac.spec.workflow import Budget, Merge
+from agac.spec.yaml import read_yaml
+
+
+def _variable(text: str) -> str:
+    """A key as `${VARIABLE}`: files with jobs are shared, and options are stored."""
+    if not re.fullmatch(r"\$\{\w+\}", text):
+        raise refused("is written as the name of a variable, such as ${API_KEY}, and never as the key itself")
+    return text
+
+
+class LlmFile(FileModel):
+    """Which model is asked. With `base_url` or `api_key` the provider is changed as agac.yml would."""
+
+    provider: NonEmpty | None = key("The provider's name.")
+    model: NonEmpty | None = key("The model's name, or with its provider as `provider/model`.")
+    base_url: NonEmpty | None = key("The provider's address; one that agac does not know speaks OpenAI's API.")
+    api_key: Annotated[NonEmpty, AfterValidator(_variable)] | None = key("The provider's key, as `${VARIABLE}`.")
+    temperature: float | None = key("Sampling temperature.", ge=0, le=2)
+    max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
+
+
+class ProcessingFile(FileModel):
+    """How rows are asked."""
+
+    mode: Literal["async", "sequential"] = key("Several calls at a time, or one after the other.", default="async")
+    batch_size: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
+
+
+class JobOutputFile(FileModel):
+    """What an answer has to be, and how it is written."""
+
+    format: Literal["text", "structured"] | None = key("The reply's text, or an object that fits `schema`.")
+    merge_strategy: Merge | None = key("How a result is written together with the fields of its row.")
+    output_schema: NonEmpty | dict[str, Any] | None = key("A JSON Schema: a file, or written out.", alias="schema")
+
+
+class JobFile(ProcessingFile):
+    """`--config`: a job of `agac process`."""
+
+    llm: LlmFile = key("Which model is asked.", default=LlmFile())
+    processing: ProcessingFile = key("How rows are asked.", default=ProcessingFile())
+    prompt: NonEmpty | None = key("The prompt, with the row's fields as `${field}`.")
+    output: JobOutputFile = key("What an answer has to be.", default=JobOutputFile())
+
+
+def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
+    """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
+    document = read_yaml(Path(path), str(path))
+    file, problems = validate(JobFile, document)
+    problems = [*document.problems, *problems]
+    if file is None or problems:
+        raise SpecError(problems)
+    llm, output, options = file.llm, file.output, options or ProcessOptions()
+    found: dict[str, Any] = {"prompt": file.prompt, "merge": output.merge_strategy}
+    found |= {"temperature": llm.temperature, "max_tokens": llm.max_tokens}
+    found["model"] = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
+    size = file.batch_size or file.processing.batch_size
+    found["parallel"] = 1 if "sequential" in (file.mode, file.processing.mode) else size
+    if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
+        new = {} if name in SHIPPED else {"dialect": "openai-chat"}
+        told = {"base_url": llm.base_url, "api_key": llm.api_key}
+        found["provider"] = {"name": name, **new, **{one: text for one, text in told.items() if text}}
+    schema = output.output_schema
+    if schema is None and output.format == "structured":
+        raise SpecError([document.problem(("output", "format"), "structured needs a schema; add `schema` beside it")])
+    if schema is not None and output.format == "text":
+        raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
+    if schema is not None and options.json_schema is None and options.schema_model is None:
+        found["json_schema"] = schema if isinstance(schema, dict) else str(Path(path).parent / schema)
+    given = options.given()
+    asks = {"prompt", "template"} & given.keys()  # of both only one says what is asked
+    kept = {name: value for name, value in found.items() if value is not None and name not in given}
+    return replace(options, **{name: value for name, value in kept.items() if name != "prompt" or not asks})
+
+
+def save_job(
+    input: str | Path,  # noqa: A002 - the option's name
+    output: str | Path,
+    options: ProcessOptions,
+    file: str | Path,
+    *,
+    project: Path | str | None = None,
+) -> Path:
+    """Writes a workflow file that does what the job does, with its results in a folder; gives its path.
+
+    Raises UsageError where the file is there already, unless `overwrite`, or the INPUT is outside of the project.
+    """
+    job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_target(path, {}, "workflow.yml", force=options.overwrite)
+    if is_outside(job.input):
+        raise UsageError(f"{input} is outside of the project, where no workflow can read it", remedy="Copy it.")
+    keys, stage = dict(job.keys), dict(job.keys["stages"][0])
+    if options.model is not None:
+        stage["model"] = options.model
+    stage |= {"run_mode": options.run_mode} if options.run_mode else {}
+    stage |= {"concurrency": options.parallel} if options.parallel else {}
+    keys["stages"] = [stage]
+    budget = options.of_run().budget
+    if isinstance(budget, Budget):
+        keys["budget"] = {name: value for name, value in asdict(budget).items() if value is not None}
+    keys |= {"max_errors": options.max_errors} if options.max_errors is not None else {}
+    write_whole(path, yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=120))
+    return path

@@ -1,0 +1,550 @@
+"""Row runs (`agac process`): a file of rows and a prompt in, a file of results out, without a workflow file. A job is
+known by its OUTPUT; it is an `agac.Workflow` made in memory, and runs as every workflow does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO, Any
+
+from agac.api.plan import Confirm, plan
+from agac.api.project import RunOptions
+from agac.api.report import RunReport, Watch
+from agac.api.run import run
+from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
+from agac.api.sync import asynchronous, blocking, calling
+from agac.core.errors import ExitCode, RowError, SpecError, UsageError, listed
+from agac.core.keys import job_alias, job_name
+from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
+from agac.data.json_formats import encode
+from agac.data.sinks import FORMATS, file_of
+from agac.data.tables import Observed
+from agac.engine.estimate import PlanReport
+from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
+from agac.engine.replay import FinalRows
+from agac.spec.inputs import PIPED, SCHEME, format_of, parse_database
+from agac.spec.loader import BuiltWorkflow
+from agac.spec.models import ProviderSpec
+from agac.spec.output_schema import PREFIX
+from agac.spec.paths import STATE_FOLDERS, Refused, Unusable, is_pattern, matches, project_root, read_text
+from agac.spec.workflow import Budget, Merge, OutputSpec, RunMode
+from agac.store import runs
+from agac.store.db import Database, open_for_reading, write
+from agac.store.records import NewRow, WriteBatch
+from agac.store.rows import ExportRow, State
+
+STDOUT = "-"
+"""Standard output, as an OUTPUT."""
+
+STAGE = "result"
+"""The name of the one stage of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What a row run does. Paths are relative to the current folder.
+
+    Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the whole row as JSON.
+    `instruction` is the system message, or a file with it. Answers are held to `json_schema` (a file) or `schema_model`
+    (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
+    `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not write; without `resume` one
+    that is there is refused. All others are those of `agac.RunOptions` and of a workflow's keys; `parallel` is
+    `concurrency`. `provider` are keys of a provider of agac.yml, by its `name`.
+    """
+
+    prompt: str | None = None
+    template: str | None = None
+    instruction: str | None = None
+    model: str | None = None
+    vars: dict[str, str] = field(default_factory=dict)
+    json_schema: str | dict[str, Any] | None = None
+    schema_model: str | None = None
+    limit: int | None = None
+    offset: int = 0
+    sample: int | None = None
+    seed: int | None = None
+    parallel: int | None = None
+    id_field: str | None = None
+    include_input: bool = False
+    merge: Merge | None = None
+    format: str | None = None
+    csv_safe: bool = False
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_errors: int | None = None
+    budget: Budget | float | None = None
+    run_mode: RunMode | None = None
+    error_output: str | None = None
+    telemetry_output: str | None = None
+    summary_output: str | None = None
+    provider: dict[str, str] = field(default_factory=dict)
+    fresh: bool = False
+    overwrite: bool = False
+    resume: bool = True
+    wait: bool = False
+    yes: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """What was given, as JSON, without what holds for one invocation alone."""
+        default, once = ProcessOptions(), ("fresh", "overwrite", "resume", "wait", "yes")
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
+        found = {name: value for name, value in found.items() if value != getattr(default, name)}
+        return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
+
+    def of_run(self) -> RunOptions:
+        """What of it is said of every run."""
+        same = {one.name for one in fields(RunOptions)} & {one.name for one in fields(self)}
+        return RunOptions(concurrency=self.parallel, **{name: getattr(self, name) for name in same})
+
+
+# The rows of a run as they end.
+
+Told = Callable[[list[str]], None]
+"""Is given the envelopes of rows that have ended, when they are durable."""
+
+Began = Callable[[str], None]
+"""Is told the alias of a job, by which it is resumed, before its first call."""
+
+
+class EndedRows:
+    """Follows the commits of a job: `began` is told its alias; the lines of rows that ended are appended to the jsonl
+    file `grows`, or go to `tell`.
+
+    The file begins with all rows that the run settled before, and is put in their order by the export at the end; what
+    was in its place is kept. Killed at any point it has whole lines, but perhaps for the last one, and the same run
+    begins it anew.
+    """
+
+    def __init__(self, root: Path, job: ProcessOptions, grows: Path | None, tell: Told | None) -> None:
+        self._root, self._job, self._grows, self._tell = root, job, grows, tell
+        self._database: Database | None = None
+        self._file: IO[str] | None = None
+        self._told = bytearray()
+        self.tell_began: Began | None = None
+        self.run = 0
+        self.kept: Path | None = None
+
+    async def began(self, database: Database, run: int) -> None:
+        """Tells the alias of the run."""
+        self._database, self.run = database, run
+        if self.tell_began is not None:
+            self.tell_began(job_alias(run))
+
+    async def committed(self, batch: WriteBatch) -> None:
+        """Tells or writes the rows that have ended, those too of which the input made none."""
+        if self._grows is None and self._tell is None:
+            return
+        unusable = [new for new in (*batch.inserts, *batch.changes) if new.state is State.FAILED]
+        rows = [_row(new, new.state, new.row.error, None) for new in unusable]
+        rows += [_row(end.new, end.state, end.error, end.result.value if end.result else None) for end in batch.ends]
+        rows = [row for row in rows if row.state != State.DONE or row.value]
+        if not (lines := self._lines(rows)):
+            return
+        if self._tell is not None:
+            self._note([row.key for row in rows])
+            self._tell(lines)
+        elif self._file is None:
+            await self._begin()
+        else:
+            assert self._grows is not None
+            with explained(self._grows):
+                self._file.write("".join(f"{line}\n" for line in lines))
+                self._file.flush()
+
+    def close(self) -> None:
+        """Ends what is appended."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    async def tell_others(self) -> None:
+        """Tells the rows that were settled before, and whose lines are therefore not told yet, in their order."""
+        async with stored_run(self._root, self.run) as (database, record):
+            final = FinalRows(await runs.definition_of(database, record.id))
+            async for rows in final.rows(database, record.id):
+                left = [row for row in rows if row.key >= len(self._told) or not self._told[row.key]]
+                if (lines := self._lines(left)) and self._tell is not None:
+                    self._tell(lines)
+
+    def _note(self, keys: Iterable[int]) -> None:
+        for one in keys:
+            if one >= len(self._told):
+                self._told.extend(bytes(one + 1024 - len(self._told)))
+            self._told[one] = 1
+
+    def _lines(self, rows: list[ExportRow]) -> list[str]:
+        job, layout = self._job, None
+        if job.merge not in PLAIN_MERGES and rows:
+            observed = Observed(None)
+            for row in rows:
+                observed.row(json.loads(row.data) or {})
+                observed.result(json.loads(row.value or "null"))
+            layout = observed.layout(job.merge, STAGE, job.id_field)
+        return Lines(rows, job.include_input, layout, job.merge).results
+
+    async def _begin(self) -> None:
+        """The file with all that the run has come to, in the place of what was there."""
+        database, path = self._database, self._grows
+        assert database is not None and path is not None  # noqa: PT018
+        record = await runs.read_run(database, self.run)
+        assert record is not None
+        outputs = Outputs(record, self._root, 0)
+        previous = outputs.previous(record, await runs.files_written(database, record.output_dir))
+        notes = dict(record.exported_files)
+        for file in previous.files:
+            self.kept = previous.kept_as(file)
+            notes |= {PREVIOUS: previous.stamp} if previous.stamp else {}
+
+        async def note(temporary: Path) -> None:
+            """Before it is shown: a file that is not known as ours would be kept as one of the user's."""
+            marks = notes | {GROWING: growing_mark(temporary)}
+            await write(database, "run_exporting", record.id)
+            await write(database, "run_exported", None, json.dumps(marks), record.id)
+
+        await export_file(database, record, self._root, path, "jsonl", note)
+        with explained(path):
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def _row(new: NewRow, state: State, error: RowError | None, value: str | None) -> ExportRow:
+    kind, message = (error.type.value, error.message) if error else (None, None)
+    return ExportRow(new.row.ordinal, new.row.id, state, new.data, value, kind, message, new.key)
+
+
+# From options to the workflow.
+
+
+class Job(BuiltWorkflow):
+    """A job as the workflow that it is; `root` is where its state lies, `input` and `output` are as they are stored.
+    `piped` is the file in which standard input was kept, where an earlier invocation read it."""
+
+    piped: str | None
+    watcher: EndedRows
+
+    def __init__(self, root: Path, source: str, output: str, options: ProcessOptions, tell: Told | None) -> None:
+        """Raises UsageError for what cannot go together, SpecError for what is wrong with its keys."""
+        self.root, self.options, self.piped = root, options, None
+        self.file = None if output == STDOUT else Path(output).absolute()
+        self.format = _format(output, options)
+        self.input, self.output = stored_path(source, root), stored_path(output, root)
+        own = f"{STDOUT} {self.input}" if self.file is None else self.output
+        name = job_name(Path(source if self.file is None else output).stem, own)
+        self._refuse_places(source)
+        self.keys = job_keys(self.input, options, root, self.format)
+        super().__init__(name, **self.keys)
+        self.given = {"in_python": True, "job": {"input": self.input, "output": self.output, **_stored(options, root)}}
+        if options.provider:
+            keys = dict(options.provider)
+            self.providers = {(provider := keys.pop("name")): ProviderSpec.model_validate(keys)}
+            if options.run_mode == "batch":
+                what = "batches come back later, when the address and the key of this job's file are not known"
+                raise UsageError(what, remedy=f"Put `providers: {{{provider}: …}}` into agac.yml.")
+        grows = self.file if self.format == "jsonl" else None
+        self.watcher = EndedRows(root, options, grows, tell if self.file is None else None)
+
+    def of_run(self) -> RunOptions:
+        """The options of its runs."""
+        given = self.options.of_run()
+        return replace(given, input=self.piped or self.input) if self.piped or is_outside(self.input) else given
+
+    def placed(self, output: OutputSpec) -> OutputSpec:
+        """The files that are written, and no folder."""
+        named = {"errors.jsonl": self.options.error_output, "telemetry.jsonl": self.options.telemetry_output}
+        places = {file_of(self.format): self.output} if self.file is not None else {}
+        places |= {name: stored_path(path, self.root) for name, path in named.items() if path is not None}
+        return replace(output, dir=self.root / self.output, places=places)
+
+    def _refuse_places(self, source: str) -> None:
+        """Raises UsageError where a file that is to be written is the INPUT, or another output, or cannot be one."""
+        others = ("error_output", "telemetry_output", "summary_output")
+        named = {"OUTPUT": self.file}
+        named |= {f"--{one.replace('_', '-')}": _path(getattr(self.options, one)) for one in others}
+        own: dict[Path, str] = dict.fromkeys(database_files(database_path(self.root)), "the database itself")
+        own |= dict.fromkeys(_read_files(source), "the INPUT")
+        for flag, path in named.items():
+            if path is None:
+                continue
+            refuse_target(path, own, "results.jsonl", force=True)
+            if any(path.resolve().is_relative_to(self.root / state) for state in STATE_FOLDERS):
+                raise UsageError(f"{flag} {path}: belongs to agac or git", remedy="Name a file of your own.")
+            if is_pattern(source) and _matches(source, path):
+                raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
+            own[path] = flag
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).absolute()
+
+
+def _read_files(source: str) -> list[Path]:
+    """The file that an INPUT names, where it names one."""
+    if source.startswith(SCHEME):
+        with suppress(Refused):
+            return [Path(parse_database(source).path).absolute()]
+    return [Path(source).absolute()] if source != PIPED and "://" not in source else []
+
+
+def _matches(pattern: str, path: Path) -> bool:
+    whole = Path(pattern).absolute()
+    return matches(whole.relative_to(whole.anchor).as_posix(), path.relative_to(path.anchor).as_posix())
+
+
+def stored_path(text: str, root: Path) -> str:
+    """A path of the command line as a project has it: relative to its root where it is inside, else absolute."""
+    if text in (PIPED, STDOUT) or ("://" in text and not text.startswith(SCHEME)):
+        return text
+    scheme, rest = (SCHEME, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else ("", text)
+    path, sign, query = rest.partition("?") if scheme else (rest, "", "")
+    whole = Path(path).absolute()
+    real = whole.parent.resolve() / whole.name if not scheme else whole.resolve()
+    shown = real.relative_to(root).as_posix() if real.is_relative_to(root) else str(real)
+    return f"{scheme}{shown}{sign}{query}"
+
+
+def is_outside(stored: str) -> bool:
+    """Whether a stored path is outside of the project."""
+    return Path(stored.removeprefix(SCHEME)).is_absolute()
+
+
+def _format(output: str, options: ProcessOptions) -> str:
+    """The format of an OUTPUT. Raises UsageError."""
+    found = options.format or ("jsonl" if output == STDOUT else format_of(output) or "")
+    if found not in FORMATS or output.lower().endswith((".gz", ".zst")):
+        what = f"OUTPUT {output}: {'its name tells no format' if not found else f'{found!r} is not a format'}"
+        raise UsageError(what, remedy=f"Choose one with --format: {listed(FORMATS)}.")
+    if output == STDOUT and found != "jsonl":
+        raise UsageError(f"OUTPUT - is written row by row, which {found} cannot be", remedy="Use --format jsonl.")
+    return found
+
+
+def _is_file(path: str | Path) -> bool:
+    with suppress(OSError, ValueError):  # a text may be too long for a path
+        return Path(path).is_file()
+    return False
+
+
+def _text_of(text: str, flag: str, *, may_be_text: bool = False) -> str:
+    """What a file holds, or where it may be one the text itself. Raises UsageError."""
+    if not _is_file(text):
+        if may_be_text and any(map(str.isspace, text)):
+            return text
+        raise UsageError(f"{flag} {text}: no such file", remedy="Name a file, relative to the current folder.")
+    try:
+        return read_text(Path(text), text).rstrip("\n")
+    except Unusable as error:
+        raise SpecError([error.problem]) from None
+
+
+def _schema_of(options: ProcessOptions, root: Path) -> str | dict[str, Any] | None:
+    """What answers are held to, as a stage says it. Raises UsageError."""
+    schema, model = options.json_schema, options.schema_model
+    if schema is not None and model is not None:
+        raise UsageError("--json-schema and --schema-model both say the schema", remedy="Keep one of them.")
+    if model is not None:
+        return PREFIX + model.removeprefix(PREFIX).replace(":", ".")
+    if not isinstance(schema, str):
+        return schema
+    text, stored = _text_of(schema, "--json-schema"), stored_path(schema, root)
+    if not is_outside(stored) and stored.endswith(".json"):
+        return stored  # errors name its lines
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--json-schema {schema}: not an object of JSON: {error}", remedy="Name another.") from error
+
+
+def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> dict[str, Any]:  # noqa: A002
+    """The keys of the workflow that a job is: those of a workflow's file. Raises UsageError."""
+    if options.prompt is not None and options.template is not None:
+        raise UsageError("--prompt and --template both say what is asked", remedy="Keep one of them.")
+    prompt = options.prompt if options.template is None else _text_of(options.template, "--template")
+    stage: dict[str, Any] = {"name": STAGE, "prompt": "${row_json}" if prompt is None else prompt}
+    if options.instruction is not None:
+        stage["instructions"] = _text_of(options.instruction, "--instruction", may_be_text=True)
+    if (schema := _schema_of(options, root)) is not None:
+        stage["output_schema"] = schema
+    stage |= {name: value for name in ("temperature", "max_tokens") if (value := getattr(options, name)) is not None}
+    target: dict[str, Any] = {"include_input": True} if options.include_input else {}
+    target |= {"merge": options.merge} if options.merge else {}
+    target |= {"format": [format]} if format not in ("json", "jsonl") else {}
+    target |= {"csv_safe": True} if options.csv_safe else {}
+    told = {"telemetry": {"file": True}} if options.telemetry_output else {}
+    read = {} if is_outside(source) else {"path": source}
+    read |= {"id_field": options.id_field} if options.id_field else {}
+    more: dict[str, Any] = {"vars": dict(options.vars)} if options.vars else {}
+    return {"input": read, **more, "stages": [stage], **({"output": target} if target else {}), **told}
+
+
+_FILES = ("template", "json_schema", "error_output", "telemetry_output", "summary_output")
+
+
+def _stored(options: ProcessOptions, root: Path) -> dict[str, Any]:
+    """The options as an invocation notes them: what resumes the job from any folder."""
+    found = options.given()
+    paths = [name for name in _FILES if isinstance(found.get(name), str)]
+    paths += ["instruction"] if _is_file(options.instruction or "") else []
+    return found | {name: stored_path(found[name], root) for name in paths}
+
+
+# Running it.
+
+
+@calling
+async def process(
+    input: str | Path,  # noqa: A002 - the option's name
+    output: str | Path,
+    options: ProcessOptions | None = None,
+    *,
+    project: Path | str | None = None,
+    progress: Watch | bool = False,
+    confirm: Confirm | None = None,
+    handle_signals: bool = False,
+    began: Began | None = None,
+    tell: Told | None = None,
+) -> RunReport:
+    """Asks a model about each row of `input` and writes the results into the file `output`; called again it resumes.
+
+    A folder without a project is its own. With the OUTPUT `-` no file is written: `tell` is given the lines of rows as
+    they end. `began` is given the alias of the job. All others are those of `agac.run`, and so are the errors; an
+    OUTPUT that this job did not write raises UsageError.
+    """
+    job = await _ready(str(input), str(output), options or ProcessOptions(), project, tell)
+    return await _run(job, progress, confirm, handle_signals, began)
+
+
+@blocking
+async def process_plan(
+    input: str | Path,  # noqa: A002 - the option's name
+    output: str | Path,
+    options: ProcessOptions | None = None,
+    *,
+    show: int = 0,
+    project: Path | str | None = None,
+) -> PlanReport:
+    """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
+    job = await _ready(str(input), str(output), options or ProcessOptions(), project, None)
+    return await asynchronous(plan)(job, job.of_run(), show=show, project=job.root)
+
+
+@calling
+async def resume(
+    job: str | int,
+    *,
+    budget: Budget | float | None = None,
+    max_errors: int | None = None,
+    wait: bool = False,
+    yes: bool = False,
+    project: Path | str | None = None,
+    progress: Watch | bool = False,
+    confirm: Confirm | None = None,
+    handle_signals: bool = False,
+    began: Began | None = None,
+    tell: Told | None = None,
+) -> RunReport:
+    """Resumes a row run by its alias (`job_3`) or the number of its run, with the options that it had, but for those
+    that are given; their files are read again. Raises UsageError for another run, and otherwise as `process` does."""
+    root = project_root(project)
+    async with stored_run(root, job) as (_, record):
+        given = given_flags(record)
+    if "job" not in given:
+        what = f"run {record.id} is not a row run, but one of the workflow {record.workflow!r}"
+        raise UsageError(what, remedy=f"Resume it with: {go_on(record)}")
+    stored = dict(given["job"])
+    source, output = (_from(stored.pop(name), root) for name in ("input", "output"))
+    if _is_file(root / stored.get("instruction", "")):
+        stored["instruction"] = str(root / stored["instruction"])
+    stored |= {name: _from(stored[name], root) for name in _FILES if isinstance(stored.get(name), str)}
+    if isinstance(stored.get("budget"), dict):
+        stored["budget"] = Budget(**stored["budget"])
+    limits = {"budget": budget, "max_errors": max_errors}
+    stored |= {name: value for name, value in limits.items() if value is not None}
+    found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes), root, tell)
+    if found.input == PIPED:
+        found.piped = given.get("input")
+    return await _run(found, progress, confirm, handle_signals, began)
+
+
+def _from(stored: str, root: Path) -> str:
+    """A stored path, as `stored_path` makes it, for the current folder."""
+    if stored in (PIPED, STDOUT):
+        return stored
+    scheme = SCHEME if stored.startswith(SCHEME) else ""
+    return f"{scheme}{root / stored.removeprefix(SCHEME)}"
+
+
+async def _ready(
+    source: str, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
+) -> Job:
+    """The job, where it may write its OUTPUT. Raises UsageError."""
+    job = Job(project_root(project, bare=True), source, output, options, tell)
+    if job.file is None or options.overwrite:
+        return job
+    async with open_for_reading(database_path(job.root)) as database:
+        last = await runs.last_invocation(database, job.name) if database else None
+        written = await runs.files_written(database, job.output) if database else []
+    before = last.invocation.body.get("given", {}).get("job") if last else None
+    known = [one for run in written for one in run.files.values()]
+    others = [path for path in map(_path, (options.error_output, options.telemetry_output)) if path is not None]
+    foreign = [path for path in others if path.exists() and path.stat().st_size and stamp(path) not in known]
+    if job.file.exists() and before is None:
+        foreign.insert(0, job.file)
+    if foreign:
+        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
+    if before is not None and job.file.exists() and before["input"] != job.input:
+        what = f"{output} has the results of another INPUT, {before['input']}"
+        raise UsageError(what, remedy=_OVERWRITE)
+    if not options.resume and job.file.exists():
+        raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
+    return job
+
+
+_OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."
+
+
+async def _run(
+    job: Job, progress: Watch | bool, confirm: Confirm | None, handle_signals: bool, began: Began | None
+) -> RunReport:
+    watcher = job.watcher
+    watcher.tell_began = began
+    try:
+        report = await asynchronous(run)(
+            job, job.of_run(), project=job.root, progress=progress, confirm=confirm, handle_signals=handle_signals
+        )
+    finally:
+        watcher.close()
+    if report.exit_code is not ExitCode.INTERRUPTED:
+        await watcher.tell_others()
+    summary = job_summary(job, report)
+    if job.options.summary_output is not None:
+        write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
+    copies = report.copies or ((watcher.kept,) if watcher.kept else ())
+    return replace(report, summary=summary, copies=copies)
+
+
+def job_summary(job: Job, report: RunReport) -> dict[str, Any]:
+    """The summary of a run with what is asked of a row run besides: which rows were selected, processed in this
+    invocation, skipped (they needed no call) and failed; the model, the files, the duration in milliseconds."""
+    summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
+    processed = done["rows_done"] + done["rows_failed"]
+    return {
+        "job": job_alias(summary["run"]),
+        "model": summary["stages"][0]["model"],
+        "input": job.input,
+        "output": job.output,
+        "template": options.template or ("<inline>" if options.prompt else "<default>"),
+        **{name: getattr(options, name) for name in ("json_schema", "schema_model", "instruction")},
+        "variables": sorted(options.vars),
+        "output_mode": "structured" if options.json_schema or options.schema_model else "text",
+        "selected_rows": rows.total,
+        "processed_rows": processed,
+        "skipped_rows": max(0, rows.total - rows.open - processed),
+        "ok_rows": rows.done + rows.skipped,
+        "failed_rows": rows.failed,
+        "duration_ms": round(1000 * summary["duration_s"], 1),
+        "interrupted": report.exit_code is ExitCode.INTERRUPTED,
+        "exit_code": int(report.exit_code),
+        **{name: value for name, value in summary.items() if name not in ("input", "output")},
+    }

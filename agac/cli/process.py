@@ -1,0 +1,178 @@
+"""`agac process` and `agac resume`: rows of a file through a prompt, without a workflow file. The summary is JSON on
+standard output; all that is said to people goes to standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agac import api
+from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
+from agac.cli.plan import print_plans
+from agac.cli.run import batch_lines, next_lines, read_budget, say_stop, summary_lines
+from agac.cli.terminal import confirmed, from_here, print_json, print_text, say
+from agac.core.keys import job_alias
+from agac.spec.paths import PROJECT_FILE, STORE, is_project
+
+if TYPE_CHECKING:
+    from agac.api.report import RunReport
+
+PROMPTS = 5
+"""Prompts that a dry run shows where no limit says how many."""
+
+no_summary_option = click.option("--no-final-summary", is_flag=True, help="Do not print the summary as JSON.")
+wait_option = click.option("--wait", is_flag=True, help="Wait for batches.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above).")
+
+
+def _path(*names: str, text: str) -> Callable[[Any], Any]:
+    return click.option(*names, type=click.Path(), metavar="FILE", help=text)
+
+
+@click.command(
+    help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). Run it again to "
+    "resume."
+)
+@click.argument("places", metavar="[INPUT] [OUTPUT]", nargs=-1)
+@in_order(
+    click.option("-o", "--output", type=click.Path(), metavar="OUTPUT", help="The file for the results; its suffix "
+                 "tells the format."),
+    click.option("-p", "--prompt", metavar="TEXT", help="The prompt, with the row's fields as ${field}."),
+    _path("--template", text="A file with the prompt. Without a prompt it is the whole row as JSON."),
+    click.option("--instruction", metavar="TEXT", help="The system message, or a file with it."),
+    click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="The same, with what FILE holds."),
+    _path("--vars-json", text="A JSON object with such values."),
+    _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),
+    click.option("--schema-model", metavar="MODULE:CLASS", help="The same as a Pydantic class of the project."),
+    click.option("--parallel", "--concurrency", "parallel", type=click.IntRange(1, 10_000), metavar="N",
+                 help="Maximum number of concurrent calls; 1 runs them one at a time."),
+    click.option("--id-field", metavar="FIELD", help="The field with each row's id; else rows are numbered."),
+    click.option("--include-input/--no-include-input", default=None, help="Put the row's fields beside its result."),
+    click.option("--merge", type=click.Choice(["replace", "extend", "update", "append"]),
+                 help="How a result is written together with the fields of its row."),
+    click.option("--format", type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),
+                 help="The format of OUTPUT."),
+    click.option("--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."),
+    max_errors_option,
+    budget_option,
+    _path("--error-output", text="Write the failed rows here, with their input."),
+    _path("--telemetry-output", text="Write the calls of each row here."),
+    _path("--summary-output", text="Write the summary here too."),
+    click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
+    click.option("--resume/--no-resume", default=True, help="Continue what is in OUTPUT (default), or refuse it."),
+    click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
+    click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
+    _path("--config", text="Read the job from a YAML file; options win over its keys."),
+    _path("--save-workflow", text="Write the same work as a workflow file."),
+    click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
+    wait_option,
+    no_summary_option,
+    yes_option,
+)  # fmt: skip
+@row_options
+@click.pass_obj
+def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, no_final_summary: bool, **given: Any) -> int:
+    """Exit codes as `agac run`."""
+    source, output = _places(places, given.pop("input"), given.pop("output"))
+    given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
+    given["budget"] = read_budget(given["budget"])
+    config, workflow, every = (given.pop(name) for name in ("config", "save_workflow", "progress_every"))
+    options = api.ProcessOptions(**{name: value for name, value in given.items() if value is not None})
+    if config is not None:
+        options = api.read_job(config, options)
+    if workflow is not None:
+        path = api.save_job(source, output, options, workflow, project=settings.project_dir)
+        say(f"The workflow is in {from_here(path)}")
+    if dry_run:
+        shown = options.limit or PROMPTS
+        report = api.process_plan(source, output, options, show=shown, project=settings.project_dir)
+        print_plans([report], (), as_json=False)
+        return 0
+    if not is_project(settings.project_dir):
+        say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
+    return _run(api.process, settings, source, output, options, summary=not no_final_summary, every=every)
+
+
+@click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
+@click.argument("job", metavar="JOB")
+@in_order(budget_option, max_errors_option, wait_option, no_summary_option, yes_option)
+@click.pass_obj
+def resume(settings: Globals, /, job: str, no_final_summary: bool, **given: Any) -> int:
+    """Exit codes as `agac run`."""
+    given["budget"] = read_budget(given["budget"])
+    return _run(partial(api.resume, **given), settings, job, summary=not no_final_summary)
+
+
+def _places(places: tuple[str, ...], source: str | None, output: str | None) -> tuple[str, str]:
+    left = list(places)
+    source = left.pop(0) if source is None and left else source
+    output = left.pop(0) if output is None and left else output
+    if left:
+        raise click.UsageError(f"unexpected argument: {left[0]}; there are one INPUT and one OUTPUT")
+    if source is None or output is None:
+        missing = "INPUT" if source is None else "OUTPUT"
+        raise click.UsageError(f"{missing} is missing. For example: `agac process rows.csv results.jsonl --prompt …`")
+    return source, output
+
+
+def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...]) -> dict[str, str]:
+    """The variables of all three options; `--var` wins over `--var-file`, and that over `--vars-json`."""
+    found: Any = {}
+    try:
+        if file is not None:
+            found = json.loads(Path(file).read_text("utf-8"))
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise click.UsageError(f'--vars-json {file}: write an object of texts, as {{"name": "value"}}')
+        for name, path in read_variables(files).items():
+            found[name] = Path(path).read_text("utf-8").rstrip("\n")
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"--vars-json {file}: not valid JSON: {error}") from error
+    return dict(found) | read_variables(pairs)
+
+
+def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary: bool, every: int | None = None) -> int:
+    """Run a job, and say how it ended."""
+
+    def began(alias: str) -> None:
+        if not settings.quiet:
+            say(f"{alias}: resume with `agac resume {alias}`, or with the same command")
+
+    def tell(lines: list[str]) -> None:
+        print_text("\n".join(lines), flush=True)
+
+    progress: Any = not settings.quiet
+    if every is not None and progress:
+        from agac.api.progress import plainly
+
+        progress = partial(plainly, every=every)
+    report = long_running(work)(
+        *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
+        began=began, tell=tell,
+    )  # fmt: skip
+    command = f"agac resume {job_alias(report.summary['run'])}"
+    say_stop(report, command)
+    if not settings.quiet:
+        for line in _ended_lines(report, command):
+            say(line)
+    if summary and report.summary["output"] != "-":  # there are the results
+        print_json(report.summary)
+    return report.exit_code
+
+
+def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
+    lines = summary_lines(replace(report, files=[]), command, None)
+    yield from (line for line in lines if "agac retry " not in line)  # which is for runs of workflow files
+    if report.files:
+        yield f"Results: {', '.join(map(from_here, report.files))}"
+    if report.copies:
+        yield f"The file as it was is kept as {', '.join(map(from_here, report.copies))}"
+    yield from batch_lines(report.invocation)
+    yield from next_lines(report.summary, report.invocation, command, stopped=report.stopped is not None)

@@ -1,0 +1,403 @@
+"""Row runs: `agac process INPUT OUTPUT`, a job that is known by its OUTPUT, and the same from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.processes import interrupt, killed, listening, wait_until
+from support.project import SENTIMENT, ProjectFolder, Ran
+from support.server import Faulty, Server
+
+import agac
+
+PROMPT = "Review: ${text}"
+SCHEMA = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}, "required": ["label"]}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def process(project: ProjectFolder, *words: str, code: int = 0, **more: Any) -> Ran:
+    """`agac process data/rows.csv out.jsonl` with further words."""
+    places = ("data/rows.csv", "out.jsonl", "--prompt", PROMPT)
+    places = () if words and (not words[0].startswith("-") or words[0] == "--input") else places
+    return project.agac("process", *places, *words, code=code, **more)
+
+
+def test_it_writes_one_file_and_prints_the_summary_as_json(project: ProjectFolder) -> None:
+    project.numbered(3)
+    ran = process(project, "--id-field", "id", "--error-output", "e.jsonl", "--telemetry-output", "t.jsonl",
+                  "--summary-output", "s.json", "--parallel", "1")  # fmt: skip
+    found = lines(project.root / "out.jsonl")
+    assert [(one["id"], one["row_number"], one["ok"]) for one in found] == [
+        ("r-1", 1, True), ("r-2", 2, True), ("r-3", 3, True),
+    ]  # fmt: skip
+    assert list(found[0]) == ["id", "row_number", "ok", "result", "error"]
+    assert isinstance(found[0]["result"], str)
+    summary = ran.json
+    assert summary == json.loads((project.root / "s.json").read_text("utf-8"))
+    counts = ("job", "model", "template", "output_mode", "selected_rows", "processed_rows", "skipped_rows", "ok_rows",
+              "failed_rows", "interrupted", "exit_code")  # fmt: skip
+    assert [summary[name] for name in counts] == [
+        "job_1", "local/small", "<inline>", "text", 3, 3, 0, 3, 0, False, 0,
+    ]  # fmt: skip
+    assert summary["duration_ms"] >= 0
+    assert summary["timing_ms"]["duration"]["p95"] > 0
+    assert (project.root / "e.jsonl").read_text() == ""
+    told = lines(project.root / "t.jsonl")
+    assert [one["id"] for one in told] == ["r-1", "r-2", "r-3"]
+    assert told[0]["usage"]["turn"]["input_tokens"] > 0
+    assert "job_1: resume with `agac resume job_1`" in ran.err
+    assert not (project.root / "output").exists()
+    quiet = process(project, "--id-field", "id", "--no-final-summary", "-q")
+    assert (quiet.out, quiet.err) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (("data/rows.csv", "o.csv", "--id-field", "id"), "id,text,result,error\nr-1,I love number 1,Said"),
+        (("data/rows.csv", "o.tsv", "--include-input", "--csv-safe"), "id\ttext\tresult\terror\n"),
+        (("data/rows.csv", "o.json"), '[\n"Said'),
+        (("data/rows.csv", "o.txt"), "Said"),
+        (("--input", "data/rows.csv", "--output", "o.data", "--format", "jsonl"), '{"id":1,"row_number":1,"ok":true,'),
+        (("data/rows.csv", "o.jsonl", "--merge", "append"), '{"id":1,"row_number":1,"ok":true,"result":{"id":"r-1",'),
+        (("data/*.csv", "o.jsonl", "--include-input"), '{"id":1,"row_number":1,"ok":true,"result":"Said'),
+        (("data/rows.csv", "o.jsonl", "--json-schema", "s.json"), '{"id":1,"row_number":1,"ok":true,"result":{"label"'),
+        (("data/rows.csv", "o.jsonl", "--schema-model", "kinds:Kind"), '{"id":1,"row_number":1,"ok":true,"result":{"l'),
+    ],
+)  # fmt: skip
+def test_every_format_and_option_has_its_place(project: ProjectFolder, words: tuple[str, ...], written: str) -> None:
+    project.numbered(2)
+    project.write("s.json", json.dumps(SCHEMA))
+    project.write("kinds.py", "from pydantic import BaseModel\n\n\nclass Kind(BaseModel):\n    label: str\n")
+    process(project, *words, "--prompt", "Said ${text}", "--limit", "1", "--no-final-summary")
+    (made,) = project.root.glob("o.*")
+    assert made.read_text("utf-8").startswith(written)
+
+
+def test_prompts_come_from_texts_files_and_variables(project: ProjectFolder) -> None:
+    project.numbered(1)
+    project.write("prompt.md", "${vars.a} ${vars.b} ${vars.c}: ${text}\n")
+    project.write("b.txt", "of the file\n")
+    project.write("vars.json", '{"a": "json", "b": "json", "c": "json"}')
+    project.write("be.md", "Be brief with ${vars.a}.")
+    ran = process(
+        project, "data/rows.csv", "o.jsonl", "--template", "prompt.md", "--instruction", "be.md", "--vars-json",
+        "vars.json", "--var-file", "b=b.txt", "--var", "a=typed", "--dry-run", "--limit", "5",
+    )  # fmt: skip
+    assert "[system]\nBe brief with typed.\n[user]\ntyped of the file json: I love number 1" in ran.out
+    assert not (project.root / "o.jsonl").exists()
+    ran = process(project, "data/rows.csv", "o.jsonl", "--instruction", "Be very brief.", "--dry-run")
+    assert '[system]\nBe very brief.\n[user]\n{\n  "id": "r-1",\n  "text": "I love number 1"\n}' in ran.out
+    assert not (project.root / ".agac/agac.db").exists()
+
+
+REFUSED = {
+    ("data/rows.csv", "data/rows.csv"): "is the INPUT",
+    ("data/link.csv", "data/rows.csv"): "is the INPUT",
+    ("data/*.csv", "data/new.csv"): "is one of the files of the INPUT",
+    ("sqlite://d.db?table=t", "d.db", "--format", "csv"): "is the INPUT",
+    ("data/rows.csv", ".agac/o.csv"): "belongs to agac or git",
+    ("data/rows.csv", "foreign.jsonl"): "exists, and this job did not write it",
+    ("data/rows.csv", "o.jsonl", "--error-output", "foreign.jsonl"): "exists, and this job did not write it",
+    ("data/rows.csv", "o.jsonl", "--error-output", "o.jsonl"): "is OUTPUT",
+    ("data/rows.csv", "o.what"): "its name tells no format",
+    ("data/rows.csv", "-", "--format", "csv"): "is written row by row",
+    ("data/rows.csv", "nowhere/o.csv"): "there is no folder",
+    ("data/rows.csv", "o.csv", "--template", "none.md"): "no such file",
+    ("data/rows.csv", "o.csv", "--prompt", "x", "--template", "y"): "--prompt and --template both",
+    ("data/rows.csv", "o.csv", "--json-schema", "x", "--schema-model", "a:B"): "--json-schema and --schema-model both",
+    ("data/rows.csv", "o.csv", "third"): "unexpected argument: third",
+    ("data/rows.csv",): "OUTPUT is missing",
+    ("data/rows.csv", "o.csv", "--vars-json", "foreign.jsonl"): "not valid JSON",
+    ("data/rows.csv", "o.csv", "--prompt", "${txt}"): "did you mean 'text'?",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_is_refused_changes_nothing(project: ProjectFolder, words: tuple[str, ...]) -> None:
+    path = project.numbered(2)
+    os.link(path, project.root / "data/link.csv")
+    project.write("foreign.jsonl", "mine\n")
+    project.write("d.db", "")
+    if ".agac" in words[-1]:
+        (project.root / ".agac").mkdir()
+    before = {one: one.read_bytes() for one in project.root.rglob("*") if one.is_file()}
+    ran = process(project, *words, code=2)
+    assert REFUSED[words] in ran.err
+    assert before == {one: one.read_bytes() for one in project.root.rglob("*") if one.is_file()}
+
+
+def test_a_job_is_known_by_its_output(project: ProjectFolder, server: Server) -> None:
+    """Another limit, prompt, schema or model goes on in the same file; what is unchanged is not asked again."""
+    project.asks(server)
+    project.numbered(4)
+    server.reset()
+    charged = []
+    project.write("s.json", json.dumps(SCHEMA))
+    output, previous = project.root / "out.jsonl", project.root / "out.jsonl.previous"
+    contents = [b""]
+    steps = [(), ("--limit", "2"), ("--limit", "4"), ("--json-schema", "s.json"), ("--model", "local/large"), ()]
+    for words in steps:
+        process(project, *words)
+        charged.append(server.account()["charged"])
+        contents.append(output.read_bytes())
+        assert previous.exists() == (len(contents) > 2)
+        assert previous.read_bytes() == contents[-2] if len(contents) > 2 else True
+    assert charged == [4, 4, 4, 8, 12, 12]
+    assert [len(one.splitlines()) for one in contents] == [0, 4, 2, 4, 4, 4, 4]
+    process(project)
+    assert output.read_bytes() == contents[-1], "nothing changed"
+    assert sorted(one.name for one in project.root.glob("out*")) == ["out.jsonl", "out.jsonl.previous"]
+    process(project, "--fresh")
+    assert server.account()["charged"] == 16
+
+
+def test_what_agac_did_not_write_is_replaced_only_on_purpose_and_kept(project: ProjectFolder) -> None:
+    project.numbered(2)
+    output = project.write("out.jsonl", "mine\n")
+    assert "--overwrite" in process(project, code=2).err
+    ran = process(project, "--overwrite")
+    assert len(lines(output)) == 2
+    assert (project.root / "out.jsonl.previous").read_text() == "mine\n"
+    assert "is kept as out.jsonl.previous" in ran.err
+    process(project, "--limit", "1")
+    assert (project.root / "out.jsonl.previous").read_text() == "mine\n", "not agac's to delete"
+    assert len(lines(project.root / "out.jsonl.previous-2")) == 2
+    project.rows([{"id": "x", "text": "y"}], "data/other.csv")
+    ran = process(project, "data/other.csv", "out.jsonl", code=2)
+    assert "has the results of another INPUT, data/rows.csv" in ran.err
+    assert "Leave out --no-resume" in process(project, "--no-resume", code=2).err
+    process(project, "data/other.csv", "out.jsonl", "--overwrite", "--prompt", PROMPT)
+    assert [one["row_number"] for one in lines(output)] == [1]
+
+
+def test_a_torn_or_edited_output_is_made_again_from_the_store(project: ProjectFolder) -> None:
+    """The file is never read: what is in it decides nothing, and what a user wrote into it is kept."""
+    project.numbered(3)
+    process(project)
+    output = project.root / "out.jsonl"
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-9])
+    ran = process(project)
+    assert output.read_bytes() == whole
+    assert (ran.json["processed_rows"], ran.json["skipped_rows"]) == (0, 3)
+    assert (project.root / "out.jsonl.previous").read_bytes() == whole[:-9]
+
+
+@pytest.mark.parametrize("ends", ["kill", "interrupt"])
+def test_a_jsonl_output_grows_and_is_whole_up_to_its_last_line(
+    project: ProjectFolder, faulty: Faulty, ends: str
+) -> None:
+    project.configure(faulty([], "--latency", "0.05").base_url)
+    project.numbered(60)
+    output = project.root / "out.jsonl"
+    words = ("process", "data/rows.csv", "out.jsonl", "--prompt", PROMPT, "--id-field", "id", "--parallel", "4")
+    seen = 0
+    for some in (6, 14, 24):
+        started = listening(project.start(*words))
+        wait_until(lambda: output.exists() and len(output.read_bytes().splitlines()) >= some, "rows", started)  # noqa: B023
+        killed(started) if ends == "kill" else interrupt(started)
+        if ends == "interrupt":
+            out, err = started.communicate()
+            assert (started.returncode, json.loads(out)["interrupted"]) == (130, True)
+            assert "Resume with: agac resume job_1" in err.decode()
+        text = output.read_text("utf-8")
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        assert len({one["id"] for one in found}) == len(found) >= max(some, seen)
+        assert all(one["ok"] and one["result"] for one in found)
+        seen = len(found)
+    ran = project.agac("resume", "job_1", code=0)
+    assert [one["row_number"] for one in lines(output)] == list(range(1, 61))
+    assert ran.json["ok_rows"] == 60
+    assert not (project.root / "out.jsonl.previous").exists()
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("moment", ["os.rename:1", "committed:3", "os.rename:2"])
+def test_killed_while_its_file_is_shown_it_keeps_what_was_there(project: ProjectFolder, moment: str) -> None:
+    project.numbered(3)
+    process(project)
+    first = (project.root / "out.jsonl").read_bytes()
+    words = ("data/rows.csv", "out.jsonl", "--prompt", "Now ${text}")
+    project.agac("process", *words, kill=moment)
+    kept, output = project.root / "out.jsonl.previous", project.root / "out.jsonl"
+    assert first in [one.read_bytes() for one in (kept, output) if one.exists()]
+    process(project, *words)
+    assert len(lines(output)) == 3
+    assert kept.read_bytes() == first
+    assert not (project.root / "out.jsonl.previous-2").exists()
+
+
+def test_standard_output_gets_each_row_once_when_it_ends(project: ProjectFolder) -> None:
+    project.numbered(3)
+    ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT, "--limit", "2")
+    assert sorted(json.loads(line)["row_number"] for line in ran.out.splitlines()) == [1, 2]
+    ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT)
+    assert sorted(json.loads(line)["row_number"] for line in ran.out.splitlines()) == [1, 2, 3]
+    ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT)
+    assert [json.loads(line)["row_number"] for line in ran.out.splitlines()] == [1, 2, 3]
+    ran = project.piped(b'{"text": "x"}\n', "process", "-", "-", "--prompt", PROMPT)
+    assert json.loads(ran.out)["ok"]
+    assert not list(project.root.glob("-*"))
+
+
+def test_failed_rows_are_no_success(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "number 2"}]).base_url)
+    project.numbered(3)
+    ran = process(project, "--error-output", "e.jsonl", "--include-input", code=3)
+    assert [one["ok"] for one in lines(project.root / "out.jsonl")] == [True, False, True]
+    (failed,) = lines(project.root / "e.jsonl")
+    assert (failed["error"]["type"], failed["input"]["id"]) == ("Refused", "r-2")
+    assert (ran.json["failed_rows"], ran.json["exit_code"]) == (1, 3)
+    assert "see them with: agac inspect 1" in project.agac("status").out
+    assert "was made by `agac process`" in project.agac("retry", "job_1", code=2).err
+
+
+def test_a_batch_comes_back_into_the_file(project: ProjectFolder) -> None:
+    project.numbered(3)
+    ran = process(project, "--run-mode", "batch", "--model", "simulator/small")
+    assert (ran.json["ok_rows"], (project.root / "out.jsonl").exists()) == (0, False)
+    assert "`agac resume job_1 --wait` waits" in ran.err
+    project.agac("batch", "wait", code=0)
+    assert project.agac("resume", "job_1", "--wait", code=0).json["ok_rows"] == 3
+    output = project.root / "out.jsonl"
+    assert [one["ok"] for one in lines(output)] == [True] * 3
+    output.unlink()
+    project.agac("export", "--run", "job_1", code=0)
+    assert len(lines(output)) == 3
+
+
+def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> None:
+    project = ProjectFolder(tmp_path / "bare")
+    (project.root / "agac.yml").unlink()
+    project.numbered(2)
+    (project.root / "sub").mkdir()
+    words = ("--model", "simulator/small", "--id-field", "id")
+    assert "No agac.yml here: the state of this folder goes into .agac." in process(project, *words).err
+    assert "No agac.yml" not in process(project, *words).err
+    for command in (["status"], ["inspect", "job_1"], ["why", "job_1", "r-1", "result"], ["sql", "SELECT 1 AS one"]):
+        assert project.agac(*command).code == 0
+    ran = project.agac("resume", "job_1", cwd=project.root / "sub")
+    assert ran.code == 0, ran.err
+    assert len(lines(project.root / "out.jsonl")) == 2
+    assert "is not a run" in project.agac("resume", "job_x", code=2).err
+    project.agac("init")
+    assert process(project, "--id-field", "id", "--model", "simulator/small").json["processed_rows"] == 0
+
+
+def test_resume_is_for_row_runs(project: ProjectFolder) -> None:
+    project.workflow(rows=1)
+    project.run()
+    assert "Resume it with: agac run -a reviews" in project.agac("resume", "1", code=2).err
+
+
+def test_a_workflow_is_saved_that_does_the_same(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.write("s.json", json.dumps(SCHEMA))
+    words = ("--id-field", "id", "--json-schema", "s.json", "--model", "simulator/small", "--budget", "calls=9")
+    process(project, *words, "--save-workflow", "workflows/saved.yml")
+    saved = yaml.safe_load((project.root / "workflows/saved.yml").read_text("utf-8"))
+    assert saved["stages"] == [
+        {"name": "result", "prompt": PROMPT, "output_schema": "s.json", "model": "simulator/small"}
+    ]
+    assert saved["budget"] == {"calls": 9}
+    ran = project.agac("run", "saved", "--json", code=0)
+    assert (ran.json["invocation"]["calls"], ran.json["rows"]["done"]) == (0, 2), "the same fingerprints"
+    assert "exists" in process(project, *words, "--save-workflow", "workflows/saved.yml", code=2).err
+
+
+def test_progress_every_so_many_rows(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([], "--latency", "0.2").base_url)
+    project.numbered(6)
+    ran = process(project, "--parallel", "1", "--progress-every", "2")
+    assert len(re.findall(r"^result .*/6", ran.err, re.M)) >= 2
+
+
+def test_from_python(project: ProjectFolder) -> None:
+    project.numbered(2)
+    options = agac.ProcessOptions(prompt=PROMPT, json_schema=SCHEMA, limit=1)
+    places = (project.root / "data/rows.csv", project.root / "out.jsonl")
+    told: list[str] = []
+    assert agac.process_plan(*places, options, project=project.root).calls == 1
+    report = agac.process(*places, options, project=project.root, began=told.append)
+    assert ([row.ok for row in report.results()], told, report.files) == ([True], ["job_1"], [places[1]])
+    assert agac.resume("job_1", project=project.root).summary["skipped_rows"] == 1
+
+
+CONFIG = {
+    "llm": {"provider": "local", "model": "small", "temperature": 0.5, "max_tokens": 99},
+    "processing": {"mode": "sequential"},
+    "prompt": PROMPT,
+    "output": {"format": "structured", "merge_strategy": "update", "schema": SENTIMENT},
+}
+
+
+def test_a_job_is_read_from_a_file(project: ProjectFolder, server: Server) -> None:
+    """The address and the key of a provider may stand in it; options win over its keys."""
+    project.numbered(2)
+    llm = {**CONFIG["llm"], "base_url": server.base_url, "api_key": "${KEY_OF_TEST}"}  # type: ignore[dict-item]
+    project.write("job.yaml", yaml.safe_dump({**CONFIG, "llm": llm}))
+    words = ("process", "data/rows.csv", "out.csv", "--config", "job.yaml", "--limit", "1")
+    server.reset()
+    ran = project.agac(*words, env={"KEY_OF_TEST": "sk-of-the-test"}, code=0)
+    assert (ran.json["model"], server.account()["requests"]) == ("local/small", 1)
+    head, row = (project.root / "out.csv").read_text("utf-8").splitlines()
+    assert head == "id,text,reason,sentiment,error"
+    assert row.startswith("r-1,I love number 1,")
+    stored = str(project.query("SELECT body FROM event"))
+    assert "sk-of-the-test" not in stored
+    assert "${KEY_OF_TEST}" in stored
+    assert project.agac("resume", "job_1", env={"KEY_OF_TEST": "sk-of-the-test"}, code=0).json["skipped_rows"] == 1
+    assert "typed" in project.agac(*words, "--prompt", "typed ${text}", "--dry-run", env={"KEY_OF_TEST": "x"}).out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"promt": "x"}, "unknown key; did you mean 'prompt'?"),
+        ({"llm": {"api_key": "sk-plain"}}, "is written as the name of a variable"),
+        ({"mode": "fast"}, "async"),
+        ({"output": {"format": "structured"}}, "structured needs a schema"),
+        ({"output": {"format": "text", "schema": {"a": "string"}}}, "a text has no schema"),
+    ],
+)
+def test_what_is_wrong_with_a_job_file_is_said(project: ProjectFolder, change: dict[str, Any], said: str) -> None:
+    project.numbered(1)
+    project.write("job.yaml", yaml.safe_dump({**CONFIG, **change}))
+    ran = process(project, "data/rows.csv", "o.csv", "--config", "job.yaml", code=2)
+    assert "job.yaml:" in ran.err
+    assert said in ran.err
+    assert "sk-plain" not in ran.err.replace('"sk-plain"', "") or "api_key" not in change
+
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "docs/examples").glob("*.yaml"))
+
+
+def test_there_are_four_examples() -> None:
+    assert [path.stem for path in EXAMPLES] == ["classification", "extraction", "summarization", "translation"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_as_its_first_line_says(project: ProjectFolder, path: Path) -> None:
+    project.rows([{"id": "1", "text": "Ada met Alan in Paris"}, {"id": "2", "text": "It rains"}], "texts.csv")
+    text = path.read_text("utf-8")
+    project.write(path.name, text)
+    words = text.splitlines()[0].removeprefix("# agac ").split()
+    summary = project.agac(*words, code=0).json
+    assert (summary["ok_rows"], summary["model"]) == (2, "simulator/small")
+    written = (project.root / words[2]).read_text("utf-8")
+    if words[2].endswith(".csv"):
+        keys = "id,text,result,error" if path.stem == "translation" else "id,text,sentiment,reason,error"
+        assert written.splitlines()[0] == keys
+    else:
+        results = [json.loads(line)["result"] for line in written.splitlines()]
+        assert all(isinstance(one, str) or set(one) == {"people", "places"} for one in results)
