@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agac.api.plan import Confirm, plan
-from agac.api.project import RunOptions
+from agac.api.project import RunOptions, open_project
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
@@ -480,6 +480,8 @@ async def _ready(
 ) -> Job:
     """The job, where it may write its OUTPUT. Raises UsageError."""
     job = Job(project_root(project, bare=True), source, output, options, tell)
+    if options.model is None and open_project(job.root, bare=True).spec.file.defaults.model is None:
+        raise UsageError("no model is named", remedy="Add --model provider/model, or set defaults.model in agac.yml.")
     if job.file is None or options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:

@@ -425,11 +425,13 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
     """Why a run stopped at a limit, what finishing needs, the command to resume."""
     if report.stop == "loss":
         look = f"agac inspect {report.summary['run']}"
+        of_job = "job" in report.summary  # its file has the rows that ended, and it has no keys
+        unchanged = "" if of_job else ", and the output files are unchanged"
         return [
             f"stopped: {report.stopped}",
-            f"  No more calls are made, and the output files are unchanged. Look at a row with `{look}`.",
+            f"  No more calls are made{unchanged}. Look at a row with `{look}`.",
             f"  Fix the problem, then resume with: {command}",
-            "  If these failures are expected, set `stop_loss: false` in the workflow.",
+            *([] if of_job else ["  If these failures are expected, set `stop_loss: false` in the workflow."]),
         ]
     simulated, finishing = report.summary["calls"]["cost_is_simulated"], report.finishing
     lines = [f"stopped at a limit: {report.stopped}"]
@@ -448,7 +450,8 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             step = f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
         elif finishing.max_errors is not None:
             resume = f"{without(command, '--max-errors')} --max-errors {finishing.max_errors}"
-            step = f"Fix the failures (see errors.jsonl), or allow them: {resume}"
+            see = f"`agac inspect {report.summary['run']}`" if "job" in report.summary else "see errors.jsonl"
+            step = f"Fix the failures ({see}), or allow them: {resume}"
         lines.append(f"  Finished rows are stored and written. {step}")
     rows = report.summary["rows"]
     written = rows["done"] + rows["failed"]

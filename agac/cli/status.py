@@ -25,7 +25,6 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
-from agac.core.keys import JOBS
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
 
@@ -209,7 +208,7 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
     number, failed, folder = run["run"], _failed(run), from_here(report.project / run["output"])
     errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
-    if run["workflow"].startswith(JOBS):  # a row run writes a file, and no folder
+    if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
         errors, results = f"see them with: agac inspect {number}", folder
     if not run["shown"]:
         yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"

@@ -56,13 +56,13 @@ def member_hash(row_id: RowId) -> int:
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
 
 
-JOBS, JOB = "process-", "job_"
-"""How the names of the workflows of row runs begin, and their aliases."""
+JOB = "job_"
+"""How the aliases of row runs begin."""
 
 
 def job_name(stem: str, output: str) -> str:
     """The workflow's name of a row run, by the path of its output; `stem` is for people."""
-    return f"{JOBS}{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
+    return f"process-{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
 
 
 def job_alias(run: int) -> str:

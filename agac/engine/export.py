@@ -115,7 +115,7 @@ class Outputs:
     def names(self) -> list[str]:
         """The files of the output folder."""
         if self.places is not None:
-            return list(self.places)
+            return sorted(self.places, key=lambda name: not name.startswith("results."))
         database = [PREVIEW_DATABASE] if self.to is not None and self.preview else []
         wanted = {TELEMETRY: self.telemetry, FILTERED: self.filtered}
         return [*(name for name in FILES if wanted.get(name, True)), *map(file_of, self.formats), *database]

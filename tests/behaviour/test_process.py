@@ -54,6 +54,7 @@ def test_it_writes_one_file_and_prints_the_summary_as_json(project: ProjectFolde
     told = lines(project.root / "t.jsonl")
     assert [one["id"] for one in told] == ["r-1", "r-2", "r-3"]
     assert told[0]["usage"]["turn"]["input_tokens"] > 0
+    assert "Results: out.jsonl, e.jsonl, t.jsonl" in ran.err
     assert "job_1: resume with `agac resume job_1`" in ran.err
     assert not (project.root / "output").exists()
     quiet = process(project, "--id-field", "id", "--no-final-summary", "-q")
@@ -262,6 +263,19 @@ def test_failed_rows_are_no_success(project: ProjectFolder, faulty: Faulty) -> N
     assert "was made by `agac process`" in project.agac("retry", "job_1", code=2).err
 
 
+def test_what_stops_a_job_says_how_it_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "number"}]).base_url)
+    project.numbered(40)
+    ran = process(project, "--parallel", "1", code=1)
+    assert "No more calls are made. Look at a row with `agac inspect 1`" in ran.err
+    assert "Fix the problem, then resume with: agac resume job_1\n" in ran.err
+    assert "stop_loss: false" not in ran.err
+    assert [one["error"]["type"] for one in lines(project.root / "out.jsonl")] == ["Refused"] * 17
+    ran = process(project, "--max-errors", "3", "--parallel", "1", "--offset", "1", code=4)
+    (command,) = re.findall(r"`agac inspect 2`\), or allow them: agac (resume job_2 --max-errors \d+)", ran.err)
+    assert project.agac(*command.split()).code in (3, 4)
+
+
 def test_a_batch_comes_back_into_the_file(project: ProjectFolder) -> None:
     project.numbered(3)
     ran = process(project, "--run-mode", "batch", "--model", "simulator/small")
@@ -282,6 +296,7 @@ def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> Non
     project.numbered(2)
     (project.root / "sub").mkdir()
     words = ("--model", "simulator/small", "--id-field", "id")
+    assert "Add --model provider/model" in process(project, code=2).err
     assert "No agac.yml here: the state of this folder goes into .agac." in process(project, *words).err
     assert "No agac.yml" not in process(project, *words).err
     for command in (["status"], ["inspect", "job_1"], ["why", "job_1", "r-1", "result"], ["sql", "SELECT 1 AS one"]):

@@ -17,6 +17,7 @@ from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
 from support.sources import write_sheets
 
+from agac.api.process import Job, ProcessOptions
 from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot
@@ -179,8 +180,10 @@ def folder(tmp_path: Path) -> ProjectFolder:
 
 
 def planned(folder: ProjectFolder, name: str = "everything", **options: Any) -> tuple[Plan, Mapping[str, Provider]]:
+    paths = ("data/rows.csv", "out.csv")
+    source = name if name != "job" else Job(folder.root, *paths, ProcessOptions(model="local/small"), None)
     try:
-        return folder.plan(name, **options), open_project(folder.root).providers
+        return folder.plan(source, **options), open_project(folder.root).providers
     except SpecError as error:
         raise AssertionError([str(problem) for problem in error.problems]) from error
 
@@ -248,9 +251,13 @@ def assert_same(made: Plan, plan: Plan) -> None:
     assert prints(made) == prints(plan)
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_plan_with_every_key_is_the_same_again(folder: ProjectFolder, name: str) -> None:
-    plan, providers = planned(folder, name, limit=5, sample=9, seed=3, offset=1, concurrency=3)
+@pytest.mark.parametrize("name", [*WORKFLOWS, "job"])
+def test_a_plan_with_every_key_is_the_same_again(
+    folder: ProjectFolder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.root)
+    more = {"model": "local/small"} if name == "job" else {}
+    plan, providers = planned(folder, name, limit=5, sample=9, seed=3, offset=1, concurrency=3, **more)
     for write in (snapshot, canonical):
         assert_same(again(plan, providers, folder.root, write), plan)
 
@@ -349,11 +356,15 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from _parts(inner)
 
 
-def test_the_workflows_of_this_test_use_every_field_there_is(folder: ProjectFolder) -> None:
+def test_the_workflows_of_this_test_use_every_field_there_is(
+    folder: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
     definition or the settings holds it."""
+    monkeypatch.chdir(folder.root)
     options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
-    plans = [planned(folder, name, **options)[0] for name in WORKFLOWS]
+    model = {"job": {"model": "local/small"}}
+    plans = [planned(folder, name, **options, **model.get(name, {}))[0] for name in (*WORKFLOWS, "job")]
     parts = [part for plan in plans for part in _parts(plan)]
     unused = []
     for kind in HELD:

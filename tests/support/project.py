@@ -18,6 +18,7 @@ import yaml
 import agac
 from agac.api.project import open_project, ready_workflow
 from agac.plan.plan import Plan, make_plan
+from agac.spec.loader import WorkflowSource
 from support.commands import Forked, clean_environment, run_forked, start_forked, template
 from support.recount import assert_recounted
 
@@ -120,7 +121,7 @@ class ProjectFolder:
         """Runs in this process, through the Python API."""
         return agac.run(name, agac.RunOptions(**options), project=self.root)
 
-    def plan(self, name: str = "reviews", **options: Any) -> Plan:
+    def plan(self, name: WorkflowSource = "reviews", **options: Any) -> Plan:
         """The plan of a run, as the engine gets it."""
         opened = open_project(self.root)
         checked, ready = ready_workflow(opened, name, agac.RunOptions(**options))
