@@ -183,7 +183,8 @@ class EndedRows:
                 observed.row(json.loads(row.data) or {})
                 observed.result(json.loads(row.value or "null"))
             layout = observed.layout(job.merge, STAGE, job.id_field)
-        return Lines(rows, job.include_input, layout, job.merge).results
+        lines = Lines(rows, job.include_input, layout, job.merge).results
+        return [line.replace("\n", " ").replace("\r", " ") for line in lines]  # white space of the model's JSON
 
     async def _begin(self) -> None:
         """The file with all that the run has come to, in the place of what was there."""

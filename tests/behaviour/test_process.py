@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scripted_server import Step, answering
 from support.processes import interrupt, killed, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty, Server
@@ -221,6 +222,24 @@ def test_a_jsonl_output_grows_and_is_whole_up_to_its_last_line(
     assert ran.json["ok_rows"] == 60
     assert not (project.root / "out.jsonl.previous").exists()
     project.assert_sound()
+
+
+def test_a_line_that_is_appended_is_one_line_however_the_model_wrote_it(project: ProjectFolder) -> None:
+    project.numbered(3)
+    places, output, grown = (project.root / "data/rows.csv", project.root / "out.jsonl"), project.root / "out.jsonl", []
+
+    def answer(prompt: str) -> Step:
+        number = int(prompt[-1])
+        if number > 1:  # the rows before are in the file
+            wait_until(lambda: output.exists() and len(lines(output)) == number - 1, "a row")
+            grown.append(output.read_text("utf-8"))
+        return Step('{\n  "label":\r\n "a"\n}')
+
+    with answering(answer, project):
+        options = agac.ProcessOptions(prompt=PROMPT, json_schema=SCHEMA, parallel=1)
+        assert agac.process(*places, options, project=project.root).exit_code == 0
+    assert [len(text.splitlines()) for text in grown] == [1, 2]
+    assert [one["result"] for one in lines(output)] == [{"label": "a"}] * 3
 
 
 @pytest.mark.parametrize("moment", ["os.rename:1", "committed:3", "os.rename:2"])
