@@ -15,7 +15,7 @@ from agac.api.process import Job, ProcessOptions, is_outside
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED
-from agac.spec.models import FileModel, NonEmpty, key
+from agac.spec.models import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import project_root
 from agac.spec.validation import refused, validate
 from agac.spec.workflow import Budget, Merge
@@ -45,12 +45,16 @@ class ProcessingFile(FileModel):
 
     mode: Literal["async", "sequential"] = key("Several calls at a time, or one after the other.", default="async")
     batch_size: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
+    max_retries: int | None = key("How often a call that failed is made again.", ge=0, le=99)
+    retry_delay: Duration | None = key("The wait before the first retry: seconds, or a text as `2s`.", ge=0)
 
 
 class JobOutputFile(FileModel):
     """What an answer has to be, and how it is written."""
 
-    format: Literal["text", "structured"] | None = key("The reply's text, or an object that fits `schema`.")
+    format: Literal["text", "json", "structured"] | None = key(
+        "The reply's text, the value of its JSON, or an object, that fits `schema` where there is one."
+    )
     merge_strategy: Merge | None = key("How a result is written together with the fields of its row.")
     output_schema: NonEmpty | dict[str, Any] | None = key("A JSON Schema: a file, or written out.", alias="schema")
 
@@ -60,7 +64,7 @@ class JobFile(ProcessingFile):
 
     llm: LlmFile = key("Which model is asked.", default=LlmFile())
     processing: ProcessingFile = key("How rows are asked.", default=ProcessingFile())
-    prompt: NonEmpty | None = key("The prompt, with the row's fields as `${field}`.")
+    prompt: NonEmpty | None = key("The prompt, with the row's fields as `{field}`.")
     output: JobOutputFile = key("What an answer has to be.", default=JobOutputFile())
 
 
@@ -75,7 +79,10 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
     found: dict[str, Any] = {"prompt": file.prompt, "merge": output.merge_strategy}
     found |= {"temperature": llm.temperature, "max_tokens": llm.max_tokens}
     found["model"] = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
-    size = file.batch_size or file.processing.batch_size
+    for name in ("max_retries", "retry_delay", "batch_size"):
+        value = getattr(file, name)
+        found[name] = getattr(file.processing, name) if value is None else value
+    size = found.pop("batch_size")
     found["parallel"] = 1 if "sequential" in (file.mode, file.processing.mode) else size
     if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
         new = {} if name in SHIPPED else {"dialect": "openai-chat"}
@@ -83,7 +90,9 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
         found["provider"] = {"name": name, **new, **{one: text for one, text in told.items() if text}}
     schema = output.output_schema
     if schema is None and output.format == "structured":
-        raise SpecError([document.problem(("output", "format"), "structured needs a schema; add `schema` beside it")])
+        schema = {"type": "object"}
+    if output.format == "json" and schema is None:
+        found["reply"] = "json"
     if schema is not None and output.format == "text":
         raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
     if schema is not None and options.json_schema is None and options.schema_model is None:

@@ -30,7 +30,8 @@ from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
 from agac.spec.paths import STATE_FOLDERS, Refused, Unusable, is_pattern, matches, project_root, read_text
-from agac.spec.workflow import Budget, Merge, OutputSpec, RunMode
+from agac.spec.templates import Syntax
+from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
 from agac.store.db import Database, open_for_reading, write
 from agac.store.records import NewRow, WriteBatch
@@ -47,12 +48,13 @@ STAGE = "result"
 class ProcessOptions:
     """What a row run does. Paths are relative to the current folder.
 
-    Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the whole row as JSON.
-    `instruction` is the system message, or a file with it. Answers are held to `json_schema` (a file) or `schema_model`
-    (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
-    `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not write; without `resume` one
-    that is there is refused. All others are those of `agac.RunOptions` and of a workflow's keys; `parallel` is
-    `concurrency`. `provider` are keys of a provider of agac.yml, by its `name`.
+    Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the row as JSON. `syntax`
+    says how they name fields. `instruction` is the system message, or a file with it. Answers are held to `json_schema`
+    (a file) or `schema_model` (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`,
+    `telemetry_output` and `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not
+    write; without `resume` one that is there is refused. All others are those of `agac.RunOptions` and of a workflow's
+    keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` (seconds) are `retries`. `provider` are keys of a
+    provider of agac.yml, by its `name`.
     """
 
     prompt: str | None = None
@@ -60,12 +62,15 @@ class ProcessOptions:
     instruction: str | None = None
     model: str | None = None
     vars: dict[str, str] = field(default_factory=dict)
+    syntax: Syntax = "auto"
+    reply: ReplyForm | None = None
     json_schema: str | dict[str, Any] | None = None
     schema_model: str | None = None
     limit: int | None = None
     offset: int = 0
     sample: int | None = None
     seed: int | None = None
+    sql: str | None = None
     parallel: int | None = None
     id_field: str | None = None
     include_input: bool = False
@@ -74,6 +79,8 @@ class ProcessOptions:
     csv_safe: bool = False
     temperature: float | None = None
     max_tokens: int | None = None
+    max_retries: int | None = None
+    retry_delay: float | None = None
     max_errors: int | None = None
     budget: Budget | float | None = None
     run_mode: RunMode | None = None
@@ -82,6 +89,7 @@ class ProcessOptions:
     summary_output: str | None = None
     provider: dict[str, str] = field(default_factory=dict)
     fresh: bool = False
+    refetch: bool = False
     overwrite: bool = False
     resume: bool = True
     wait: bool = False
@@ -89,7 +97,7 @@ class ProcessOptions:
 
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
-        default, once = ProcessOptions(), ("fresh", "overwrite", "resume", "wait", "yes")
+        default, once = ProcessOptions(), ("fresh", "refetch", "overwrite", "resume", "wait", "yes")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
@@ -362,12 +370,18 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     if options.prompt is not None and options.template is not None:
         raise UsageError("--prompt and --template both say what is asked", remedy="Keep one of them.")
     prompt = options.prompt if options.template is None else _text_of(options.template, "--template")
-    stage: dict[str, Any] = {"name": STAGE, "prompt": "${row_json}" if prompt is None else prompt}
+    stage: dict[str, Any] = {"name": STAGE, "prompt": "{{row_json}}" if prompt is None else prompt}
+    stage["syntax"] = options.syntax
     if options.instruction is not None:
         stage["instructions"] = _text_of(options.instruction, "--instruction", may_be_text=True)
     if (schema := _schema_of(options, root)) is not None:
         stage["output_schema"] = schema
-    stage |= {name: value for name in ("temperature", "max_tokens") if (value := getattr(options, name)) is not None}
+    plain = ("reply", "temperature", "max_tokens")
+    stage |= {name: value for name in plain if (value := getattr(options, name)) is not None}
+    attempts = None if options.max_retries is None else options.max_retries + 1
+    retries = {"attempts": attempts, "delay": options.retry_delay}
+    if retries := {name: value for name, value in retries.items() if value is not None}:
+        stage["retries"] = retries
     target: dict[str, Any] = {"include_input": True} if options.include_input else {}
     target |= {"merge": options.merge} if options.merge else {}
     target |= {"format": [format]} if format not in ("json", "jsonl") else {}

@@ -123,11 +123,11 @@ row_options = in_order(
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
     click.option("--seed", type=int, metavar="N", help="Random seed for --sample; default 0."),
     click.option(
-        "--input", type=click.Path(), metavar="INPUT",
+        "-i", "--input", type=click.Path(), metavar="INPUT",
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
     click.option("--sql", metavar="SELECT", help="Use the rows that this statement makes of those of the input."),
-    click.option("--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
+    click.option("-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
     click.option(
         "--run-mode", type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",

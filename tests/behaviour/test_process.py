@@ -341,7 +341,7 @@ def test_a_workflow_is_saved_that_does_the_same(project: ProjectFolder) -> None:
     process(project, *words, "--save-workflow", "workflows/saved.yml")
     saved = yaml.safe_load((project.root / "workflows/saved.yml").read_text("utf-8"))
     assert saved["stages"] == [
-        {"name": "result", "prompt": PROMPT, "output_schema": "s.json", "model": "simulator/small"}
+        {"name": "result", "prompt": PROMPT, "syntax": "auto", "output_schema": "s.json", "model": "simulator/small"}
     ]
     assert saved["budget"] == {"calls": 9}
     ran = project.agac("run", "saved", "--json", code=0)
@@ -400,7 +400,6 @@ def test_a_job_is_read_from_a_file(project: ProjectFolder, server: Server) -> No
         ({"promt": "x"}, "unknown key; did you mean 'prompt'?"),
         ({"llm": {"api_key": "sk-plain"}}, "is written as the name of a variable"),
         ({"mode": "fast"}, "async"),
-        ({"output": {"format": "structured"}}, "structured needs a schema"),
         ({"output": {"format": "text", "schema": {"a": "string"}}}, "a text has no schema"),
     ],
 )
