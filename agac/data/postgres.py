@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from math import isfinite, isinf, isnan
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of
 from agac.core.redact import Redactor
@@ -21,7 +21,7 @@ from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
 from agac.data.sqlite import NO_NUMBERS, OTHER_TABLE, check_key, quoted, table_columns
 from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout
-from agac.spec.paths import MAX_NAME, server_table
+from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 
 if TYPE_CHECKING:
     from psycopg import Connection, ServerCursor
@@ -33,12 +33,11 @@ LOCK_SECONDS = 30.0
 """How long another program may hold the table."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
-_SECRET = re.compile(r"(?::|password=)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Server:
-    """A database of a server at an `address` as libpq takes it, whose `${VAR}` are looked up in `env`. The password is
-    in none of its messages. Raises UsageError when a variable, or the library, is missing."""
+    """A database of a server at an `address` as libpq takes it, whose `${VAR}` are looked up in `env`; one may be all
+    of it. The password is in none of its messages. Raises UsageError when a variable, or the library, is missing."""
 
     def __init__(self, address: str, env: Mapping[str, str]) -> None:
         from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
@@ -50,13 +49,18 @@ class Server:
         except ImportError as error:
             what = f"{address}: psycopg cannot be loaded: {str(error).partition(chr(10))[0]}"
             raise UsageError(what, remedy="Install it with its libpq: pip install 'psycopg[binary]'") from error
-        given = {name: quote(env[name], safe="") for name in _VARIABLE.findall(address) if name in env}
-        self._address, missing = expand(address, given)
+        given, whole = {name: env[name] for name in _VARIABLE.findall(address) if name in env}, address[:1] == "$"
+        values = given if whole else {name: quote(value, safe="") for name, value in given.items()}
+        self._address, missing = expand(address, values)
         if missing:
             what = f"{address}: the environment variable {missing[0]} is not set"
             raise UsageError(what, remedy="Set it or add it to .env.")
+        if whole and not POSTGRES.match(self._address):
+            what = f"{address}: the environment variable holds no address of a PostgreSQL server"
+            raise UsageError(what, remedy="Set it to postgres://USER:PASSWORD@HOST/DATABASE.")
+        secrets = passwords(self._address)
         self.shown = address
-        self._redactor = Redactor(env[name] for name in _SECRET.findall(address))
+        self._redactor = Redactor([*secrets, *map(unquote, secrets), *([self._address] if whole else [])])
 
     def connect(self, settings: str) -> Connection[Any]:
         """A connection whose transaction has begun, with these settings for it. Raises psycopg's errors."""
@@ -81,7 +85,7 @@ class Server:
         try:
             yield
         except psycopg.Error as error:
-            said = self._redactor.clean(error.diag.message_primary or str(error).strip().replace("\n", " "))
+            said = self._redactor.clean(error.diag.message_primary or " ".join(str(error).split()))
             problem, remedy = _explained(error, said)
             raise AgacError(f"{self.shown}: {place}{problem}", remedy=remedy) from None
 

@@ -176,9 +176,10 @@ def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | 
         raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
 
 
-# A database of a PostgreSQL server: its address is what libpq takes, with `${VAR}` for what stands in no file.
+# A database of a PostgreSQL server: its address is what libpq takes, with `${VAR}` for what stands in no file: a
+# password, or all of the address.
 
-POSTGRES = re.compile(r"postgres(?:ql)?://")
+POSTGRES = re.compile(r"postgres(?:ql)?://|\$\{\w+\}(?:[?&]|\Z)")
 _ONE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 MAX_NAME = 63
 """Bytes of a name: PostgreSQL cuts a longer one."""
@@ -189,12 +190,13 @@ def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
     all that follows it; empty where it says nothing. Raises Refused for a password that is written out."""
     found = re.search(rf"[?&]({'|'.join(keys)})=", text)
     address = text[: found.start()] if found else text
-    if any(not _ONE_VARIABLE.fullmatch(one) for one in _passwords(address)):
+    if any(not _ONE_VARIABLE.fullmatch(one) for one in passwords(address)):
         raise Refused("a password is written in it; write ${PGPASSWORD}, in a shell in single quotes, and set it")
     return (address, found[1], text[found.end() :]) if found else (address, "", "")
 
 
-def _passwords(address: str) -> list[str]:
+def passwords(address: str) -> list[str]:
+    """What stands in the places of passwords of a server's address, as it is written there."""
     user = address.partition("://")[2].rpartition("@")[0]
     found = re.findall(r"[?&](?:ssl)?password=([^&]*)", address)
     return [one for one in (user.partition(":")[2], *found) if one]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.postgres import PASSWORD, PostgresServer
@@ -217,6 +218,19 @@ def test_rows_come_from_a_server_and_go_into_another_table_of_it(
     assert not [path for path in files if PASSWORD.encode() in path.read_bytes() or b"w%C3%B6rd" in path.read_bytes()]
 
 
+def test_a_variable_may_hold_the_whole_address(project: ProjectFolder, postgres: PostgresServer) -> None:
+    postgres.sql("CREATE TABLE shop (id text, text text)", "INSERT INTO shop VALUES ('a', 'one')")
+    password = quote(PASSWORD, safe="")
+    project.write(".env", f"DATABASE_URL='{postgres.address.replace('${PGSECRET}', password)}?application_name=x'")
+    output = {"to": "${DATABASE_URL}?table=results"}
+    project.workflow(path="${DATABASE_URL}&query=SELECT * FROM shop ORDER BY id", output=output, stages=SAY)
+    assert project.run().exit_code == 0
+    assert postgres.sql("SELECT id FROM results") == [("a",)]
+    assert "${DATABASE_URL}?table=shop: postgres, " in project.agac("data", "${DATABASE_URL}?table=shop", code=0).out
+    files = [path for path in project.root.rglob("*") if path.is_file() and path.name != ".env"]
+    assert not [path for path in files if password.encode() in path.read_bytes()]
+
+
 def test_an_address_that_cannot_be_used_says_why_and_never_the_password(
     project: ProjectFolder, postgres: PostgresServer, tmp_path: Path
 ) -> None:
@@ -231,8 +245,15 @@ def test_an_address_that_cannot_be_used_says_why_and_never_the_password(
         ("postgres://tester@127.0.0.1:1/shop?table=t", "the server cannot be reached"),
         (f"{address}?tabel=t&table=t", 'invalid URI query parameter: "tabel"'),
         (f"{address}?table=missing", 'relation "missing" does not exist'),
+        ("${SHOP}", "does not say what to read"),
+        ("${SHOP}?table=t", "the server refuses to connect: "),
+        ("${BROKEN}?table=t", "the server cannot be reached, or ended the connection: "),
+        ("${OTHER}?table=t", "${OTHER}: the environment variable holds no address of a PostgreSQL server"),
+        ("${UNSET_ONE}?table=t", "the environment variable UNSET_ONE is not set"),
     ]:  # fmt: skip
-        project.write(".env", "WRONG=s3cret!")
+        shop = f"postgres://tester:s3cret@{host}/postgres"
+        texts = {"WRONG": "s3cret!", "SHOP": shop, "BROKEN": "postgres://me:s3cr[t@h", "OTHER": "mysql://me:s3cr@h/db"}
+        project.write(".env", "".join(f"{name}='{text}'\n" for name, text in texts.items()))
         project.workflow(path=path, stages=SAY)
         (problem,) = agac.validate("reviews", project=project.root).problems
         typed = project.agac("data", path, code=2).err
