@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 PROMPTS = 5
 """Prompts that a dry run shows where no limit says how many."""
 
-no_summary_option = click.option("--no-final-summary", is_flag=True, help="Do not print the summary as JSON.")
+summary_option = click.option("--final-summary/--no-final-summary", "--json", "as_json", default=None,
+                              help="Print the summary as JSON (default); with --dry-run the plan.")  # fmt: skip
 wait_option = click.option("--wait", is_flag=True, help="Wait for batches.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above).")
 
@@ -77,12 +78,12 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
     _path("--save-workflow", text="Write the same work as a workflow file."),
     click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
     wait_option,
-    no_summary_option,
+    summary_option,
     yes_option,
 )  # fmt: skip
 @row_options
 @click.pass_obj
-def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, no_final_summary: bool, **given: Any) -> int:
+def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any) -> int:
     """Exit codes as `agac run`."""
     source, output = _places(places, given.pop("input"), given.pop("output"))
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
@@ -97,21 +98,21 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, no_fin
     if dry_run:
         shown = options.limit or PROMPTS
         report = api.process_plan(source, output, options, show=shown, project=settings.project_dir)
-        print_plans([report], (), as_json=False)
+        print_plans([report], (), as_json=bool(as_json))
         return 0
     if not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
-    return _run(api.process, settings, source, output, options, summary=not no_final_summary, every=every)
+    return _run(api.process, settings, source, output, options, summary=as_json is not False, every=every)
 
 
 @click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
 @click.argument("job", metavar="JOB")
-@in_order(budget_option, max_errors_option, wait_option, no_summary_option, yes_option)
+@in_order(budget_option, max_errors_option, wait_option, summary_option, yes_option)
 @click.pass_obj
-def resume(settings: Globals, /, job: str, no_final_summary: bool, **given: Any) -> int:
+def resume(settings: Globals, /, job: str, as_json: bool | None, **given: Any) -> int:
     """Exit codes as `agac run`."""
     given["budget"] = read_budget(given["budget"])
-    return _run(partial(api.resume, **given), settings, job, summary=not no_final_summary)
+    return _run(partial(api.resume, **given), settings, job, summary=as_json is not False)
 
 
 def _places(places: tuple[str, ...], source: str | None, output: str | None) -> tuple[str, str]:

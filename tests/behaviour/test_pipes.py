@@ -34,6 +34,8 @@ WORDS: dict[str, list[list[str]]] = {
     "validate": [[], ["-a", "reviews"]],
     "plan": [["-a", "reviews"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
+    "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
+    "resume": [["job_2"]],
     "status": [[], ["last"], ["-a", "reviews"]],
     "runs": [[]],
     "data": [["data/rows.csv"]],
@@ -78,13 +80,14 @@ COMMANDS = commands()
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> ProjectFolder:
-    """A project with a card, two workflows, a finished run with a name of many letters, and one that is in a batch."""
+    """A project with a card, two workflows, a finished run, a job, and a run in a batch; its stage has a long name."""
     project = ProjectFolder(tmp_path_factory.mktemp("pipes") / "project")
     project.configure(_shared_server.base_url, batch="openai")
     project.rows({"id": f"größe-{i}", "text": f"I love number {i}"} for i in range(3))
     project.write("agentcards/support.md", "---\nmodel: local/large\n---\nBe kind.\n")
     stage = {"name": LONG, "agent": "support", "prompt": "${text}"}
     project.run(project.workflow(stages=[stage]))
+    project.agac("process", *WORDS["process"][0])
     project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
     return project
 

@@ -270,4 +270,4 @@ def test_without_its_library_it_says_what_installs_it(project: ProjectFolder, mo
     monkeypatch.setitem(sys.modules, "psycopg", None)
     project.workflow(path="postgres://me@host/shop?table=t", stages=SAY)
     (problem,) = agac.validate("reviews", project=project.root).problems
-    assert re.search(r"PostgreSQL needs psycopg\[binary\]>=3\.2, which is not installed: pip install", problem.message)
+    assert re.search(r"PostgreSQL needs psycopg\S*, which is not installed: pip install 'psycopg", problem.message)

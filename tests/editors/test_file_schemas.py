@@ -77,7 +77,7 @@ def test_a_schema_is_valid_and_closed_shows_nothing_of_its_making_and_says_what_
     assert not re.search(r'"\$defs"|pydantic|[a-z]File"|Spec"|"null"', json.dumps(schema))
     assert {key for found in keyword_mappings(schema) for key in found} <= KEYWORDS
     defaults = [found["default"] for found in keyword_mappings(schema) if "default" in found]
-    assert all(isinstance(default, (bool, int, str)) for default in defaults)
+    assert all(isinstance(default, (bool, int, float, str)) for default in defaults)
     titles = [found["title"] for found in mappings(schema) if isinstance(found.get("title"), str)]
     assert titles == [schema["title"]]
     assert set(schema["properties"]) == set(KINDS[kind].model_fields)
