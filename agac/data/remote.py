@@ -281,6 +281,7 @@ class RemoteContents:
             HFValidationError,
             OfflineModeIsEnabled,
             RepositoryNotFoundError,
+            RevisionNotFoundError,
         )
         from huggingface_hub.utils.tqdm import silent_tqdm
 
@@ -303,6 +304,9 @@ class RemoteContents:
         except RepositoryNotFoundError:  # a gated one, too
             remedy = "check its name, or set HF_TOKEN to a token that may read it"
             raise Refused(f"{reference}: the hub has no such repository, or does not show it; {remedy}") from None
+        except RevisionNotFoundError:
+            missing = "has no such revision" if asked.revision else f"has made no parquet files ({_CONVERTED})"
+            raise Refused(f"{reference}: the hub {missing} of it; check it, or name a file") from None
         except OfflineModeIsEnabled:
             raise Refused(f"{reference}: HF_HUB_OFFLINE is set; unset it, or name a file") from None
         except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
@@ -420,9 +424,9 @@ def parse_hub(text: str) -> HubReference:
     wanted = dict(given)
     if len(wanted) < len(given) or not all(wanted.values()) or wanted.keys() - {"config", "split"}:
         raise Refused(f"{text}: after the ? stand config=NAME and split=NAME, each once at most; correct it")
-    if wanted and (rest or revision or kind != "dataset"):
+    if wanted and (rest or kind != "dataset"):
         what = "config and split choose among the parquet files that the hub makes of a data set"
-        raise Refused(f"{text}: {what}; leave out the path and the revision, or config and split")
+        raise Refused(f"{text}: {what}; leave out the path, or config and split")
     if not rest and kind != "dataset":
         raise Refused(f"{text} names no file; {_HUB_FORM}")
     return HubReference(kind, f"{owner}/{name}", unquote(rest), unquote(revision) or None, **wanted)
@@ -449,13 +453,17 @@ def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | No
             raise Refused(f"{reference} has {len(rows)} files of rows ({some}, …); name one, or add ?split=NAME")
         if rows:
             return commit, rows
-    commit, files = listing(_CONVERTED)
-    splits: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+    commit, files = listing(asked.revision or _CONVERTED)
+    splits: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for one in files:
-        splits[tuple(one.path.split("/")[:2])].append(one)
-    fit = [key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[-1])]
+        config, split, *name = one.path.split("/", 2) + [""] * 2
+        if format_of(name[0]) == "parquet":
+            splits[config, split].append(one)
+    if not splits:
+        raise Refused(f"{reference}: no splits are there; leave out config and split, or name a commit of {_CONVERTED}")
+    fit = [key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[1])]
     if len(fit) != 1:
-        there = listed(f"?config={key[0]}&split={key[-1]}" for key in fit or splits)
+        there = listed(f"?config={key[0]}&split={key[1]}" for key in fit or splits)
         part = "; a partial- split is the beginning of one: name the files of the repository instead"
         raise Refused(f"{reference} means {len(fit)} splits; write one of {there}{part if 'partial-' in there else ''}")
     return commit, splits[fit[0]]

@@ -259,7 +259,8 @@ def test_proxies_are_those_of_the_environment(tmp_path: Path, site: Site) -> Non
         ("hf://datasets/o/n?split=", "stand config=NAME and split=NAME"),
         ("hf://datasets/o/n?split=a&split=b", "stand config=NAME and split=NAME"),
         ("hf://datasets/o/n?part=a", "stand config=NAME and split=NAME"),
-        ("hf://datasets/o/n/a.csv?split=a", "leave out the path and the revision"),
+        ("hf://datasets/o/n@c0ffee?split=s", ("dataset", "o/n", "", "c0ffee", None, "s")),
+        ("hf://datasets/o/n/a.csv?split=a", "leave out the path, or config and split"),
     ],
 )
 def test_references_to_the_hub(text: str, parsed: Any) -> None:
