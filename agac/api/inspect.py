@@ -45,7 +45,7 @@ from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, group_sizes, kept_rows
-from agac.store.runs import counters, definition_of, read_run, row_counts
+from agac.store.runs import counters, definition_of, read_run, row_counts, run_settings_of
 from agac.store.writer import open_database
 
 
@@ -152,6 +152,8 @@ async def inspect(
         if stage is not None:
             position_of(stage, [body["name"] for body in definition["stages"]], "--stage")
         report = {**await full_report(database, record), "definition": definition}
+        if remote := (await run_settings_of(database, record.id) or {}).get("remote"):
+            report["remote"] = remote
         if row is not None:
             stages, named = recorded_stages(definition), await find_rows(database, record.id, [row])
             rows = [await _row_report(database, record.id, stages, one, stage) for one in named]

@@ -167,6 +167,9 @@ def inspect_lines(report: InspectReport) -> Iterator[str]:
 
 def _run(run: dict[str, Any]) -> Iterator[str]:
     yield from run_lines(run)
+    for one in run.get("remote", ()):
+        version = f"commit {one['commit']}, {one['name']}" if one["commit"] else one["hash"] or "read where it is"
+        yield f"Remote {one['what']}: {one['reference']} ({version})"
     for stage in run["definition"]["stages"]:
         yield ""
         needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())

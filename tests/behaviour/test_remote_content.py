@@ -89,6 +89,9 @@ def test_everything_may_lie_elsewhere_and_what_it_was_is_recorded(project: Proje
         ("card of one", f"{site.url}/judge.md", "judge.md"),
     }
     assert all((project.root / ".agac/remote" / one["hash"] / one["name"]).is_file() for one in kept)
+    assert agac.inspect(project=project.root).run["remote"] == kept
+    (said,) = [line for line in project.agac("inspect", "last").out.splitlines() if "Remote prompt of one: " in line]
+    assert said.endswith(f"{site.url}/prompt.md ({next(one['hash'] for one in kept if one['name'] == 'prompt.md')})")
     plan = project.plan()
     settings = json.loads(snapshot(run_settings(plan, project.root)))
     assert (remote_of(settings, project.root), len(plan.remote)) == (plan.remote, 4)
@@ -298,6 +301,7 @@ def test_the_commit_is_recorded_and_a_stopped_run_keeps_to_it(project: ProjectFo
         "input": hub.commit("datasets", "me/small", "main"),
         **dict.fromkeys(("prompt of one", "schema of one", "card of one"), hub.commit("models", "me/words", "main")),
     }
+    assert f"hf://datasets/me/small (commit {commits['input']}, data/rows.csv)" in project.agac("inspect", "last").out
     hub.files["datasets", "me/small", "main"] = {"data/rows.csv": ROWS + b"c,three\n"}
     (said,) = warned(agac.plan("reviews", project=project.root))
     assert said.startswith("the remote input changed since run 1: hf://datasets/me/small (")
