@@ -25,6 +25,7 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.errors import ExitCode
+from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
 
@@ -84,13 +85,18 @@ def _runs_table(
     names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
     rows = [
         [
-            run["run"], run["workflow"], run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
+            run["run"], _name_of(run), run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
             run["calls"]["count"], cost_of(run["calls"]), *(value(run) for value in more.values()),
         ]
         for run in report.runs
     ]  # fmt: skip
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
     return [table(header, rows), "", f"Store: {megabytes(report.database_bytes)}"]
+
+
+def _name_of(run: dict[str, Any]) -> str:
+    """The workflow of a run, or which job it is."""
+    return f"{job_alias(run['run'])}: {run['output']}" if is_job(run["workflow"]) else str(run["workflow"])
 
 
 def changes_of(run: dict[str, Any]) -> str:

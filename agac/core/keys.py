@@ -65,6 +65,11 @@ def job_name(stem: str, output: str) -> str:
     return f"process-{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
 
 
+def is_job(workflow: str) -> bool:
+    """Whether a workflow's name is that of a row run."""
+    return re.fullmatch(r"process-.+-[0-9a-f]{8}", workflow) is not None
+
+
 def job_alias(run: int) -> str:
     """What a run of a job is called besides its number."""
     return f"{JOB}{run}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
-from agac.core.keys import canonical
+from agac.core.keys import JOB, canonical, is_job
 from agac.core.types import Moment, Report
 from agac.store.batches import runs_in_batches
 from agac.store.db import BUSY_SECONDS, Database, change, fetch, reading_uri, schema_of, select, slices, sql, translated
@@ -314,6 +314,7 @@ class RunChoice:
 
 def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()) -> RunChoice:
     """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with `workflow` only of it.
+    Row runs count as one workflow.
 
     The newest run over the whole input stays in any case: nobody wants a preview to cost him a night's answers. So do
     the runs that are `needed`, with all their rows: what is open in a batch is paid for.
@@ -321,14 +322,18 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     concerned = [line for line in lines if workflow in (None, line.workflow)]
     stay = {line.id for line in lines} - {line.id for line in concerned}
     tidied: set[int] = set()
-    for name in {line.workflow for line in concerned}:
-        own = [line for line in concerned if line.workflow == name]
+    for name in {_counted_as(line) for line in concerned}:
+        own = [line for line in concerned if _counted_as(line) == name]
         whole = [line for line in own if not line.partial]
         tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
     stay |= tidied | set(needed)
     tidied -= set(needed)
     doomed = [line for line in lines if line.id not in stay]
     return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
+
+
+def _counted_as(line: RunLine) -> str:
+    return JOB if is_job(line.workflow) else line.workflow
 
 
 async def clear(

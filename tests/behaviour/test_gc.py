@@ -334,6 +334,9 @@ def lines(words: str) -> list[RunLine]:
         ("a* a* a a", 2, None, [1]),
         ("a* a*", 1, None, [1]),
         ("a* b a*", 1, None, [1]),
+        ("process-x-0123abcd process-y-0123abcd process-x-0123abcd a", 1, None, [3, 2]),  # jobs: one workflow
+        ("process-x-0123abcd* process-y-0123abcd", 1, None, []),
+        ("process-x-0123abcd process-y-0123abcd process-y-0123abcd", 1, "process-y-0123abcd", [1]),
         ("", 1, None, []),
     ],
 )

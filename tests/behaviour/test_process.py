@@ -318,8 +318,13 @@ def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> Non
     assert "Add --model provider/model" in process(project, code=2).err
     assert "No agac.yml here: the state of this folder goes into .agac." in process(project, *words).err
     assert "No agac.yml" not in process(project, *words).err
-    for command in (["status"], ["inspect", "job_1"], ["why", "job_1", "r-1", "result"], ["sql", "SELECT 1 AS one"]):
-        assert project.agac(*command).code == 0
+    told = (
+        ("status", "  1  job_1: out.jsonl  finished"), ("runs", "  1  job_1: out.jsonl  finished"),
+        ("inspect job_1", ", run 1: finished"), ("why job_1 r-1 result", "Review: I love"),
+        ("sql SELECT~1~AS~one", "one"), ("doctor", "All is well"), ("gc --keep-runs 1", "Kept: run 1 of process-out-"),
+    )  # fmt: skip
+    for command, said in told:
+        assert said in project.agac(*(word.replace("~", " ") for word in command.split()), code=0).out
     ran = project.agac("resume", "job_1", cwd=project.root / "sub")
     assert ran.code == 0, ran.err
     assert len(lines(project.root / "out.jsonl")) == 2
