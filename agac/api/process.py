@@ -53,8 +53,8 @@ class ProcessOptions:
     (a file) or `schema_model` (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`,
     `telemetry_output` and `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not
     write; without `resume` one that is there is refused. All others are those of `agac.RunOptions` and of a workflow's
-    keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` (seconds) are `retries`. `provider` are keys of a
-    provider of agac.yml, by its `name`.
+    keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds. `provider` are
+    keys of a provider of agac.yml, by its `name`.
     """
 
     prompt: str | None = None
@@ -81,6 +81,7 @@ class ProcessOptions:
     max_tokens: int | None = None
     max_retries: int | None = None
     retry_delay: float | None = None
+    row_timeout: float | None = None
     max_errors: int | None = None
     budget: Budget | float | None = None
     run_mode: RunMode | None = None
@@ -390,6 +391,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     read = {} if is_outside(source) else {"path": source}
     read |= {"id_field": options.id_field} if options.id_field else {}
     more: dict[str, Any] = {"vars": dict(options.vars)} if options.vars else {}
+    more |= {"row_timeout": options.row_timeout} if options.row_timeout is not None else {}
     return {"input": read, **more, "stages": [stage], **({"output": target} if target else {}), **told}
 
 

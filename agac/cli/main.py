@@ -100,8 +100,9 @@ def workflow_options(text: str, *, required: bool = True) -> Callable[[Command],
 workflow_option = click.option("-a", "--workflow", metavar="NAME", help="Only runs of this workflow.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 budget_option = click.option(
-    "--budget", metavar="USD", help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000."
-)
+    "--budget", "--max-cost", "budget", metavar="USD",
+    help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.",
+)  # fmt: skip
 max_errors_option = click.option(
     "--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more than N rows failed."
 )
@@ -396,7 +397,7 @@ EXAMPLES = {
 AGAIN = re.compile(r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)")
 """What is typed by somebody who wants a run to go on."""
 
-COSTS_MONEY = ("--fresh", "--yes", "--budget", "--no-retry-failed")
+COSTS_MONEY = ("--fresh", "--yes", "--budget", "--max-cost", "--no-retry-failed")
 """What nobody is led to by a misspelling."""
 
 CLICK_WORDS = (

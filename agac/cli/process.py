@@ -4,6 +4,7 @@ standard output; all that is said to people goes to standard error."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,9 +37,33 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
     return click.option(*names, type=click.Path(), metavar="FILE", help=text)
 
 
+REPLACED = {
+    "-x|--shell": "a model runs no commands; leave it out",
+    "--export-traces": "--telemetry-output FILE has the calls of each row, and `agac inspect` shows what was sent",
+    "--hf-dataset(-path)?": "upload what is written: hf upload OWNER/NAME FILE --repo-type dataset",
+    "--(project|run-name|group|(no-)?trackio.*)": "nothing goes to a monitor; --progress-every N prints progress, and "
+    "--summary-output FILE has the figures",
+}
+"""Options of tools like this one, and what there is instead."""
+
+
+class ProcessCommand(click.Command):
+    """Says what there is instead of an option that it does not have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            for names, instead in REPLACED.items():
+                if re.fullmatch(names, error.option_name):
+                    raise click.UsageError(f"{error.option_name}: {instead}", ctx) from None
+            raise
+
+
 @click.command(
+    cls=ProcessCommand,
     help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). Run it again to "
-    "resume."
+    "resume.",
 )
 @click.argument("places", metavar="[INPUT] [OUTPUT]", nargs=-1)
 @in_order(
@@ -49,7 +74,7 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
     click.option("--syntax", type=click.Choice(["auto", "dollar", "mustache", "brace"]), default="auto",
                  help="How prompts name fields: ${field}, {{field}}, {field}, or any of them (auto)."),
     click.option("--instruction", metavar="TEXT", help="The system message, or a file with it."),
-    click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="The same, with what FILE holds."),
+    click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="As --var, with what FILE holds."),
     _path("--vars-json", text="A JSON object with such values."),
     _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),
     click.option("--schema-model", metavar="MODULE:CLASS", help="The same as a Pydantic class of the project."),
@@ -63,9 +88,13 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
     click.option("--format", type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),
                  help="The format of OUTPUT."),
     click.option("--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."),
-    click.option("--max-retries", type=click.IntRange(0, 99), metavar="N", help="Retry a failed call up to N times."),
+    click.option("--max-retries", "--retries", "max_retries", type=click.IntRange(0, 99), metavar="N",
+                 help="Retry a failed call up to N times."),
     click.option("--retry-delay", type=click.FloatRange(0), metavar="SECONDS", help="The wait before the first retry."),
+    click.option("--row-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+                 help="The most a row may take, with all its retries."),
     max_errors_option,
+    click.option("--fail-on-errors", is_flag=True, expose_value=False, help="Exit with 3 when rows failed, as always."),
     budget_option,
     _path("--error-output", text="Write the failed rows here, with their input."),
     _path("--telemetry-output", text="Write the calls of each row here."),
@@ -77,6 +106,9 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
     _path("--config", text="Read the job from a YAML file; options win over its keys."),
     _path("--save-workflow", text="Write the same work as a workflow file."),
     click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
+    click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
+    click.option("--keep-temp/--no-keep-temp", expose_value=False,
+                 help="No choice: a job leaves no temporary files; what it knows is in the store."),
     wait_option,
     summary_option,
     yes_option,
@@ -89,6 +121,7 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
     given["budget"] = read_budget(given["budget"])
     config, workflow, every = (given.pop(name) for name in ("config", "save_workflow", "progress_every"))
+    every = every if given.pop("progress") else 0
     options = api.ProcessOptions(**{name: value for name, value in given.items() if value is not None})
     if config is not None:
         options = api.read_job(config, options)
@@ -145,7 +178,7 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 
 
 def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary: bool, every: int | None = None) -> int:
-    """Run a job, and say how it ended."""
+    """Run a job, and say how it ended. `every` of 0 rows shows no progress."""
 
     def began(alias: str) -> None:
         if not settings.quiet:
@@ -154,8 +187,8 @@ def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary:
     def tell(lines: list[str]) -> None:
         print_text("\n".join(lines), flush=True)
 
-    progress: Any = not settings.quiet
-    if every is not None and progress:
+    progress: Any = not settings.quiet and every != 0
+    if every and progress:
         from agac.api.progress import plainly
 
         progress = partial(plainly, every=every)

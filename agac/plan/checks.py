@@ -266,7 +266,7 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
             if bounded and one.params.max_tokens is None:
                 message = (
                     f"a budget in usd or tokens holds for stage {stage.name!r}, so each reply of {one.ref} needs a "
-                    "bound; add `max_tokens: 1000` (or what a reply may need)"
+                    "bound; add `max_tokens: 1000` or, to the model, `?max_tokens=1000` (what a reply may need)"
                 )
                 problems.append(Problem(stage.at(""), message))
             if dollars and price_of(one.provider, one.model, one.params.service_tier) is None:
