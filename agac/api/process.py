@@ -29,7 +29,7 @@ from agac.spec.inputs import PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
-from agac.spec.paths import STATE_FOLDERS, Refused, Unusable, is_pattern, matches, project_root, read_text
+from agac.spec.paths import POSTGRES, STATE_FOLDERS, Refused, Unusable, is_pattern, matches, project_root, read_text
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
@@ -304,7 +304,7 @@ def _matches(pattern: str, path: Path) -> bool:
 
 def stored_path(text: str, root: Path) -> str:
     """A path of the command line as a project has it: relative to its root where it is inside, else absolute."""
-    if text in (PIPED, STDOUT) or ("://" in text and not text.startswith(SCHEME)):
+    if text in (PIPED, STDOUT) or POSTGRES.match(text) or ("://" in text and not text.startswith(SCHEME)):
         return text
     scheme, rest = (SCHEME, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else ("", text)
     path, sign, query = rest.partition("?") if scheme else (rest, "", "")

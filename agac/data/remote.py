@@ -449,8 +449,8 @@ def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | No
             raise Refused(f"{reference}: the repository has no such file; check the path and the revision")
         rows = files if asked.path else [one for one in files if format_of(one.path) not in (None, "json", "txt")]
         if len(rows) > 1:
-            some = listed([one.path for one in rows[:5]])
-            raise Refused(f"{reference} has {len(rows)} files of rows ({some}, …); name one, or add ?split=NAME")
+            some = ", ".join([one.path for one in rows[:5]] + ["…"] * (len(rows) > 5))
+            raise Refused(f"{reference} has {len(rows)} files of rows ({some}); name one, or add ?split=NAME")
         if rows:
             return commit, rows
     commit, files = listing(asked.revision or _CONVERTED)

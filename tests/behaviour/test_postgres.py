@@ -1,5 +1,6 @@
 """Workflows with a PostgreSQL server: rows read from it, and results put into a table of it by their id."""
 
+import json
 import re
 import subprocess
 import sys
@@ -218,7 +219,9 @@ def test_rows_come_from_a_server_and_go_into_another_table_of_it(
     assert not [path for path in files if PASSWORD.encode() in path.read_bytes() or b"w%C3%B6rd" in path.read_bytes()]
 
 
-def test_a_variable_may_hold_the_whole_address(project: ProjectFolder, postgres: PostgresServer) -> None:
+def test_a_variable_may_hold_the_whole_address(
+    project: ProjectFolder, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     postgres.sql("CREATE TABLE shop (id text, text text)", "INSERT INTO shop VALUES ('a', 'one')")
     password = quote(PASSWORD, safe="")
     project.write(".env", f"DATABASE_URL='{postgres.address.replace('${PGSECRET}', password)}?application_name=x'")
@@ -227,6 +230,13 @@ def test_a_variable_may_hold_the_whole_address(project: ProjectFolder, postgres:
     assert project.run().exit_code == 0
     assert postgres.sql("SELECT id FROM results") == [("a",)]
     assert "${DATABASE_URL}?table=shop: postgres, " in project.agac("data", "${DATABASE_URL}?table=shop", code=0).out
+    (below := project.root / "below").mkdir()
+    monkeypatch.chdir(below)
+    job = agac.ProcessOptions(prompt="{{text}}", model="local/echo")
+    report = agac.process(
+        "${DATABASE_URL}&query=SELECT text FROM shop WHERE text <> '../x' ORDER BY id", "o.jsonl", job
+    )
+    assert (report.exit_code, json.loads((below / "o.jsonl").read_text())["result"]) == (0, "one")
     files = [path for path in project.root.rglob("*") if path.is_file() and path.name != ".env"]
     assert not [path for path in files if password.encode() in path.read_bytes()]
 

@@ -274,7 +274,7 @@ def put(hub: Hub, tmp_path: Path) -> None:
         ("hf://datasets/me/one", 1),
         ("hf://datasets/me/large?config=default", "means 2 splits; write one of ?config=default&split=test, ?config"),
         ("hf://datasets/me/large?split=none", "means 0 splits; write one of ?config=default&split=test"),
-        ("hf://datasets/me/large", "has 2 files of rows (a.jsonl, b.jsonl, …); name one, or add ?split=NAME"),
+        ("hf://datasets/me/large", "has 2 files of rows (a.jsonl, b.jsonl); name one, or add ?split=NAME"),
         ("hf://datasets/me/small/none.csv", "the repository has no such file; check the path and the revision"),
         ("hf://datasets/me/small/data/rows.csv@v9", "the hub has no such revision of it; check it, or name a file"),
         ("hf://datasets/me/a--b", "names nothing on the hub; write hf://datasets/OWNER/NAME/PATH@REVISION"),
@@ -320,6 +320,11 @@ def test_a_private_data_set_is_read_with_the_token_of_the_project(
         file.write("HF_TOKEN=hf_canary\n")
     assert project.run().invocation["calls"] == 2
     assert not any("hf_canary" in text for row in project.query("SELECT manner FROM run") for text in row)
+    with serving(Site()) as elsewhere:  # where the hub keeps large files
+        elsewhere.pages["/blob"] = hub.files["datasets", "me/small", "main"]["data/rows.csv"] = ROWS + b"c,three\n"
+        hub.stored_at = f"{elsewhere.url}/blob"
+        assert project.run().invocation["calls"] == 1
+        assert [headers.get("authorization") for *_, headers in elsewhere.seen] == [None] * len(elsewhere.seen) != []
 
 
 def test_the_size_of_what_the_hub_has_is_bounded(project: ProjectFolder, hub: Hub, tmp_path: Path) -> None:

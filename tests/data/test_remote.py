@@ -182,10 +182,11 @@ def sending(body: bytes = b"", status: int = 200, **headers: str) -> Any:
         (torn, "input", "cannot be fetched: IncompleteRead"),
         (sending(gzip.compress(b"x"), Content_Encoding="gzip"), "prompt of one", "was sent as gzip, which nobody"),
         (redirect("/rows.csv"), "input", "redirects more than 5 times"),
+        (redirect("file:///etc/passwd"), "input", "file:///etc/passwd is no https:// address; check it"),
         (sending(status=403), "input", "answered 403; give what logs in as `headers`"),
         (sending(status=503), "input", "answered 503; check the address, or try again later"),
     ],
-    ids=["endless text", "endless input", "bomb", "torn", "packed", "loop", "forbidden", "down"],
+    ids=["endless text", "endless input", "bomb", "torn", "packed", "loop", "to a file", "forbidden", "down"],
 )  # fmt: skip
 def test_what_a_server_does_wrong_ends_with_a_sentence(
     page: Any, what: str, said: str, tmp_path: Path, site: Site

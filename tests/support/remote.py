@@ -87,12 +87,14 @@ def redirect(to: str) -> Answer:
 
 class Hub(Site):
     """Data sets and models as the Hugging Face Hub serves them to `huggingface_hub` (its HTTP API at
-    huggingface.co/docs/hub/api, read November 2026): `files` by (kind, repository, revision); `token`: who may read."""
+    huggingface.co/docs/hub/api, read November 2026): `files` by (kind, repository, revision); `token`: who may read;
+    `stored_at`: where all files are, elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.files: dict[tuple[str, str, str], dict[str, bytes]] = {}
         self.token: str | None = None
+        self.stored_at: str | None = None
 
     def commit(self, kind: str, repo: str, revision: str) -> str | None:
         """The commit that a revision means: of all that is there."""
@@ -129,6 +131,10 @@ class Hub(Site):
             name = unquote("/".join(path[4:]))
             if name not in files:
                 reply(request, b"", 404, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
+                return
+            if self.stored_at:
+                about = {"X_Linked_Size": str(len(files[name])), "X_Linked_ETag": f'"{git_oid(files[name])}"'}
+                reply(request, b"", 302, Location=self.stored_at, X_Repo_Commit=sha, **about)
                 return
             reply(request, files[name], ETag=f'"{git_oid(files[name])}"', X_Repo_Commit=sha)
         elif verb == "revision":
