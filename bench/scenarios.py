@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from batches import batches
 from figures import Figure
+from jobs import jobs
 from operators import operators
 from plans import plans
 from processes import AGAC, BENCH, Account, Used, bare, measured, simulator, stub
@@ -239,6 +240,7 @@ SCENARIOS: dict[str, Callable[[Sizes], Iterator[Figure]]] = {
     "reading": reading,
     "operators": operators,
     "batches": batches,
+    "process": jobs,
 }
 """Every scenario by the name that `--only` takes."""
 

@@ -42,7 +42,7 @@ def test_every_scenario_gives_figures_that_keep_or_miss_their_bounds(found: tupl
     assert kinds == {
         "throughput", "latency", "wide", "memory", "run again", "plan", "scale", "rate", "start-up", "simulator",
         "reading",
-        "graph of 20 stages", "80 tasks", "reduce", "batches",
+        "graph of 20 stages", "80 tasks", "reduce", "batches", "process",
     }  # fmt: skip
     assert all(math.isfinite(figure["value"]) for figure in figures)
     bounds = {0.25, 0.18, 1.05, 1.06, 100, 1.1, 120, 1.0, 2.5, 0.15, 2, 150, 1.2, 250}
