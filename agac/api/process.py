@@ -93,12 +93,13 @@ class ProcessOptions:
     refetch: bool = False
     overwrite: bool = False
     resume: bool = True
+    stream: bool = False
     wait: bool = False
     yes: bool = False
 
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
-        default, once = ProcessOptions(), ("fresh", "refetch", "overwrite", "resume", "wait", "yes")
+        default, once = ProcessOptions(), ("fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})

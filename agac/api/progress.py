@@ -120,6 +120,17 @@ async def plainly(
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
+async def replies_only(watched: WatchedRun) -> None:
+    """What is shown of a run whose replies are: its warnings."""
+    ObservedRun(watched)
+
+
+def show_reply(text: str) -> None:
+    """Show a piece of a reply on standard error. Who reads no more costs no call."""
+    with suppress(OSError):
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 class ObservedRun:
     """A run as its watcher knows it: rates, the number of rows once it was counted, and since when no answer comes.
     Says the run's warnings."""

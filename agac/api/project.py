@@ -72,7 +72,8 @@ class RunOptions:
     takes the place of the project's and the workflow's; `yes` answers every question of whether to go on; `run_mode`
     holds for all stages that ask; `wait` stays until all batches are in and all stages are done; `accept_store` goes on
     although the results in the output folder tell of another store, or of a newer one; `refetch` takes remote content
-    as it is now, also for a run that began with another.
+    as it is now, also for a run that began with another; `stream` makes one call at a time, and shows its reply on
+    standard error while it is written.
     """
 
     limit: int | None = None
@@ -97,6 +98,7 @@ class RunOptions:
     wait: bool = False
     accept_store: bool = False
     refetch: bool = False
+    stream: bool = False
 
     def __post_init__(self) -> None:
         budget = self.budget

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
-from agac.api.progress import display
+from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import (
     Project,
     RunOptions,
@@ -49,7 +49,7 @@ from agac.data.frames import GivenRows
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
 from agac.engine.export import drop_previous, keep_previous, target_of
-from agac.engine.invocation import Batching, Clocks, Retry, Scope, Work
+from agac.engine.invocation import Batching, Clocks, Retry, Scope, ShownReplies, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
@@ -121,12 +121,17 @@ async def _invoke(
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     invocation = Invocation(given=options.given() | dict(workflow.given if isinstance(workflow, Workflow) else {}))
+    in_batches = [stage.name for stage in checked.workflow.asking if stage.run_mode == "batch"]
+    if options.stream and in_batches:
+        what = f"--stream: stage {in_batches[0]!r} is asked in batches, whose replies come whole"
+        raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         names = {one.provider.name for models in checked.models.values() for one in models}
         providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
         models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
-        plan = make_plan(checked.workflow, models, opened.root, options.selection(), options.concurrency)
+        most = 1 if options.stream else options.concurrency
+        plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         warnings += [] if retry else await remote_moves(database, opened, checked.workflow)
         if retry is not None:
@@ -139,6 +144,10 @@ async def _invoke(
         work = work_of(opened, plan, batching, rows, place)
         watcher = workflow.watcher if isinstance(workflow, Workflow) else None
         work = replace(work, fresh=options.fresh, scope=scope, retry=retry, watcher=watcher)
+        if options.stream:
+            replies = ShownReplies(show_reply, work.redactor)
+            stack.callback(replies.ended, "", "broken off")
+            work, progress = replace(work, replies=replies), replies_only if progress else False
         left = None
         if retry is None:
             left, text = await compare_input(database, plan, rows, opened.root)

@@ -109,6 +109,7 @@ class ProcessCommand(click.Command):
     click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
     click.option("--keep-temp/--no-keep-temp", expose_value=False,
                  help="No choice: a job leaves no temporary files; what it knows is in the store."),
+    click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."),
     wait_option,
     summary_option,
     yes_option,

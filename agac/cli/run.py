@@ -100,6 +100,7 @@ def read_budget(text: str | None) -> Budget | None:
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="With --dry-run: the first N prompts.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above, stale batches).")
 @click.option("--wait", is_flag=True, help="Wait for batches and run all stages to the end.")
+@click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written.")
 @click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj

@@ -185,6 +185,9 @@ class RowError:
         if self.detail:
             object.__setattr__(self, "detail", storable(self.detail))
 
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
 
 def storable(text: str) -> str:
     """`text` with a replacement character for each lone surrogate, which UTF-8 cannot hold."""

@@ -47,6 +47,15 @@ class Redactor:
                 body = body.replace(secret, MASK.encode())
         return body
 
+    def clean_piece(self, text: str) -> tuple[str, str]:
+        """The same of the text of an answer that is still being written; and its end, in which a secret may have begun:
+        put it before what comes next."""
+        data = self.clean_bytes(text.encode("utf-8", "surrogatepass"))
+        most = min(len(data), max(map(len, self._bytes), default=0))
+        begun = (n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._bytes))
+        cut = len(data) - next(begun, 0)
+        return data[:cut].decode("utf-8", "surrogatepass"), data[cut:].decode("utf-8", "surrogatepass")
+
 
 def _forms(secret: str) -> set[str]:
     """How a secret stands in text, in JSON, which may escape quotes, slashes and letters beyond ASCII, in JSON within

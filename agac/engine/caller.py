@@ -22,7 +22,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import WorstCase
-from agac.engine.invocation import InvocationContext, Work
+from agac.engine.invocation import InvocationContext, ShownReplies, Work
 from agac.engine.limits import (
     NOTHING,
     Amount,
@@ -227,7 +227,7 @@ async def open_connections(
             checker, own, found = Checker(stage), CallLimit(stage.concurrency or math.inf), []
             for model in stage.models:
                 # silences are bounded within a stream only, so whoever bounds them is streamed to
-                streams = plan.rules.ttft or model.idle_timeout not in (None, math.inf)
+                streams = work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
                 carrier = model.provider.name, model.transport or ("sse" if streams else "body")
                 if carrier not in senders:
                     senders[carrier] = _sender(model, carrier[1], work)
@@ -258,6 +258,7 @@ async def open_connections(
 
 def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
     sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
+    sender.heard = work.replies.piece if work.replies else None
     if transport in ("ws", "auto") and DIALECTS[model.provider.dialect].socket_asks is not None:
         return SocketSender(sender, fallback=transport == "auto")
     return sender
@@ -308,7 +309,7 @@ class Caller:
         self._run, self._connections = context.places.run, connections
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
-        self._totals, self._proof = context.totals, context.proof
+        self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
 
     async def ask(
         self,
@@ -380,7 +381,8 @@ class Caller:
             if attempts.number >= attempts.most:
                 raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
             attempts.number += 1
-            sent = await self._send(attempts, body, fresh=fresh)
+            send = partial(self._shown, self._replies) if self._replies else self._send
+            sent = await send(attempts, body, fresh=fresh)
             reply, again, fresh = sent.answer, bool(faults), sent.status is None
             if isinstance(reply, Reply):
                 checked = None
@@ -413,6 +415,15 @@ class Caller:
                     raise RunStopped
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
+
+    async def _shown(self, replies: ShownReplies, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
+        """Sends when no other call is under way, and shows what comes."""
+        stage = attempts.connection.stage.name if len(self._connections) > 1 else ""
+        about = {"stage": stage, "replica": attempts.replica, "attempt": attempts.number if attempts.number > 1 else 0}
+        more = "".join(f", {name} {what}" for name, what in about.items() if what)
+        async with replies.turn:
+            replies.begin(f"row {attempts.active.new.row.id}{more}")
+            return await self._send(attempts, body, fresh=fresh)
 
     async def _send(self, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
         """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
@@ -487,6 +498,8 @@ class Caller:
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
         self._settler.keep_call(attempts.active, connection.stage, attempts.fingerprint, call, attempts.replica)
+        if self._replies:
+            self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
             log_call(self._run, attempts, call, reply)
         return call

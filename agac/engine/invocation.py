@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.redact import Redactor
+from agac.core.text import on_one_line, plain
 from agac.core.types import Row, RowId
 from agac.data.files import prove_writable
 from agac.engine.derived_rows import RowDeriver
@@ -140,11 +141,39 @@ class CommitWatcher(Protocol):
         ...
 
 
+class ShownReplies:
+    """Replies shown while they are written, one after the other: each below a line that says for whom."""
+
+    def __init__(self, show: Callable[[str], None], redactor: Redactor) -> None:
+        """`show` is given text as it is to be printed; it may not raise."""
+        self._show, self._clean = show, redactor.clean_piece
+        self._head, self._held, self.turn = "", "", asyncio.Lock()
+        self._open = False
+
+    def begin(self, call: str) -> None:
+        """What comes next is for this."""
+        self._head, self._held = f"--- {on_one_line(call, 'utf-8')}\n", ""
+
+    def piece(self, text: str) -> None:
+        """More of the reply. Its end, where a secret may have begun, is shown with what follows."""
+        ready, self._held = self._clean(self._held + text)
+        self._show(self._head + plain(ready))
+        self._head, self._open = "", True
+
+    def ended(self, text: str, error: str) -> None:
+        """The reply is whole, or why it is no result; one that did not come in pieces is shown now."""
+        if self._head:
+            self.piece(text)
+        if self._open:
+            self._show(plain(self._held) + (f"\n[{on_one_line(error, 'utf-8')}]\n" if error else "\n"))
+        self._open = False
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
     takes its rows from the store instead, as `batching` may. `place` names a row of the last reading by its ordinal,
-    for messages. `watcher` is told of each commit."""
+    for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -159,6 +188,7 @@ class Work:
     env: Mapping[str, str]
     batching: Batching
     watcher: CommitWatcher | None = None
+    replies: ShownReplies | None = None
 
 
 @dataclass(slots=True)

@@ -166,14 +166,14 @@ class MessageAssembly(Assembly):
     def _heard(self, name: str, piece: str) -> None:
         """Notes that a token came."""
         if piece and name != "signature":
-            self.token(answer=name == "text")
+            self.token(piece, answer=name == "text")
 
     def _tell(self, delta: Any, usage: Any) -> None:
         """Why it stopped, and the counts, which replace those of the beginning."""
         if isinstance(delta, dict):
             self._frame |= delta
             if delta.get("stop_reason") == "refusal":
-                self.token(answer=True)
+                self.token("", answer=True)
         if isinstance(usage, dict):
             counts = {name: value for name, value in usage.items() if value is not None}
             self._frame["usage"] = {**mapping(self._frame.get("usage")), **counts}

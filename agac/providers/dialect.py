@@ -17,6 +17,9 @@ from agac.providers.structured import Shaping
 
 NO_HEADERS: Mapping[str, str] = {}
 
+Heard = Callable[[str], None] | None
+"""Is given each piece of a streamed answer as it comes."""
+
 
 class Assembly:
     """One streamed answer being put together, into the body that its dialect reads, whatever the transport. Times are
@@ -30,13 +33,16 @@ class Assembly:
     """When the first token of the answer itself came: of text or of a refusal."""
     size = 0
     """Characters of the answer that are held, about."""
+    heard: Heard = None
 
-    def token(self, *, answer: bool) -> None:
+    def token(self, piece: str, *, answer: bool) -> None:
         """A token came now: of the answer, or of thinking."""
         if self.answering_at is None:
             now = time.monotonic()
             self.begun_at = self.begun_at or now
             self.answering_at = now if answer else None
+        if answer and piece and self.heard is not None:
+            self.heard(piece)
 
     def take(self, event: Any) -> None:
         """One event, as JSON. What is no event is left out, and what comes after the end."""

@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.bodies import encode, loads
-from agac.providers.dialect import STREAMED, Assembly, asking, too_large
+from agac.providers.dialect import STREAMED, Assembly, Heard, asking, too_large
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
@@ -179,6 +179,7 @@ class Sender:
         if stream:
             self.settings.headers["Accept"] = "text/event-stream, application/json"
         self.most = provider.limits.reply_bytes
+        self.heard: Heard = None
         self._session: aiohttp.ClientSession | None = None
         self._unpooled: aiohttp.ClientSession | None = None
 
@@ -196,6 +197,7 @@ class Sender:
         bounds = self.bounds(timeout, within)
         assembly = self._assembly() if self._assembly is not None else None
         if assembly is not None:
+            assembly.heard = self.heard
             wire = asking(wire, self._asks)
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
@@ -360,6 +362,7 @@ class SocketSender:
 
     async def _ask(self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float) -> HttpReply:
         assembly = self._assembly()
+        assembly.heard = self._http.heard
         began = sound = False
         try:
             await socket.ws.send_frame(asking(wire, self._asks), WSMsgType.TEXT)

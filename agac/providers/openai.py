@@ -160,9 +160,9 @@ class ChatAssembly(Assembly):
             if piece := text(delta, name):
                 pieces.append(piece)
                 self.size += len(piece)
-                self.token(answer=True)
+                self.token(piece, answer=True)
         if any(text(delta, name) for name in ("reasoning_content", "reasoning")):  # as look-alikes call it
-            self.token(answer=False)
+            self.token("", answer=False)
         if choice.get("finish_reason") is not None:
             self._finish = choice["finish_reason"]
 
@@ -268,7 +268,7 @@ class ResponseAssembly(Assembly):
                 self._failed(event)
         elif kind in _ANSWER or kind in _THOUGHT:
             if event.get("delta"):
-                self.token(answer=kind in _ANSWER)
+                self.token(text(event, "delta"), answer=kind in _ANSWER)
         elif kind == "response.output_item.done":
             self._items.append(event.get("item"))
             self.size += len(repr(event))
