@@ -276,8 +276,9 @@ class _Resolver:
         made = self._made(paths[0], text, found.pop())
         if len(paths) == 1:
             return made
-        files = [path.resolve() for path in paths]  # the hub's library keeps links to them
-        folder = Path(os.path.commonpath([path.parent for path in files]))
+        # the hub's library keeps links: files with the same content lead to one, and are as many all the same
+        files = [path.parent.resolve() / path.name for path in paths]
+        folder = Path(os.path.commonpath([one.parent for path in files for one in (path, path.resolve())]))
         return replace(made, path=folder, patterns=tuple(path.relative_to(folder).as_posix() for path in files))
 
     def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:

@@ -253,7 +253,7 @@ def put(hub: Hub, tmp_path: Path) -> None:
         ("datasets", "me/one", "main"): {"README.md": b"# one"},
         ("datasets", "me/one", "refs/convert/parquet"): {
             ".gitattributes": b"",
-            "default/train/0000.parquet": parquet_of([("o", "five")], tmp_path / "3.parquet"),
+            **dict.fromkeys(("c/train/0000.parquet", "c/train/0001.parquet"), parquet_of([("o", "x")], tmp_path / "3")),
         },
         ("models", "me/words", "main"): {"prompt.md": b"Say: ${text}", "topic.json": SCHEMA, "judge.md": CARD},
     }  # fmt: skip
@@ -271,7 +271,7 @@ def put(hub: Hub, tmp_path: Path) -> None:
         ("hf://datasets/me/large@refs%2Fconvert%2Fparquet?split=test", 1),
         ("hf://datasets/me/large@main?split=test", "no splits are there; leave out config and split, or name a commit"),
         ("hf://datasets/me/small?split=test", "the hub has made no parquet files (refs/convert/parquet) of it; "),
-        ("hf://datasets/me/one", 1),
+        ("hf://datasets/me/one", 2),
         ("hf://datasets/me/large?config=default", "means 2 splits; write one of ?config=default&split=test, ?config"),
         ("hf://datasets/me/large?split=none", "means 0 splits; write one of ?config=default&split=test"),
         ("hf://datasets/me/large", "has 2 files of rows (a.jsonl, b.jsonl); name one, or add ?split=NAME"),

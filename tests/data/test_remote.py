@@ -2,6 +2,7 @@
 
 import gzip
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -162,6 +163,24 @@ def endless(request: BaseHTTPRequestHandler) -> None:
     request.end_headers()
     while True:
         request.wfile.write(b"x" * 65536)
+
+
+def much(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Content-Length", str(400 << 16))
+    request.end_headers()
+    for _ in range(400):
+        request.wfile.write(b"x" * 65536)
+
+
+def test_what_is_fetched_is_never_in_memory_as_a_whole(tmp_path: Path, site: Site) -> None:
+    site.pages["/rows.csv"] = much
+    tracemalloc.start()
+    try:
+        found = fetched(tmp_path, f"{site.url}/rows.csv", "input", **LOCAL)
+        assert found.path.stat().st_size == 400 << 16 > 5 * tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def torn(request: BaseHTTPRequestHandler) -> None:
