@@ -3,8 +3,8 @@
 
 A page is typed by somebody who begins in an empty folder, has `agac` on the PATH and does nothing else: every command
 of its console blocks goes in order into one bash, as it stands there; a file is written where the page shows it, into a
-folder that is there; a Python block is a program. A block is lines `$ command`, each followed by its output. What
-differs from run to run (times, sizes) is not compared.
+folder that is there; a Python block is a program. Who types a page of docs/examples has copied its folder. A block is
+lines `$ command`, each followed by its output. What differs from run to run (times, sizes) is not compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -24,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pages import Block, blocks, generated
+from pages import ROOT, Block, blocks, generated
 
 COMMANDS = Path(sys.executable).parent
 """Where the reader's `agac` is."""
@@ -154,6 +155,15 @@ class Session:
         )
         return base_url
 
+    def hub(self, file: str, folder: Path) -> None:
+        """From now on `hf://` is a hub on this machine, with this file of the page's folder: OWNER/NAME/PATH."""
+        from support.remote import Hub, serving
+
+        owner, name, path = file.split("/", 2)
+        hub = self.stack.enter_context(serving(Hub()))
+        hub.files["datasets", f"{owner}/{name}", "main"] = {path: (folder / path).read_bytes()}
+        self.type(f"export HF_ENDPOINT={hub.url}")
+
 
 def from_files(page: Path) -> set[str]:
     """The blocks of a page that show files of the repository: the page tells nobody to write them."""
@@ -205,7 +215,11 @@ def run_page(page: Path, folder: Path) -> list[tuple[Block, str]]:
     found: list[tuple[Block, str]] = []
     with ExitStack() as stack:
         session = Session(folder, stack, free_port())
+        if page.is_relative_to(ROOT / "docs/examples"):
+            shutil.copytree(page.parent, folder / page.parent.name, ignore=shutil.ignore_patterns(page.name))
         for block in blocks(page):
+            if "hub" in block.directives:
+                session.hub(block.directives["hub"], page.parent)
             if path := file_of(block):
                 session.show_or_write(block, path)
             elif block.language == "console" and "not run" not in block.directives:

@@ -2,7 +2,7 @@
 """The pages of the documentation as data: their fenced blocks, and what a comment before a block says about it.
 
 A comment on the lines before a block: `<!-- not run: reason -->`, `<!-- file: path -->`,
-`<!-- killed: after 40 calls, 4 in flight -->`.
+`<!-- killed: after 40 calls, 4 in flight -->`, `<!-- hub: owner/data_set/path -->`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(r"<!-- ([a-z][a-z ]*?)(?:: (.*?))? -->\Z")
 _GENERATED = re.compile(r"<!-- generated: ([^>]*?) -->\n(.*?)<!-- /generated -->", re.DOTALL)
 
-DIRECTIVES = frozenset({"not run", "file", "killed"})
+DIRECTIVES = frozenset({"not run", "file", "killed", "hub"})
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page, in the order in which a reader would meet them."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Every page, in the order in which a reader would meet them; an example's AgentCard is none."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(page for page in found if page.parent.name != "agentcards")]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from pages import DIRECTIVES, ROOT
+from pages import DIRECTIVES, ROOT, pages
 
 WITH_MKDOCS = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mkdocs", "mkdocstrings_handlers"))),
     reason="mkdocs or a plugin of it is not installed: pip install -e '.[docs]'",
 )
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [page for page in pages() if page.is_relative_to(ROOT / "docs")]
 SOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
 """What a browser fetches by itself."""
 PICTURE = ROOT / "docs/assets/architecture.svg"
