@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -18,7 +18,6 @@ from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
 if TYPE_CHECKING:
-    import duckdb
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
@@ -108,9 +107,7 @@ class ParquetSource(FileSource):
         import duckdb
 
         try:
-            with closing(duckdb.connect(config={"threads": 1})) as connection:
-                with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
-                    connection.execute("SET TimeZone = 'UTC'")
+            with closing(memory_database()) as connection:
                 yield connection
         except duckdb.Error as error:
             first = str(error).partition("\n")[0].replace(no_pattern(self._path), self._path.name)
@@ -183,7 +180,9 @@ class ParquetSink(AtomicFile):
         self._names = distinct([column.name for column in layout.columns])
         self._kinds = [column.kind for column in layout.columns]
         self._json = [place for place, kind in enumerate(self._kinds) if kind in _AS_JSON]
-        self._connection = _memory_database(path)
+        if lack := lack_of(f"{path}: parquet", "duckdb"):
+            raise AgacError(lack, remedy="Or remove parquet from output.format.")
+        self._connection = memory_database()
         self._longest = self._characters = self._rows = 0
         self._finished = False
         super().__init__(path)
@@ -230,15 +229,9 @@ class ParquetSink(AtomicFile):
     def _convert(self) -> None:
         import duckdb
 
-        types = ", ".join(f"c{place}: '{_TYPES[kind]}'" for place, kind in enumerate(self._kinds))
         columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
-        # a character has at most four bytes; the reader holds some buffers of this size
-        bound = max(_MIN_LINE, 4 * self._longest)
-        spool = literal(no_pattern(self._spool.temporary))
-        rows = (
-            f"read_json({spool}, columns = {{{types}}}, format = 'newline_delimited', compression = 'none', "
-            f"hive_partitioning = false, maximum_object_size = {bound})"
-        )
+        types = {f"c{place}": _TYPES[kind] for place, kind in enumerate(self._kinds)}
+        rows = read_json(no_pattern(self._spool.temporary), types, self._longest)
         query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
         target = literal(str(self.temporary))
         # so many rows are held in memory until they are written: fewer where they are long
@@ -255,18 +248,26 @@ class ParquetSink(AtomicFile):
             ) from error
 
 
-def _memory_database(path: Path) -> duckdb.DuckDBPyConnection:
-    if lack := lack_of(f"{path}: parquet", "duckdb"):
-        raise AgacError(lack, remedy="Or remove parquet from output.format.")
+def memory_database() -> DuckDBPyConnection:
+    """A database in memory. One thread keeps the memory flat, and nothing is spilled into the current folder."""
     import duckdb
 
-    # one thread keeps the memory flat, and nothing is spilled into the current folder
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "threads": "1",
-        "temp_directory": "",
-        "autoinstall_known_extensions": "false",
-    }
-    return duckdb.connect(":memory:", config=config)
+    connection = duckdb.connect(config={"threads": 1, "temp_directory": "", "autoinstall_known_extensions": "false"})
+    with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
+        connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def read_json(path: str, types: Mapping[str, str], longest: int) -> str:
+    """Lines of JSON as duckdb reads them, by fields and their types; `longest` is the most characters of a line."""
+    columns = ", ".join(f"{field}: '{type_}'" for field, type_ in types.items())
+    bound = max(
+        _MIN_LINE, 4 * longest
+    )  # a character has at most four bytes; the reader holds some buffers of this size
+    return (
+        f"read_json({literal(path)}, columns = {{{columns}}}, format = 'newline_delimited', "
+        f"compression = 'none', hive_partitioning = false, maximum_object_size = {bound})"
+    )
 
 
 def literal(text: str) -> str:

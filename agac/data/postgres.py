@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from math import isfinite, isinf, isnan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of
 from agac.core.redact import Redactor
-from agac.core.types import JSONValue, RowId
+from agac.core.types import JSONValue
 from agac.data.files import Record
 from agac.data.json_formats import RefusedValue, decode, encode
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
-from agac.data.sqlite import NO_NUMBERS, OTHER_TABLE, check_key, quoted, table_columns
-from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout
+from agac.data.sqlite import NO_NUMBERS, OTHER_TABLE, Known, TableSink, check_key, find_column, quoted, refuse_repeated
+from agac.data.tables import Kind, TableColumn, TableLayout
 from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Server:
 
         known: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "fallback_application_name": "agac"}
         known |= conninfo_to_dict(self._address) | {"client_encoding": "utf8"}
-        connection = psycopg.connect(**known)
+        connection = psycopg.connect(**known, cursor_factory=psycopg.RawCursor)
         try:
             connection.execute(settings)
         except BaseException:
@@ -140,29 +139,19 @@ def _loaders() -> dict[int, type[Any]]:
     from psycopg import postgres
     from psycopg.adapt import Loader
 
-    class Text(Loader):
-        def load(self, data: Any) -> Any:
-            return bytes(data).decode("utf-8", "surrogateescape")
+    def loader(read: Callable[[str], Any]) -> type[Any]:
+        load = {"load": lambda _, data: read(bytes(data).decode("utf-8", "surrogateescape"))}
+        return type("Reading", (Loader,), load)
 
-    class Json(Text):
-        def load(self, data: Any) -> Any:
-            return _Json(super().load(data))
-
-    class Moment(Text):
-        def load(self, data: Any) -> Any:
-            return iso_moment(super().load(data))
-
-    class Decimal(Text):
-        def load(self, data: Any) -> Any:
-            text = super().load(data)
-            return float(text) if text in ("NaN", "Infinity", "-Infinity") else text
-
-    special = {"json": Json, "jsonb": Json, "timestamp": Moment, "timestamptz": Moment, "numeric": Decimal}
     kept = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "bytea"}
-    types: dict[int, type[Any]] = {
-        one.oid: special.get(one.name, Text) for one in postgres.types if one.name not in kept
-    }
-    return types | {0: Text}
+    special: dict[str, Callable[[str], Any]] = {"json": _Json, "jsonb": _Json, "numeric": _decimal}
+    special |= dict.fromkeys(("timestamp", "timestamptz"), iso_moment)
+    found = {one.oid: loader(special.get(one.name, str)) for one in postgres.types if one.name not in kept}
+    return found | {0: loader(str)}
+
+
+def _decimal(text: str) -> float | str:
+    return float(text) if text in ("NaN", "Infinity", "-Infinity") else text
 
 
 class PostgresSource:
@@ -175,11 +164,7 @@ class PostgresSource:
                 self._columns = tuple(str(column.name) for column in cursor.description or ())
         except AgacError as error:
             raise UsageError(error.message, remedy=error.remedy) from None
-        if twice := [text_quoted(name) for name, count in Counter(self._columns).items() if count > 1]:
-            raise UsageError(
-                f"{address}: the query gives {', '.join(twice)} more than once",
-                remedy="Give every column its own name, with AS.",
-            )
+        refuse_repeated(address, self._columns)
 
     def columns(self) -> tuple[str, ...]:
         return self._columns
@@ -243,7 +228,7 @@ def reads_table(server: Server, statement: str, target: Server, table: str) -> b
             f"{quoted(schema)}.{quoted(name)}" for schema, name in _relations(json.loads(plan[0]) if plan else None)
         ]
         found = connection.execute(
-            "SELECT 1 FROM unnest(%s::text[]) AS name WHERE to_regclass(%s) IN (to_regclass(name), "
+            "SELECT 1 FROM unnest($1::text[]) AS name WHERE to_regclass($2) IN (to_regclass(name), "
             "pg_partition_root(to_regclass(name)))",
             [names, server_table(table)],
         )
@@ -260,45 +245,30 @@ def _relations(plan: Any) -> Iterator[tuple[str, str]]:
 # Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod),
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' OR a.attidentity = 'a',
     CASE WHEN t.typname IN ('json', 'jsonb') THEN 'json' WHEN t.typname IN ('int2', 'int4', 'int8') THEN 'integer'
         WHEN t.typname IN ('float4', 'float8') THEN 'float' ELSE t.typcategory::text END,
-    a.attgenerated <> '' OR a.attidentity = 'a',
     EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
         AND i.indimmediate AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _TABLE = """
 SELECT c.relkind::text, pg_has_role(c.relowner, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
     AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
-FROM pg_class c WHERE c.oid = to_regclass(%s)
+FROM pg_class c WHERE c.oid = to_regclass($1)
 """
 _SCHEMA = """
-SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())
+SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = coalesce($1, current_schema())
 """
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
 
 
-class _Known(NamedTuple):
-    """A column of a table that is there: its type as SQL has it, and the `family` of it: `json`, `integer`, `float`, or
-    PostgreSQL's category (N numeric, B boolean, S text, …). `unique`: rows can be found by it alone."""
-
-    name: str
-    type: str
-    family: str
-    computed: bool
-    unique: bool
-
-
-def _columns_of(connection: Connection[Any], table: str) -> dict[str, _Known]:
-    """The columns of a table by their names, and in lower case; empty when there is no such table."""
-    found = [_Known(*row) for row in connection.execute(_COLUMNS, [table])]
+def _columns_of(connection: Connection[Any], table: str) -> dict[str, Known]:
+    """The columns of a table by their names, and in lower case; empty when there is no such table. A family is `json`,
+    `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text, …)."""
+    found = [Known(*row) for row in connection.execute(_COLUMNS, [table])]
     return {one.name.lower(): one for one in found} | {one.name: one for one in found}
-
-
-def _find(known: Mapping[str, _Known], name: str) -> _Known | None:
-    return known.get(name) or known.get(name.lower())
 
 
 def check_target(server: Server, table: str, columns: Sequence[TableColumn]) -> None:
@@ -323,16 +293,16 @@ def _check_table(connection: Connection[Any], table: str, columns: Sequence[Tabl
         if kind not in "rp":
             raise UsageError(f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=OTHER_TABLE)
         known = _columns_of(connection, name)
-        key = _find(known, columns[0].name)
+        key = find_column(known, columns[0].name)
         check_key(shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique))
-        lacking = [text_quoted(column.name) for column in columns if _find(known, column.name) is None]
+        lacking = [text_quoted(column.name) for column in columns if find_column(known, column.name) is None]
         if not may_write:
             raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
         if lacking and not own:
             raise UsageError(
                 f"{shown}: only its owner can add {', '.join(lacking)}", remedy=f"{OTHER_TABLE} Or add them."
             )
-    clashes = [text for column in columns if (text := _clash(column, _find(known, column.name)))]
+    clashes = [text for column in columns if (text := _clash(column, find_column(known, column.name)))]
     if clashes:
         change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
         raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{OTHER_TABLE} {change}.")
@@ -347,7 +317,7 @@ _TAKES = {
 """Which kinds of values go into columns of a family as they are. Others take texts: dates, ids of their own kind."""
 
 
-def _clash(column: TableColumn, known: _Known | None) -> str:
+def _clash(column: TableColumn, known: Known | None) -> str:
     """Why the values of a column cannot go where they should, if so."""
     if known is None:
         size = len(column.name.encode())
@@ -360,123 +330,68 @@ def _clash(column: TableColumn, known: _Known | None) -> str:
     return f"the column {known.name!r} is {known.type}, but {word} would be written into it"
 
 
-# Types of columns that agac makes. A number that no schema declares is `numeric`: it may be of another kind next time,
-# and no digit of it is lost.
-
-
-def _definition(column: TableColumn) -> str:
-    types = {
-        Kind.BOOLEAN: "boolean", Kind.NESTED: "jsonb", Kind.MIXED: "jsonb",
-        Kind.INTEGER: "bigint" if column.declared else "numeric",
-        Kind.NUMBER: "double precision" if column.declared else "numeric",
-    }  # fmt: skip
-    return f"{quoted(column.name)} {types.get(column.kind, 'text')}"
-
-
 _UNFIT = re.compile("[\0\ud800-\udfff]")
+_UNFIT_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000|[\ud800-\udfff]")
+"""The same in the text of JSON, where backslashes before an escape are characters of their own, two by two."""
+
 _EXACT = 1 << 53
 
 
-class PostgresSink:
-    """Rows into a `table`, `NAME` or `SCHEMA.NAME`, in one transaction.
+class PostgresSink(TableSink):
+    """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`, in one transaction.
 
-    The table is made if it is not there, columns that it lacks are added. Rows and columns of others stay. Rows without
-    an id of their own are left out. Nothing is seen of it before `commit`; a kill, or a connection that is lost, takes
-    everything back. A NUL character, which PostgreSQL refuses, and half of a surrogate pair become `\ufffd`.
+    A kill, or a connection that is lost, takes everything back. A NUL character, which PostgreSQL refuses, and half of
+    a surrogate pair become `\ufffd`.
     """
+
+    ids, place = ("text", "bigint"), "${}"
 
     def __init__(self, server: Server, table: str, layout: TableLayout) -> None:
         """Raises AgacError when the server cannot be used, UsageError when the table has columns that cannot take
         rows."""
-        self._server, self._place, self._id_place = server, f"table {table!r}: ", layout.id_place
-        self._connection: Connection[Any] | None = None
-        try:
-            with server.explained(self._place):
-                self._connection = server.connect(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
-                columns = self._prepare(self._connection, table, layout)
-        except BaseException:  # also when it is interrupted, the table is not left locked
-            self.abort()
-            raise
-        self._names = [column.name for column in columns]
-        self._families = [column.family for column in columns]
-        self._statement = _upsert(server_table(table), self._names)
-
-    def write(self, rows: Sequence[OutputRow]) -> None:
-        """Puts rows in, or brings those up to date that are there. Raises AgacError when the server refuses one."""
-        assert self._connection is not None
-        with self._server.explained(self._place):
-            own = [self._values(row.id, row) for row in rows if row.id is not None]
-            with self._connection.cursor() as cursor:
-                cursor.executemany(self._statement, own)
+        self._server, self._table, self._shown = server, table, f"{server.shown}: table {table!r}"
+        self._begin(server_table(table), layout)
 
     def finish(self) -> None:
         """Checks what PostgreSQL would otherwise check at the end."""
         if self._connection is not None:
-            with self._server.explained(self._place):
+            with self._explained():
                 self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def commit(self) -> None:
-        """Ends the transaction: all rows are seen at once, durably."""
-        if self._connection is not None:
-            with self._server.explained(self._place):
-                self._connection.commit()
-            self.abort()
+    def _connect(self) -> None:
+        self._connection = self._server.connect(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
 
-    def abort(self) -> None:
-        """Takes back what was written. After `commit` it does nothing."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()  # which takes back what has not been committed
+    def _known(self) -> dict[str, Known]:
+        return _columns_of(self._connection, server_table(self._table))
 
-    def _prepare(self, connection: Connection[Any], table: str, layout: TableLayout) -> list[_Known]:
-        """The table as the rows need it; gives the columns that are written, the key first."""
-        name = server_table(table)
-        known = _columns_of(connection, name)
-        columns = table_columns(layout, dict.fromkeys(column.name for column in known.values()))
-        _check_table(connection, table, columns, f"{self._server.shown}: table {table!r}")
-        if not known:
-            ids = "bigint" if columns[0].kind is Kind.INTEGER else "text"
-            body = ", ".join([f"{quoted(columns[0].name)} {ids} PRIMARY KEY", *map(_definition, columns[1:])])
-            connection.execute(f"CREATE TABLE {name} ({body})")
-        elif added := [f"ADD COLUMN {_definition(one)}" for one in columns if _find(known, one.name) is None]:
-            connection.execute(f"ALTER TABLE {name} {', '.join(added)}")
-        known = _columns_of(connection, name)
-        return [known.get(column.name) or known[column.name.lower()] for column in columns]
+    def _check(self, columns: Sequence[TableColumn]) -> None:
+        _check_table(self._connection, self._table, columns, self._shown)
 
-    def _values(self, own: RowId, row: OutputRow) -> list[str | None]:
-        if isinstance(own, str) and _UNFIT.search(own):
-            what = f"the id {own!r} holds a character that PostgreSQL cannot store"
-            raise AgacError(f"{self._server.shown}: {self._place}{what}", remedy="Give the row another id.")
-        cells = [cell for place, cell in enumerate(row.cells) if place != self._id_place]
-        return [self._text(place, value) for place, value in enumerate([own, *cells])]
+    def _definition(self, column: TableColumn) -> str:
+        """A number that no schema declares is `numeric`: it may be of another kind next time, and no digit is lost."""
+        types = {
+            Kind.BOOLEAN: "boolean", Kind.NESTED: "jsonb", Kind.MIXED: "jsonb",
+            Kind.INTEGER: "bigint" if column.declared else "numeric",
+            Kind.NUMBER: "double precision" if column.declared else "numeric",
+        }  # fmt: skip
+        return f"{quoted(column.name)} {types.get(column.kind, 'text')}"
 
-    def _text(self, place: int, value: JSONValue) -> str | None:
-        """A value as text that the server reads as the column's type."""
-        family = self._families[place]
+    def _explained(self) -> AbstractContextManager[None]:
+        return self._server.explained(f"table {self._table!r}: ")
+
+    def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
+        """The values as texts that the server reads as the types of the columns."""
+        if isinstance(values[0], str) and _UNFIT.search(values[0]):
+            what = f"the id {values[0]!r} holds a character that PostgreSQL cannot store"
+            raise AgacError(f"{self._shown}: {what}", remedy="Give the row another id.")
+        return [self._text(column, value) for column, value in zip(self._columns, values, strict=True)]
+
+    def _text(self, column: Known, value: JSONValue) -> str | None:
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None
-        if isinstance(value, str) and family != "json":
+        if isinstance(value, str) and column.family != "json":
             return _UNFIT.sub("\ufffd", value)
-        if family == "float" and type(value) is int and abs(value) > _EXACT and int(float(value)) != value:
-            what = f"the column {self._names[place]!r} of floating point numbers would change {value}"
-            raise AgacError(f"{self._server.shown}: {self._place}{what}", remedy="Make it numeric.")
-        text = encode(value)
-        return encode(_fitting(value)) if "\\u0000" in text or _UNFIT.search(text) else text
-
-
-def _fitting(value: JSONValue) -> JSONValue:
-    if isinstance(value, str):
-        return _UNFIT.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_fitting(one) for one in value]
-    return (
-        {_UNFIT.sub("\ufffd", key): _fitting(one) for key, one in value.items()} if isinstance(value, dict) else value
-    )
-
-
-def _upsert(table: str, names: Sequence[str]) -> str:
-    key, *others = (quoted(name).replace("%", "%%") for name in names)
-    places = ", ".join(["%s"] * len(names))
-    change = ", ".join(f"{name} = excluded.{name}" for name in others)
-    insert = f"INSERT INTO {table.replace('%', '%%')} ({', '.join([key, *others])}) VALUES ({places})"  # noqa: S608 - quoted
-    return f"{insert} ON CONFLICT ({key}) DO UPDATE SET {change}"
+        if column.family == "float" and type(value) is int and abs(value) > _EXACT and int(float(value)) != value:
+            what = f"the column {column.name!r} of floating point numbers would change {value}"
+            raise AgacError(f"{self._shown}: {what}", remedy="Make it numeric.")
+        return _UNFIT_JSON.sub(lambda match: f"{match[1] or ''}\ufffd", encode(value))

@@ -7,7 +7,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, ErrorType, Problem, RowError, SpecError,
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
 from agac.data.json_formats import encode, quoted
-from agac.data.parquet import TypedRows, literal, no_pattern
+from agac.data.parquet import TypedRows, literal, memory_database, no_pattern, read_json
 from agac.data.sqlite import quoted as identifier
 from agac.data.tables import distinct
 
@@ -31,7 +31,6 @@ MEMORY, DISK = "1GB", "100GB"
 """What a statement may hold in memory, and how much of it duckdb may put into a temporary folder beyond that."""
 
 _LOCKED = (
-    "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET allow_community_extensions = false",
     "SET python_enable_replacements = false",  # else the name of a table may be a variable of this process
@@ -40,7 +39,6 @@ _LOCKED = (
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
-_MIN_LINE = 1 << 20
 _SPOT = re.compile(r"\n(LINE \d+: .*)\n( *)(\^+)")
 _INTEGERS = {53: "EXACT", 63: "BIGINT", 127: "HUGEINT"}  # bits; a double holds the first
 
@@ -67,7 +65,7 @@ class _Spool(AtomicFile):
 
     remedy = "Make room there: the rows that a statement reads are first written there."
 
-    def __init__(self, rows: Source, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         with explained(folder, self.remedy):
             folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
@@ -76,7 +74,11 @@ class _Spool(AtomicFile):
                 shutil.rmtree(left, ignore_errors=True)
         super().__init__(folder / "rows")
         self.unusable, self.longest, self._spills = 0, 0, count()
-        self.fields = {name: (f"c{place}", set[str]()) for place, name in enumerate(rows.columns() or ())}
+        self.fields: dict[str, tuple[str, set[str]]] = {}
+
+    def fill(self, rows: Source) -> None:
+        """Writes all rows. Raises as their source and the disk do; then nothing of them stays."""
+        self.fields = {name: (f"c{place}", set()) for place, name in enumerate(rows.columns() or ())}
         try:
             for record in rows.records():
                 self._add(record)
@@ -117,14 +119,14 @@ class SqlSource:
         self._rows, self._where, self._columns = rows, where, list(rows.columns() or ())
         if lack := lack_of(f"{rows.describe()}: sql", "duckdb"):
             raise UsageError(lack, remedy="Or leave the statement out.")
-        self._spool: _Spool | None = None
         self._statement = self._checked(statement)
+        self._spool = _Spool(folder)
+        weakref.finalize(self, self._spool.abort)
         # a pattern is looked for in its folder, which a statement must not see
         self._files = files if all(no_pattern(path) == str(path) for path in files) else ()
         if not self._files:
-            self._spool = _Spool(rows, folder)
-            weakref.finalize(self, self._spool.abort)
-            self._columns = [*self._spool.fields]
+            self._spool.fill(rows)
+            self._columns = [f"{name} {_type(kinds)}" for name, (_, kinds) in self._spool.fields.items()]
         self._table = self._bound() if self._columns else None  # rows without any field fit whatever is said of them
 
     def columns(self) -> tuple[str, ...] | None:
@@ -136,7 +138,7 @@ class SqlSource:
     def records(self, start: int = 0) -> Iterator[Record]:
         """What the statement gives. Records that cannot be used are in no table: each is a row that fails, after those
         of the statement, so that none is lost."""
-        unusable = self._spool.unusable if self._spool else 0
+        unusable = self._spool.unusable
         ordinal = skipped = 0 if unusable else start
         if self._table is not None:
             with self._connected() as connection:
@@ -165,10 +167,9 @@ class SqlSource:
 
     def _bound(self) -> TypedRows:
         """What the statement gives. Raises SpecError when it does not fit the rows."""
-        fields = self._spool.fields if self._spool else {}
         with self._connected(binding=True) as connection:
             connection.execute(f"EXPLAIN\n{self._statement}")
-            mixed = [name for name, (_, kinds) in fields.items() if kinds == {"EXACT", "DOUBLE"}]
+            mixed = [name for name, (_, kinds) in self._spool.fields.items() if kinds == {"EXACT", "DOUBLE"}]
             table = TypedRows(connection.sql(self._statement), json=not self._files, mixed=mixed)
         alike = Counter(name.lower() for name in table.columns)
         if twice := [quoted(name) for name in table.columns if alike[name.lower()] > 1]:
@@ -181,12 +182,10 @@ class SqlSource:
         with the statement while it is looked at (`binding`), AgacError while it is run."""
         import duckdb
 
-        spill = self._spool.spill() if self._spool else None
+        spill = self._spool.spill()
         try:
-            with closing(duckdb.connect(config={"threads": 1})) as connection:
-                with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
-                    connection.execute("SET TimeZone = 'UTC'")
-                connection.execute(f"SET temp_directory = {literal(str(spill or ''))}")
+            with closing(memory_database()) as connection:
+                connection.execute(f"SET temp_directory = {literal(str(spill))}")
                 for statement in (*self._opening(), *_LOCKED):
                     connection.execute(statement)
                 yield connection
@@ -200,24 +199,19 @@ class SqlSource:
             remedy = "Correct the statement: TRY_CAST(x AS INTEGER) is null where CAST fails."
             raise AgacError(str(refused.problems[0]), remedy=remedy) from error
         finally:
-            if spill:
-                shutil.rmtree(spill, ignore_errors=True)
+            shutil.rmtree(spill, ignore_errors=True)
 
     def _opening(self) -> Iterator[str]:
         """What makes the table input, and what it may read for that."""
-        if self._spool is None:
-            paths, columns = ", ".join(literal(str(path)) for path in self._files), "*"
+        paths, columns = ", ".join(literal(str(path)) for path in self._files or [self._spool.temporary]), "*"
+        if self._files:
             rows = f"read_parquet([{paths}], union_by_name = true)"
         else:
-            fields, paths = self._spool.fields, literal(str(self._spool.temporary))
-            types = ", ".join(f"{field}: '{_type(kinds)}'" for field, kinds in fields.values())
+            fields = self._spool.fields
             names = zip(fields.values(), distinct([*fields]), strict=True)
             columns = ", ".join(f"{field} AS {identifier(name)}" for (field, _), name in names)
-            bound = max(_MIN_LINE, 4 * self._spool.longest)  # a character has at most four bytes
-            rows = (
-                f"read_json({paths}, columns = {{{types}}}, format = 'newline_delimited', compression = 'none', "
-                f"hive_partitioning = false, maximum_object_size = {bound})"
-            )
+            types = {field: _type(kinds) for field, kinds in fields.values()}
+            rows = read_json(str(self._spool.temporary), types, self._spool.longest)
         yield f"SET allowed_paths = [{paths}]"
         yield f"CREATE VIEW input AS SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
 
@@ -227,7 +221,5 @@ class SqlSource:
         text = (first.partition(" Error: ")[2] or first).rstrip("!.")
         if spot := _SPOT.search(said):
             text += f", at {spot[1][len(spot[2]) : len(spot[2]) + len(spot[3])]!r}"
-        fields = self._spool.fields if self._spool else {}
-        columns = [f"{name} {_type(fields[name][1])}" if fields else name for name in self._columns]
-        text += f"; the columns of input are: {', '.join(columns)}" if columns and text != first else ""
+        text += f"; the columns of input are: {', '.join(self._columns)}" if self._columns and text != first else ""
         return SpecError([Problem(self._where, text)])

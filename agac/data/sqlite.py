@@ -6,12 +6,12 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from math import isfinite, isinf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from agac.core.errors import AgacError, UsageError, did_you_mean, sentence
@@ -48,12 +48,7 @@ class SqliteSource(FileSource):
         except AgacError as error:
             raise UsageError(error.message, remedy=self._meant(error.message) or error.remedy) from error
         named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
-        twice = [text_quoted(name) for name, count in Counter(named).items() if count > 1 and name in self._columns]
-        if twice:
-            raise UsageError(
-                f"{self._shown}: the query gives {', '.join(twice)} more than once",
-                remedy="Give every column its own name, with AS.",
-            )
+        refuse_repeated(shown, [name for name in named if name in self._columns])
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened(), self.connected() as connection:
@@ -113,6 +108,13 @@ class SqliteSource(FileSource):
             raise AgacError(f"{self._shown}: {problem}", remedy=remedy) from error
 
 
+def refuse_repeated(shown: str, columns: Sequence[str]) -> None:
+    """Raises UsageError where a query gives several columns of one name."""
+    if twice := [text_quoted(name) for name, count in Counter(columns).items() if count > 1]:
+        what = f"{shown}: the query gives {', '.join(twice)} more than once"
+        raise UsageError(what, remedy="Give every column its own name, with AS.")
+
+
 def tables_read(path: Path, statement: str, shown: str) -> set[str]:
     """The tables that a statement reads, views followed, in lower case. Raises UsageError when it cannot be read."""
     found: set[str] = set()
@@ -156,17 +158,25 @@ _NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
 
 
 class Known(NamedTuple):
-    """A column of a table that is there: its declared type, and whether SQLite computes it."""
+    """A column of a table that is there: its declared type, and whether the database computes it. A server tells also
+    the `family` of the type, and whether rows can be found by the column alone, `unique`."""
 
     name: str
     type: str
     computed: bool
+    family: str = ""
+    unique: bool = False
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, Known]:
     """The columns of a table by their names in lower case; empty when there is no such table."""
     rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})")
     return {name.lower(): Known(name, type_.upper(), hidden > 0) for _, name, type_, _, _, _, hidden in rows}
+
+
+def find_column(known: Mapping[str, Known], name: str) -> Known | None:
+    """A column of a table by its name, or by that in lower case."""
+    return known.get(name) or known.get(name.lower())
 
 
 def table_columns(layout: TableLayout, there: Collection[str] = ()) -> list[TableColumn]:
@@ -279,34 +289,54 @@ class TableSink:
     an id of their own are left out. Nothing is seen of it before `commit`.
     """
 
+    ids, place = ("TEXT", "INTEGER"), "?{}"
+    """The types of ids that are texts and integers, and how a statement names the value of this number."""
+
+    _connection: Any = None
+    _made = False
+
     def __init__(self, path: Path, table: str, layout: TableLayout, shown: str, *, unshared: bool = False) -> None:
         """`unshared`: no other process sees the database before it is whole, so it needs no journal file.
 
         Raises AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows.
         """
         self._path, self._table, self._shown = path, table, f"{shown}: table {table!r}"
-        self._made = False
-        self._connection: sqlite3.Connection | None = None
+        self._unshared = unshared
+        self._begin(quoted(table), layout)
+
+    def _begin(self, table: str, layout: TableLayout) -> None:
+        """Makes the table, whose name in SQL this is, as the rows need it."""
         self._id_place = layout.id_place
         try:
-            with self._explained(), explained(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._made = not path.exists()
-                self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-                if unshared:
-                    self._connection.execute("PRAGMA journal_mode = MEMORY")
-                self._connection.execute("BEGIN IMMEDIATE")
-                columns = self._prepare(self._connection, layout)
+            with self._explained():
+                self._connect()
+                known = self._known()
+                columns = table_columns(layout, dict.fromkeys(column.name for column in known.values()))
+                self._check(columns)
+                if not known:
+                    key = f"{quoted(columns[0].name)} {self.ids[columns[0].kind is Kind.INTEGER]} PRIMARY KEY NOT NULL"
+                    body = ", ".join([key, *map(self._definition, columns[1:])])
+                    self._connection.execute(f"CREATE TABLE {table} ({body})")
+                for column in columns if known else ():
+                    if find_column(known, column.name) is None:
+                        self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {self._definition(column)}")
+                known = self._known()
         except BaseException:  # also when it is interrupted, the database is not left locked
             self.abort()
             raise
-        self._statement = _upsert(table, [column.name for column in columns])
+        self._columns = [one for column in columns if (one := find_column(known, column.name))]
+        key, *others = (quoted(column.name) for column in self._columns)
+        places = ", ".join(map(self.place.format, range(1, len(columns) + 1)))
+        change = ", ".join(f"{name} = excluded.{name}" for name in others)
+        insert = f"INSERT INTO {table} ({', '.join([key, *others])}) VALUES ({places})"  # noqa: S608 - quoted
+        self._statement = f"{insert} ON CONFLICT ({key}) DO UPDATE SET {change}"
 
     def write(self, rows: Sequence[OutputRow]) -> None:
         """Puts rows in, or brings those up to date that are there. Raises AgacError when the database refuses one."""
-        assert self._connection is not None
+        own = [(row.id, row.cells) for row in rows if row.id is not None]
+        values = ([id_, *(cell for place, cell in enumerate(cells) if place != self._id_place)] for id_, cells in own)
         with self._explained():
-            self._connection.executemany(self._statement, [self._values(row) for row in rows if row.id is not None])
+            self._connection.cursor().executemany(self._statement, [*map(self._storable, values)])
 
     def finish(self) -> None:
         """Nothing is left to do: what was written waits in the transaction, in the database's own files."""
@@ -315,50 +345,50 @@ class TableSink:
         """Ends the transaction: all rows are seen at once, durably."""
         if self._connection is not None:
             with self._explained():
-                self._connection.execute("COMMIT")
-                self._connection.close()
-            self._connection = None
+                self._connection.commit()
+            self.abort()
 
     def abort(self) -> None:
         """Takes back what was written. After `commit` it does nothing."""
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with suppress(sqlite3.Error):
-            connection.rollback()
-        with suppress(sqlite3.Error):
-            connection.close()
+        if connection is not None:
+            connection.close()  # which takes back what was not committed
         if self._made and self._path.exists() and not self._path.stat().st_size:
             self._path.unlink()
 
-    def _prepare(self, connection: sqlite3.Connection, layout: TableLayout) -> list[TableColumn]:
-        """The table as the rows need it; gives the columns that are written, the key first."""
-        known = columns_of(connection, self._table)
-        columns = table_columns(layout, [column.name for column in known.values()])
-        check_table(connection, self._table, columns, self._shown)
-        if not known:
-            ids = "INTEGER" if columns[0].kind is Kind.INTEGER else "TEXT"
-            key = f"{quoted(columns[0].name)} {ids} PRIMARY KEY NOT NULL"
-            body = ", ".join([key, *map(_definition, columns[1:])])
-            connection.execute(f"CREATE TABLE {quoted(self._table)} ({body})")
-            return columns
-        for column in columns:
-            if column.name.lower() not in known:
-                connection.execute(f"ALTER TABLE {quoted(self._table)} ADD COLUMN {_definition(column)}")
-        return columns
+    def _connect(self) -> None:
+        with explained(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._made = not self._path.exists()
+        connection = self._connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+        if self._unshared:
+            connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("BEGIN IMMEDIATE")
 
-    def _values(self, row: OutputRow) -> list[JSONValue]:
-        values = [_storable(cell) for cell in row.cells]
-        if self._id_place is not None:
-            values.pop(self._id_place)
-        return [_storable(row.id), *values]
+    def _known(self) -> dict[str, Known]:
+        return columns_of(self._connection, self._table)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise AgacError(f"{self._shown}: {error}", remedy=_remedy(error)) from error
+    def _check(self, columns: Sequence[TableColumn]) -> None:
+        check_table(self._connection, self._table, columns, self._shown)
+
+    def _definition(self, column: TableColumn) -> str:
+        """Without a declared type where the next run may bring other values: then nothing is converted."""
+        declared = column.declared or column.kind is Kind.TEXT
+        return f"{quoted(column.name)} {_TYPES.get(column.kind, '') if declared else ''}".rstrip()
+
+    def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
+        return [_storable(value) for value in values]
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return _sink_errors(self._shown)
+
+
+@contextmanager
+def _sink_errors(shown: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise AgacError(f"{shown}: {error}", remedy=_remedy(error)) from error
 
 
 class FreshDatabase(AtomicFile):
@@ -382,20 +412,6 @@ class FreshDatabase(AtomicFile):
     def abort(self) -> None:
         self._sink.abort()
         super().abort()
-
-
-def _definition(column: TableColumn) -> str:
-    """Without a declared type where the next run may bring other values: then nothing is converted."""
-    declared = column.declared or column.kind is Kind.TEXT
-    return f"{quoted(column.name)} {_TYPES.get(column.kind, '') if declared else ''}".rstrip()
-
-
-def _upsert(table: str, names: Sequence[str]) -> str:
-    key, *others = map(quoted, names)
-    places = ", ".join("?" * len(names))
-    change = ", ".join(f"{name} = excluded.{name}" for name in others)
-    insert = f"INSERT INTO {quoted(table)} ({', '.join([key, *others])}) VALUES ({places})"  # noqa: S608 - quoted
-    return f"{insert} ON CONFLICT ({key}) DO UPDATE SET {change}"
 
 
 def _storable(value: JSONValue) -> JSONValue:

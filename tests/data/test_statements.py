@@ -13,15 +13,20 @@ from agac.core.errors import AgacError, ErrorType, SpecError, Where
 from agac.data import sql as statements
 from agac.data.files import Source
 from agac.data.sources import open_input
-from agac.spec.workflow import InputSpec
+from agac.spec.workflow import InputFormat, InputSpec
 
 AT = Where("workflows/w.yml", 3, 8, "input.sql")
 
 
-def asked(folder: Path, sql: str, rows: list[Any] | None = None, text: str | None = None) -> Source:
-    name = "rows.jsonl"
-    (folder / name).write_text(text or "".join(f"{json.dumps(row)}\n" for row in rows or [{"id": "a", "n": 1}]))
-    spec = InputSpec(folder / name, name, "jsonl", None, "error", AT, sql=sql, sql_at=AT, scratch=folder / "scratch")
+def asked(
+    folder: Path, sql: str, rows: list[Any] | None = None, text: str | None = None, kind: InputFormat = "jsonl"
+) -> Source:
+    name = f"rows.{kind}"
+    if kind == "parquet":
+        duckdb.sql(f"COPY (SELECT 'a' AS id, 1 AS n) TO '{folder / name}'")
+    else:
+        (folder / name).write_text(text or "".join(f"{json.dumps(row)}\n" for row in rows or [{"id": "a", "n": 1}]))
+    spec = InputSpec(folder / name, name, kind, None, "error", AT, sql=sql, sql_at=AT, scratch=folder / "scratch")
     return open_input(spec)
 
 
@@ -143,14 +148,15 @@ def test_records_that_cannot_be_used_are_rows_that_fail_after_the_others(tmp_pat
     assert list(asked(tmp_path, "SELECT n FROM input", text="\n").records()) == []
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_what_sorts_more_than_fits_in_memory_goes_to_the_disk_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: InputFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, total = tmp_path / "scratch", 300_000
     low = [one.replace(f"'{statements.MEMORY}'", "'150MB'") for one in statements._LOCKED]
     monkeypatch.setattr(statements, "_LOCKED", low)
     wide = f"SELECT (i * 7919) % {total} AS k, repeat('x', 500) || i AS text FROM input, range({total}) r(i) ORDER BY k"
-    source = asked(tmp_path, wide)
+    source = asked(tmp_path, wide, kind=kind)
     records = source.records()
     assert next(records).data == {"k": 0, "text": "x" * 500 + "0"}
     spilled = [path for path in scratch.rglob("*") if "spill" in str(path.parent)]
