@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+from agac.api.adopt import adopt
 from agac.api.plan import Confirm, plan
 from agac.api.project import RunOptions, open_project
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
-from agac.core.errors import ExitCode, RowError, SpecError, UsageError, listed
+from agac.core.errors import ExitCode, Problem, RowError, SpecError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
 from agac.data.json_formats import encode
@@ -35,7 +36,7 @@ from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
 from agac.store.db import Database, open_for_reading, write
 from agac.store.records import NewRow, WriteBatch
-from agac.store.rows import ExportRow, State
+from agac.store.rows import ExportRow, State, adopted_rows
 
 STDOUT = "-"
 """Standard output, as an OUTPUT."""
@@ -52,9 +53,10 @@ class ProcessOptions:
     says how they name fields. `instruction` is the system message, or a file with it. Answers are held to `json_schema`
     (a file) or `schema_model` (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`,
     `telemetry_output` and `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not
-    write; without `resume` one that is there is refused. All others are those of `agac.RunOptions` and of a workflow's
-    keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds. `provider` are
-    keys of a provider of agac.yml, by its `name`.
+    write; `resume` adopts its results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there
+    is refused. All others are those of `agac.RunOptions` and of a workflow's keys; `parallel` is `concurrency`,
+    `max_retries` and `retry_delay` are `retries`; times are seconds. `provider` are keys of a provider of agac.yml, by
+    its `name`.
     """
 
     prompt: str | None = None
@@ -92,7 +94,7 @@ class ProcessOptions:
     fresh: bool = False
     refetch: bool = False
     overwrite: bool = False
-    resume: bool = True
+    resume: bool | None = None
     stream: bool = False
     wait: bool = False
     yes: bool = False
@@ -230,9 +232,11 @@ def _row(new: NewRow, state: State, error: RowError | None, value: str | None) -
 
 class Job(BuiltWorkflow):
     """A job as the workflow that it is; `root` is where its state lies, `input` and `output` are as they are stored.
-    `piped` is the file in which standard input was kept, where an earlier invocation read it."""
+    `piped` is the file in which standard input was kept, where an earlier invocation read it. `adopts`: the results of
+    its OUTPUT are to be its answers."""
 
     piped: str | None
+    adopts = False
     watcher: EndedRows
 
     def __init__(self, root: Path, source: str, output: str, options: ProcessOptions, tell: Told | None) -> None:
@@ -260,6 +264,11 @@ class Job(BuiltWorkflow):
         """The options of its runs."""
         given = self.options.of_run()
         return replace(given, input=self.piped or self.input) if self.piped or is_outside(self.input) else given
+
+    def warn(self, text: str) -> None:
+        """A warning with which its runs and plans begin."""
+        file, document, problems = self.read
+        self.read = file, document, [*problems, Problem(Where(self.output), text, "warning")]
 
     def placed(self, output: OutputSpec) -> OutputSpec:
         """The files that are written, and no folder."""
@@ -430,6 +439,8 @@ async def process(
     OUTPUT that this job did not write raises UsageError.
     """
     job = await _ready(str(input), str(output), options or ProcessOptions(), project, tell)
+    if job.adopts:
+        job.warn(f"adopted {await adopt(job, confirm)}")
     return await _run(job, progress, confirm, handle_signals, began)
 
 
@@ -444,6 +455,8 @@ async def process_plan(
 ) -> PlanReport:
     """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
     job = await _ready(str(input), str(output), options or ProcessOptions(), project, None)
+    if job.adopts:
+        job.warn(f"--resume adopts {await adopt(job, None, dry=True)}. This plan is without them")
     return await asynchronous(plan)(job, job.of_run(), show=show, project=job.root)
 
 
@@ -509,14 +522,19 @@ async def _ready(
     known = [one for run in written for one in run.files.values()]
     others = [path for path in map(_path, (options.error_output, options.telemetry_output)) if path is not None]
     foreign = [path for path in others if path.exists() and path.stat().st_size and stamp(path) not in known]
-    if job.file.exists() and before is None:
+    job.adopts = bool(before is None and options.resume and job.file.is_file())
+    if job.file.exists() and before is None and not job.adopts:
         foreign.insert(0, job.file)
     if foreign:
-        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
+        adopting = " --resume adopts its results as answers of this job." if foreign[0] is job.file else ""
+        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE + adopting)
+    if job.adopts and (options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl"):
+        what = f"{output}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"
+        raise UsageError(what, remedy=_OVERWRITE)
     if before is not None and job.file.exists() and before["input"] != job.input:
         what = f"{output} has the results of another INPUT, {before['input']}"
         raise UsageError(what, remedy=_OVERWRITE)
-    if not options.resume and job.file.exists():
+    if options.resume is False and job.file.exists():
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
     return job
 
@@ -537,16 +555,18 @@ async def _run(
         watcher.close()
     if report.exit_code is not ExitCode.INTERRUPTED:
         await watcher.tell_others()
-    summary = job_summary(job, report)
+    async with stored_run(job.root, report.summary["run"]) as (database, record):
+        summary = job_summary(job, report, await adopted_rows(database, job.name, record.id))
     if job.options.summary_output is not None:
         write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())
     return replace(report, summary=summary, copies=copies)
 
 
-def job_summary(job: Job, report: RunReport) -> dict[str, Any]:
+def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
     """The summary of a run with what is asked of a row run besides: which rows were selected, processed in this
-    invocation, skipped (they needed no call) and failed; the model, the files, the duration in milliseconds."""
+    invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the model, the files, the duration
+    in milliseconds."""
     summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
     processed = done["rows_done"] + done["rows_failed"]
     return {
@@ -563,6 +583,7 @@ def job_summary(job: Job, report: RunReport) -> dict[str, Any]:
         "skipped_rows": max(0, rows.total - rows.open - processed),
         "ok_rows": rows.done + rows.skipped,
         "failed_rows": rows.failed,
+        "adopted_rows": adopted,
         "duration_ms": round(1000 * summary["duration_s"], 1),
         "interrupted": report.exit_code is ExitCode.INTERRUPTED,
         "exit_code": int(report.exit_code),

@@ -330,7 +330,9 @@ def _outcome(stage: dict[str, Any]) -> Iterator[str]:
         yield f"  finished: {stage['settled_at']}"
         return
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
-    if stage["answered_by"] and not does:
+    if stage["how"] == ["adopted"]:
+        yield f"  adopted: it stood in {stage['answered_by']['model']}; nothing was asked"
+    elif stage["answered_by"] and not does:
         after = [way for way in stage["how"] if way != "misformatted"]
         how = f", after {', '.join(after)}" if after else ""
         how += ", with a text that lacks its `format`" if after != stage["how"] else ""

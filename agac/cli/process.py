@@ -19,6 +19,7 @@ from agac.cli.plan import print_plans
 from agac.cli.run import batch_lines, next_lines, read_budget, say_stop, summary_lines
 from agac.cli.terminal import confirmed, from_here, print_json, print_text, say
 from agac.core.keys import job_alias
+from agac.core.types import counted
 from agac.spec.paths import PROJECT_FILE, STORE, is_project
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class ProcessCommand(click.Command):
     _path("--telemetry-output", text="Write the calls of each row here."),
     _path("--summary-output", text="Write the summary here too."),
     click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
-    click.option("--resume/--no-resume", default=True, help="Continue what is in OUTPUT (default), or refuse it."),
+    click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
+                 "write; or refuse one that is there."),
     click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
     click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
     _path("--config", text="Read the job from a YAML file; options win over its keys."),
@@ -210,6 +212,8 @@ def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary:
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
     lines = summary_lines(replace(report, files=[]), command, None)
     yield from (line for line in lines if "agac retry " not in line)  # which is for runs of workflow files
+    if adopted := report.summary["adopted_rows"]:
+        yield f"Adopted: the answers of {counted(adopted, 'row')}, out of the file as it was"
     if report.files:
         yield f"Results: {', '.join(map(from_here, report.files))}"
     if report.copies:

@@ -432,7 +432,8 @@ class StoredAnswers:
         if self.baseline.database is not None and not self.baseline.fresh:
             since = self.baseline.since(stage, chosen=chosen)
             for start in range(0, len(prints), MAX_KEYS):
-                found |= await earlier_results(self.baseline.database, prints[start : start + MAX_KEYS], since)
+                some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
+                found |= await earlier_results(self.baseline.database, some, since, workflow)
         return found
 
     async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:

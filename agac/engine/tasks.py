@@ -181,7 +181,7 @@ class Tasks:
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
         self._scope, self._wall, self._database = context.work.scope, context.work.clocks.wall, context.places.database
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
-        self._newest_before, self._since = newest_before, since
+        self._newest_before, self._since, self._workflow = newest_before, since, context.plan.workflow
         self._asking: dict[bytes, asyncio.Future[TaskReply | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
         self._voted: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
@@ -191,7 +191,7 @@ class Tasks:
         found = {}
         for since in {since for since, _ in keys}:
             prints = [fingerprint for one, fingerprint in keys if one == since]
-            for fingerprint, result in (await earlier_results(self._database, prints, since)).items():
+            for fingerprint, result in (await earlier_results(self._database, prints, since, self._workflow)).items():
                 found[since, fingerprint] = result
         return found
 

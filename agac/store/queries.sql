@@ -289,8 +289,15 @@ SELECT coalesce(max(id), 0) FROM result;
 INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: results_by_fingerprint
--- Earlier results for these fingerprints; the newest comes last and wins.
-SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? ORDER BY id;
+-- Earlier results for these fingerprints; the newest comes last and wins. Adopted ones are of one workflow alone.
+SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? AND (how <> 'adopted'
+    OR endpoint_id IN (SELECT id FROM endpoint WHERE provider = 'adopted' AND base_url = ?)) ORDER BY id;
+
+-- name: rows_adopted
+-- How many rows of a run have a result that its workflow adopted.
+SELECT count(*) FROM row r JOIN result v ON v.id = r.result_id
+WHERE EXISTS (SELECT 1 FROM endpoint WHERE provider = 'adopted' AND base_url = ?)
+    AND r.run_id = ? AND r.ordinal IS NOT NULL AND v.how = 'adopted';
 
 -- name: attempt_insert
 -- What one call cost and brought.

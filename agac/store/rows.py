@@ -157,10 +157,12 @@ why_filtered: Reads[[Sequence[int]], dict[int, tuple[int, str]]] = reads(
 )
 """By row: the position of the stage that made it leave, and its note: JSON, of a guard with `when` and `values`."""
 
-earlier_results: Reads[[Sequence[bytes], float], dict[bytes, EarlierResult]] = reads(
+earlier_results: Reads[[Sequence[bytes], float, str], dict[bytes, EarlierResult]] = reads(
     "results_by_fingerprint", tuple[bytes, int, str], keyed(EarlierResult._make)
 )
-"""The newest result of each fingerprint that has one made at or after a time (seconds since 1970)."""
+"""The newest result of each fingerprint that has one made at or after a time (seconds since 1970), for a workflow."""
+
+adopted_rows: Reads[[str, int], int] = reads("rows_adopted", int, first)  # workflow, run
 
 count_repeated: Reads[[int], list[int]] = reads("rows_repeated", int)
 """How many rows of a run's input were left out since they repeat an id."""

@@ -31,6 +31,7 @@ from agac.store.db import (
 )
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
 from agac.store.records import (
+    ADOPTED,
     AGREEMENT,
     PART,
     Attempt,
@@ -95,6 +96,20 @@ def migrate(writer: sqlite3.Connection) -> None:
             for statement in split_script(script):
                 writer.execute(statement)
             writer.execute(f"PRAGMA user_version = {number}")
+
+
+async def keep_adopted(
+    database: Database, workflow: str, file: str, answers: Sequence[tuple[bytes, str]], at: float
+) -> None:
+    """Stores answers, by their fingerprints, that a workflow takes out of a file."""
+
+    def add(writer: sqlite3.Connection) -> None:
+        number = _endpoint(Endpoint(ADOPTED, workflow, file, False), writer)
+        values = enumerate(answers, _last(writer, "result_id_max") + 1)
+        results = [(key, fingerprint, value, number, at, ADOPTED) for key, (fingerprint, value) in values]
+        writer.executemany(sql("result_insert"), results)
+
+    await change(database, add)
 
 
 def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]) -> Counter[CounterKey]:
@@ -437,11 +452,13 @@ class Ledger:
     def _endpoint(self, endpoint: Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
-            row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
-            found = row[0] if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid
-            assert found is not None
-            self._endpoints[endpoint] = found
+            found = self._endpoints[endpoint] = _endpoint(endpoint, writer)
         return found
+
+
+def _endpoint(endpoint: Endpoint, writer: sqlite3.Connection) -> int:
+    row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
+    return int(row[0]) if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid or 0
 
 
 def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:

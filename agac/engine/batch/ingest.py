@@ -167,7 +167,7 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
     for lines in _chunks([file], form.longest_line):
         await reader.lines(lines)
         results = reader.write.results
-        known = await earlier_results(context.database, [result.fingerprint for result in results], 0.0)
+        known = await earlier_results(context.database, [result.fingerprint for result in results], 0.0, "")
         reader.write.results = [result for result in results if result.fingerprint not in known]
         kept += len(reader.write.results)
         reader.write.ended.clear()
