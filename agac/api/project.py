@@ -41,16 +41,8 @@ from agac.providers.provider import Provider
 from agac.providers.table import build_providers
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
+from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.loader import (
-    BuiltWorkflow,
-    WorkflowSource,
-    in_order,
-    load_project,
-    load_workflow,
-    workflow_keys,
-    workflow_names,
-)
 from agac.spec.models import ProviderSpec
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
@@ -182,10 +174,10 @@ class Project:
         )
 
 
-def project_of(workflow: WorkflowSource, project: Path | str | None) -> Project:
+def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> Project:
     """The project in which a workflow runs. One that was made in Python needs no agac.yml: where there is none, the
     folder itself is its project."""
-    if isinstance(workflow, BuiltWorkflow):
+    if isinstance(workflow, loader.BuiltWorkflow):
         return open_project(project_root(project, bare=True), bare=True, more=workflow.providers)
     return open_project(project_root(project), bare=True)
 
@@ -201,7 +193,7 @@ def open_project(
     """
     root = project_root(project, bare=bare)
     env, broken = environment(root)
-    spec, problems = load_project(root, env)
+    spec, problems = loader.load_project(root, env)
     problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
@@ -245,7 +237,7 @@ def remote_contents(spec: ProjectSpec) -> RemoteContents:
 
 
 async def with_pins(
-    project: Project, workflow: WorkflowSource, options: RunOptions, retried: int | None = None
+    project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None
 ) -> Project:
     """The project with remote content as the workflow's last run used it, where that goes on: it is not finished, or is
     `retried`."""
@@ -313,15 +305,15 @@ class CheckedWorkflow:
 
 
 def validate(
-    workflow: WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None
+    workflow: loader.WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None
 ) -> CheckReport:
     """Checks one workflow, several, or all of the project, and agac.yml."""
-    wanted = [workflow] if isinstance(workflow, WorkflowSource) else list[WorkflowSource](workflow or ())
+    wanted = [workflow] if isinstance(workflow, loader.WorkflowSource) else list[loader.WorkflowSource](workflow or ())
     try:
         opened = project_of(wanted[0] if wanted else "", project)
     except SpecError as error:
-        return CheckReport([], in_order([*error.problems, *workflow_keys(project_root(project))]))
-    names = list(dict.fromkeys(wanted)) or workflow_names(opened.spec)
+        return CheckReport([], loader.in_order([*error.problems, *loader.workflow_keys(project_root(project))]))
+    names = list(dict.fromkeys(wanted)) or loader.workflow_names(opened.spec)
     problems = list(opened.problems)
     if not names:
         folder = Where(opened.spec.shown(opened.spec.paths.workflows) + "/")
@@ -339,7 +331,7 @@ def validate(
             schemas = {stage.name: stage.schema for stage in checked.workflow.asking}
             problems += outside_strict(checked.workflow, checked.models, schemas)
             problems += _for_windows(checked.workflow, opened.spec)
-    return CheckReport(list(map(str, names)), in_order(problems))
+    return CheckReport(list(map(str, names)), loader.in_order(problems))
 
 
 def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
@@ -352,13 +344,13 @@ def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
 
 
 def check_workflow(
-    project: Project, name: WorkflowSource, overrides: Overrides, *, partial: bool = False
+    project: Project, name: loader.WorkflowSource, overrides: Overrides, *, partial: bool = False
 ) -> tuple[CheckedWorkflow | None, list[Problem]]:
     """One workflow with everything that can be known of it before its first call.
 
     `partial`: the run is to be one over a selection. Raises UsageError for a folder that `--output` cannot name.
     """
-    workflow, problems = load_workflow(project.spec, name, overrides)
+    workflow, problems = loader.load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
     if overrides.output is not None:
@@ -430,7 +422,7 @@ def count_rows(checked: CheckedWorkflow, selection: Selection) -> int:
 
 
 def ready_workflow(
-    project: Project, workflow: WorkflowSource, options: RunOptions
+    project: Project, workflow: loader.WorkflowSource, options: RunOptions
 ) -> tuple[CheckedWorkflow, RunOptions]:
     """The workflow, checked, with what `options` change. Standard input is read to its end first, where it is the
     input, and the options then name the file in which it is kept: what goes on later finds the rows there.
@@ -438,7 +430,7 @@ def ready_workflow(
     Raises SpecError with all problems, UsageError for wrong options.
     """
     checked, problems = check_workflow(project, workflow, options.overrides(), partial=options.selection().partial)
-    problems = in_order([*project.problems, *problems])
+    problems = loader.in_order([*project.problems, *problems])
     if checked is None or any_error(problems):
         raise SpecError(problems)
     if checked.workflow.input.piped:

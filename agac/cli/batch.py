@@ -10,20 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.cli import terminal
 from agac.cli.main import CommandGroup, Globals, json_option, long_running
 from agac.cli.run import print_run, retrieved_line, undecided_lines
-from agac.cli.terminal import (
-    batch_name,
-    cost_of,
-    first_line,
-    price,
-    print_json,
-    print_lines,
-    print_report,
-    say,
-    sentence,
-    table,
-)
 from agac.core.errors import ExitCode
 from agac.core.text import duration, plain
 from agac.core.types import counted, iso
@@ -65,7 +54,7 @@ def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def status(settings: Globals, batch_id: str | None, as_json: bool) -> None:
     """Exit 2 when there is none. A provider that does not answer is not an error: the stored state is shown."""
-    print_report(api.batch_status(batch_id, project=settings.project_dir), status_lines, as_json=as_json)
+    terminal.print_report(api.batch_status(batch_id, project=settings.project_dir), status_lines, as_json=as_json)
 
 
 @batch.command("list", help="List the open batches of all runs.")
@@ -76,7 +65,7 @@ def status(settings: Globals, batch_id: str | None, as_json: bool) -> None:
 def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) -> None:
     """Reads the store only."""
     report = api.batch_list(workflow, all=closed, project=settings.project_dir)
-    print_report(report, lambda found: list_lines(found, closed=closed), as_json=as_json)
+    terminal.print_report(report, lambda found: list_lines(found, closed=closed), as_json=as_json)
 
 
 @batch.command(
@@ -101,19 +90,19 @@ def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit
     ended, quiet = report.run, settings.quiet or as_json
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
     if report.superseded_by is not None:
-        print_lines([] if quiet else map(retrieved_line, report.ingested))
+        terminal.print_lines([] if quiet else map(retrieved_line, report.ingested))
     elif not waits:
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(ended, report.again, quiet=quiet, scope=Scope())
     silent = ended.summary["complete"] or ended.invocation["open_batches"]
     if not quiet and (waits or report.superseded_by is not None or not silent):
-        say(sentence(report.message))
+        terminal.say(terminal.sentence(report.message))
     if waits:
         for line in undecided_lines(ended.invocation):
-            say(line)
+            terminal.say(line)
     if as_json:
-        print_json(report.as_json())
+        terminal.print_json(report.as_json())
     return report.exit_code
 
 
@@ -135,9 +124,9 @@ def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: 
             raise click.UsageError(f"--timeout {timeout}: {error}") from None
     call = long_running(api.batch_wait)
     if not settings.quiet and sys.stderr.isatty():
-        say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
+        terminal.say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
     report = call(batch_id, timeout=seconds, project=settings.project_dir)
-    print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
+    terminal.print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
 
@@ -150,7 +139,7 @@ def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: 
 def cancel(settings: Globals, batch_id: str | None, as_json: bool) -> int:
     """Its finished requests are paid for: `agac batch retrieve` stores their answers."""
     report = long_running(api.batch_cancel)(batch_id, project=settings.project_dir)
-    print_report(report, cancelled_lines, as_json=as_json, quiet=settings.quiet)
+    terminal.print_report(report, cancelled_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
 
 
@@ -178,7 +167,7 @@ def doctor(settings: Globals, /, install: bool, as_json: bool, **given: Any) -> 
     if given["batch_id"] is not None and given["adopt"] is None and not given["resubmit"]:
         raise click.UsageError("--batch-id goes with --adopt or --resubmit", click.get_current_context())
     report = long_running(api.doctor)(project=settings.project_dir, **given)
-    print_report(report, doctor_lines, as_json=as_json)
+    terminal.print_report(report, doctor_lines, as_json=as_json)
     return report.exit_code
 
 
@@ -193,7 +182,7 @@ def status_word(batch: BatchView) -> str:
 
 def _still_possible(lines: list[BatchLine]) -> str:
     """What open batches can cost at most."""
-    most = price(sum(line.held_usd or 0.0 for line in lines), simulated=any(line.simulated for line in lines))
+    most = terminal.price(sum(line.held_usd or 0.0 for line in lines), simulated=any(line.simulated for line in lines))
     unknown = ", and requests of unknown price" if any(line.held_usd is None for line in lines) else ""
     return f"; open batches: up to {most}{unknown}"
 
@@ -201,7 +190,7 @@ def _still_possible(lines: list[BatchLine]) -> str:
 def status_lines(report: BatchReport) -> Iterator[str]:
     """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
     runs so far, with the most that open batches can add."""
-    yield from (f"not checked: {plain(first_line(reason))}" for reason in report.not_asked)
+    yield from (f"not checked: {plain(terminal.first_line(reason))}" for reason in report.not_asked)
     lines = report.batches
     if len(lines) == 1:
         yield from _one_in_full(lines[0], report.now)
@@ -217,7 +206,7 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
     for run, calls in report.calls.items():
         own = [line for line in lines if line.batch.run_id == run and line.batch.open]
-        yield f"Cost of run {run} so far: {cost_of(calls)}{_still_possible(own) if own else ''}"
+        yield f"Cost of run {run} so far: {terminal.cost_of(calls)}{_still_possible(own) if own else ''}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 
@@ -226,7 +215,7 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     batch, lane = line.batch, line.lane
     running = batch.open and not line.ready
     yield f"Batch job status: {status_word(batch)}"
-    yield f"{sentence(_name(batch))}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
+    yield f"{terminal.sentence(_name(batch))}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
     yield f"Requests: {_counts(line)}"
     if line.submitted_at is not None:
         usual = ""
@@ -248,7 +237,11 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
 
 def _short(line: BatchLine, now: float) -> str:
     batch = line.batch
-    parts = [f"Batch job status: {status_word(batch)}", f"{sentence(_name(batch))}, {_place(batch)}", batch.lane]
+    parts = [
+        f"Batch job status: {status_word(batch)}",
+        f"{terminal.sentence(_name(batch))}, {_place(batch)}",
+        batch.lane,
+    ]
     parts.append(_counts(line))
     if line.submitted_at is not None:
         parts.append(f"{duration(max(0.0, now - line.submitted_at))} old")
@@ -264,19 +257,19 @@ def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
     """The problems of a batch, and what to do about them; `short`: only unusual ones."""
     if line.waits:
         retried = f"; retried from {iso(line.batch.try_at)} on" if line.batch.try_at is not None else ""
-        yield f"Not submitted: {plain(first_line(line.waits))}{retried}"
+        yield f"Not submitted: {plain(terminal.first_line(line.waits))}{retried}"
     if line.stuck_for_s is not None:
         yield f"Stuck: no progress for {duration(line.stuck_for_s)}"
     if line.cancelling and not line.ready:
         yield "Cancelling; finished requests are kept"
     if line.note:
-        yield f"Note: {plain(first_line(line.note))}"
+        yield f"Note: {plain(terminal.first_line(line.note))}"
     if line.remedy and not (short and (line.ready or line.waits)):
         yield f"Next: {plain(line.remedy)}"
 
 
 def _name(batch: BatchView) -> str:
-    return batch_name(batch.id, batch.provider_id)
+    return terminal.batch_name(batch.id, batch.provider_id)
 
 
 def _place(batch: BatchView) -> str:
@@ -296,8 +289,8 @@ def _counts(line: BatchLine, *, unit: bool = False) -> str:
 def _cost(line: BatchLine) -> str:
     """The cost, or the most that it can be."""
     if line.cost_usd is None and line.held_usd is not None:
-        return f"up to {price(line.held_usd, simulated=line.simulated)}"
-    return price(line.cost_usd, simulated=line.simulated)
+        return f"up to {terminal.price(line.held_usd, simulated=line.simulated)}"
+    return terminal.price(line.cost_usd, simulated=line.simulated)
 
 
 def _deleted(batch: BatchView, now: float) -> str:
@@ -324,14 +317,14 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
         rows.append([*place, status_word(one), done, failed, line.total, _cost(line)])
         if one.open:
             notes += [f"Batch {one.id}: {note}" for note in _attention(line, short=True)]
-    return [table(header, rows), *(["", *notes] if notes else [])]
+    return [terminal.table(header, rows), *(["", *notes] if notes else [])]
 
 
 def waited_lines(report: WaitReport) -> Iterator[str]:
     for line in report.batches:
         status = line.batch.status or "not submitted"
         yield f"Batch job status: {status}; {_name(line.batch)}: {_counts(line, unit=True)}"
-    yield sentence(report.message)
+    yield terminal.sentence(report.message)
 
 
 def cancelled_lines(report: CancelReport) -> Iterator[str]:
@@ -342,7 +335,7 @@ def cancelled_lines(report: CancelReport) -> Iterator[str]:
             yield f"Cancelling {_name(line.batch)}: {_counts(line, unit=True)}; finished requests are kept"
     for line in report.kept:
         yield f"Not cancelled: {_name(line.batch)} had already ended ({line.batch.status})"
-    yield sentence(report.message)
+    yield terminal.sentence(report.message)
 
 
 def doctor_lines(report: DoctorReport) -> Iterator[str]:
@@ -350,7 +343,7 @@ def doctor_lines(report: DoctorReport) -> Iterator[str]:
     if not report.findings:
         yield "All is well: the store and the providers agree"
     for finding in report.findings:
-        yield f"{'did' if finding.done else 'found'}: {plain(first_line(finding.message))}"
+        yield f"{'did' if finding.done else 'found'}: {plain(terminal.first_line(finding.message))}"
         if finding.remedy:
             yield f"  {plain(finding.remedy)}"
 
@@ -359,7 +352,7 @@ def in_batch_words(task: Mapping[str, Any]) -> str:
     """The batch that has a row's task: `in batch 4 (batch_abc123) of run 1, submitted 2026-…`."""
     replica = f"replica {task['replica']}: " if "replica" in task else ""
     how = "waits for the same request in" if task["waits"] else "in"
-    name = batch_name(task["batch"], task["provider_id"])
+    name = terminal.batch_name(task["batch"], task["provider_id"])
     when = f"submitted {task['submitted_at']}" if task["submitted_at"] else "not submitted yet"
     repeated = f", round {task['round']}" if task["round"] > 1 else ""
     return f"{replica}{how} {name} of run {task['run']}, {when}{repeated}; agac batch status {task['batch']}"

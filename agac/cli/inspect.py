@@ -19,22 +19,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.cli import terminal
 from agac.cli.batch import in_batch_words
 from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
-from agac.cli.terminal import (
-    first_line,
-    print_json,
-    print_lines,
-    print_report,
-    printable,
-    record_lines,
-    say,
-    shortened,
-    table,
-    table_lines,
-)
 from agac.core.errors import UsageError
 from agac.core.text import cells, is_unicode
 from agac.core.types import dollars
@@ -57,7 +46,7 @@ if TYPE_CHECKING:
 def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
     """Reads the store only."""
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
-    print_report(report, lambda found: map(printable, inspect_lines(found)), as_json=as_json)
+    terminal.print_report(report, lambda found: map(terminal.printable, inspect_lines(found)), as_json=as_json)
 
 
 @click.command(
@@ -75,7 +64,7 @@ def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_
 def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **which: Any) -> None:
     """Reads no more of the store than it shows."""
     report = api.show(run, workflow, **which, project=settings.project_dir)
-    print_report(report, lambda found: show_lines(found, **which), as_json=as_json)
+    terminal.print_report(report, lambda found: show_lines(found, **which), as_json=as_json)
 
 
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
@@ -83,13 +72,13 @@ def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[st
     run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
     yield f"{run['workflow']}, run {number}: {run['state']}\n"
     if row is not None:
-        yield from record_lines((one.items() for one in shown), cut=False)
+        yield from terminal.record_lines((one.items() for one in shown), cut=False)
         if not shown:
             yield f"No result of {row!r} is there. See what became of the row with: {row_command(number, row)}"
     elif shown:
         names = dict.fromkeys(name for one in shown for name in one if name != "row_number")
         header = [name.removeprefix("result.") for name in names]
-        yield table(header, [[one.get(name, "") for name in names] for one in shown], one_line=True)
+        yield terminal.table(header, [[one.get(name, "") for name in names] for one in shown], one_line=True)
     else:
         yield f"No row has a result{' yet' if run['rows']['open'] else ''}."
         yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
@@ -120,7 +109,7 @@ def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
     """Reads the store only."""
     report = api.why(run, row, stage, project=settings.project_dir)
-    print_report(report, lambda found: map(printable, why_lines(found)), as_json=as_json)
+    terminal.print_report(report, lambda found: map(terminal.printable, why_lines(found)), as_json=as_json)
 
 
 @click.command(help="Run one SELECT on the store. Without QUERY, list the views.")
@@ -137,23 +126,23 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
         raise click.UsageError("--json and --csv exclude one another", click.get_current_context())
     if not words:
         if as_json:
-            print_json([{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()])
+            terminal.print_json([{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()])
         else:
-            print_lines(views_lines(api.views()))
+            terminal.print_lines(views_lines(api.views()))
         return
     with api.sql(words[0], project=settings.project_dir) as answer:
         values = iter(answer)
         rows = islice(values, limit)
         if as_json:
-            print_lines(json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding)))
+            terminal.print_lines(json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding)))
         elif as_csv:
-            print_lines(csv_lines(answer.columns, rows))
+            terminal.print_lines(csv_lines(answer.columns, rows))
         else:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-            print_lines(text_lines(answer.columns, rows, width=width))
+            terminal.print_lines(text_lines(answer.columns, rows, width=width))
         more = limit is not None and next(values, None) is not None
     if more and not settings.quiet:
-        say(f"Only the first {limit:,}: there are more.")
+        terminal.say(f"Only the first {limit:,}: there are more.")
 
 
 def inspect_lines(report: InspectReport) -> Iterator[str]:
@@ -184,7 +173,7 @@ def _run(run: dict[str, Any]) -> Iterator[str]:
     for error in run["errors"]:
         example = error["example"]
         yield f"{error_head(error)}, e.g. {example['id']!r}:"
-        yield f"    {first_line(example['message'])}"
+        yield f"    {terminal.first_line(example['message'])}"
         yield f"    {row_command(run['run'], example['id'])}"
     yield from ("", f"Look at one row with: agac inspect {run['run']} ROW")
 
@@ -400,7 +389,7 @@ def _error_text(error: dict[str, Any]) -> str:
 
 def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
     """`name: text`, or the name and the lines of the text below it; on a terminal the beginning of a long one."""
-    text = shortened(text)
+    text = terminal.shortened(text)
     if "\n" in text:
         yield f"{by}{name}:"
         yield from (f"{by}  {line}".rstrip() for line in text.split("\n"))
@@ -487,7 +476,7 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
         yield f"  messages: {'none' if found['outcome'] is None else 'cannot be shown'}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
-        yield from (f"    {line}".rstrip() for line in shortened(message["text"]).split("\n"))
+        yield from (f"    {line}".rstrip() for line in terminal.shortened(message["text"]).split("\n"))
 
 
 def _compared(report: WhyReport) -> Iterator[str]:
@@ -519,7 +508,7 @@ def _compared(report: WhyReport) -> Iterator[str]:
     for one in report.differences:
         if "diff" in one:
             yield f"  {one['what']}:"
-            yield from (f"    {line}" for line in shortened("\n".join(one["diff"][2:])).split("\n"))
+            yield from (f"    {line}" for line in terminal.shortened("\n".join(one["diff"][2:])).split("\n"))
         else:
             yield f"  {one['what']}: {_compact(one['before'])} → {_compact(one['now'])}"
 
@@ -563,12 +552,12 @@ def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iter
     """A table. On a terminal of `width` columns that is too narrow for it, the values of each row below one another."""
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
-    if width is not None and first and max(map(cells, table_lines(columns, [first], _text_value))) > width:
+    if width is not None and first and max(map(cells, terminal.table_lines(columns, [first], _text_value))) > width:
         texts = (zip(columns, map(_text_value, row), strict=True) for row in chain(first, values))
-        yield from record_lines(texts, cut=True)
+        yield from terminal.record_lines(texts, cut=True)
         return
     blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
-    yield from table_lines(columns, blocks, _text_value)
+    yield from terminal.table_lines(columns, blocks, _text_value)
 
 
 def _text_value(value: object) -> str:
@@ -584,6 +573,8 @@ def views_lines(views: Sequence[View]) -> Iterator[str]:
     for view in views:
         yield f"{view.name}: {view.meaning}"
         yield ""
-        yield from (f"  {line}" for line in table(["column", "meaning"], list(view.columns.items())).split("\n"))
+        yield from (
+            f"  {line}" for line in terminal.table(["column", "meaning"], list(view.columns.items())).split("\n")
+        )
         yield ""
     yield 'For example: agac sql "SELECT stage, model, calls, cost_usd FROM v_costs WHERE run = 1"'

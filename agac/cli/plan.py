@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.cli import terminal
 from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options, workflow_options
-from agac.cli.terminal import (
-    command_to_run,
-    outcome_names,
-    print_json,
-    print_text,
-    say,
-    short_name_line,
-    spent_line,
-    table,
-)
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
@@ -56,12 +47,12 @@ def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_j
     """Print what runs of these workflows would do and cost."""
     for report in reports:
         for warning in report.warnings:
-            say(str(warning))
+            terminal.say(str(warning))
     if as_json:
         found = [report.as_json() for report in reports]
-        print_json(found if len(found) > 1 else found[0])
+        terminal.print_json(found if len(found) > 1 else found[0])
         return
-    print_text("\n\n".join("\n".join(plan_lines(report, workflows)) for report in reports))
+    terminal.print_text("\n\n".join("\n".join(plan_lines(report, workflows)) for report in reports))
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
@@ -89,10 +80,10 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     yield from ("", plan_table(report), "")
     for alias in {alias["written"]: alias for stage in report.stages for alias in stage.aliases}.values():
         before = f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else ""
-        yield short_name_line(alias) + before
+        yield terminal.short_name_line(alias) + before
     for stage in report.stages:
         yield from (f"  {stage.name}: {line}" for line in reason_lines(stage, rows["total"]))
-    yield from total_lines(report, command_to_run(report.workflow, workflows))
+    yield from total_lines(report, terminal.command_to_run(report.workflow, workflows))
     for number, prompt in enumerate(report.prompts, 1):
         yield f"--- prompt {number}: row {prompt.row!r}, stage {prompt.stage}"
         for message in prompt.messages:
@@ -121,7 +112,7 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 def plan_table(report: PlanReport) -> str:
     """One line per stage: the outcomes of its tasks, and their calls, tokens and cost."""
-    names = outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
+    names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
     modes = ["mode"] if any(stage.batches for stage in report.stages) else []
@@ -136,7 +127,7 @@ def plan_table(report: PlanReport) -> str:
             cost = dollars(expected.usd, simulated=stage.simulated, about=about)
         rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
     words = [COUNTS[name] for name in names]
-    return table(["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows)
+    return terminal.table(["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows)
 
 
 class InexactNumber(int):
@@ -214,7 +205,7 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
     for budget in report.budgets:
-        yield f"  {spent_line(budget, simulated)}"
+        yield f"  {terminal.spent_line(budget, simulated)}"
         if not budget["enough"]:
             yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
     if report.wants_yes:

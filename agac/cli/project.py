@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import __version__, api
-from agac.cli.main import (
-    CommandGroup,
-    Globals,
-    json_option,
-    long_running,
-    read_variables,
-    workflow_option,
-    workflow_options,
-)
+from agac.cli import main
 from agac.cli.terminal import (
     from_here,
     megabytes,
@@ -57,9 +49,9 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--example", metavar="NAME", help="Make the project of this example, or add it to one.")
 @click.option("--list", "as_list", is_flag=True, help="Only list the examples.")
-@json_option
+@main.json_option
 @click.pass_obj
-def init(settings: Globals, folder: Path, example: str | None, as_list: bool, as_json: bool) -> None:
+def init(settings: main.Globals, folder: Path, example: str | None, as_list: bool, as_json: bool) -> None:
     """Refuses to overwrite any file. Prints the next steps, each of which works as it is printed."""
     if as_list:
         found = api.examples()
@@ -83,10 +75,10 @@ def init(settings: Globals, folder: Path, example: str | None, as_list: bool, as
 
 
 @click.command(help="Check workflows without running them: every problem of every file at once.")
-@workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
-@json_option
+@main.workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
+@main.json_option
 @click.pass_obj
-def validate(settings: Globals, workflows: tuple[str, ...], as_json: bool) -> int:
+def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) -> int:
     """Exit 2 when there is an error. Problems are the result, so they go to standard output."""
     report = api.validate(workflows, project=settings.project_dir)
     if as_json:
@@ -120,7 +112,7 @@ def running_text() -> str:
 
 
 @click.command(help="Show the version of agac and of Python, and which agac it is that runs.")
-@json_option
+@main.json_option
 def version(as_json: bool) -> None:
     print_json(running()) if as_json else print_text(running_text())
 
@@ -169,9 +161,9 @@ def print_installation(*, as_json: bool) -> int:
     "--scan-rows", "look_at", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
     help="Find the types from the first N rows.",
 )  # fmt: skip
-@json_option
+@main.json_option
 @click.pass_obj
-def data(settings: Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
+def data(settings: main.Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
     """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
     sheet = how.pop("sheet")
     how["sheet"] = int(sheet) if sheet and sheet.isdigit() else sheet
@@ -223,7 +215,7 @@ def _text(value: JSONValue) -> str:
     return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-@click.group(cls=CommandGroup, help="Show AgentCards.")
+@click.group(cls=main.CommandGroup, help="Show AgentCards.")
 def card() -> None:
     """Has one subcommand so far."""
 
@@ -231,11 +223,11 @@ def card() -> None:
 @card.command("show", help="Show the messages of an AgentCard as the model gets them.")
 @click.argument("name")
 @click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable that the card uses.")
-@json_option
+@main.json_option
 @click.pass_obj
-def show(settings: Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
+def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
     """The facts go to standard error, the instruction to standard output as it is sent."""
-    report = api.show_card(name, variables=read_variables(variables), project=settings.project_dir)
+    report = api.show_card(name, variables=main.read_variables(variables), project=settings.project_dir)
     if as_json:
         print_json(report.as_json())
         return
@@ -261,7 +253,7 @@ KINDS = ("workflow", "project", "card")
 @click.option("--write", is_flag=True, help="Write all of them into .agac/schemas/, and show an editor's settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; a schema always is.")
 @click.pass_obj
-def schema(settings: Globals, kind: str | None, write: bool, as_json: bool) -> None:
+def schema(settings: main.Globals, kind: str | None, write: bool, as_json: bool) -> None:
     """A schema needs no project; --write does."""
     if write == (kind is not None):
         raise click.UsageError(f"Name one of {', '.join(KINDS)}, or give --write for all of them.")
@@ -284,7 +276,7 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
     help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
     "pipe; see --mermaid and --output."
 )
-@workflow_options("The workflow: its name, or its file.", required=False)
+@main.workflow_options("The workflow: its name, or its file.", required=False)
 @click.option("--run", metavar="RUN", help="The workflow as it was in a run (its number, or `last`), with its counts.")
 @click.option("--mermaid", is_flag=True, help="Mermaid text instead, as Markdown pages draw it.")
 @click.option(
@@ -293,7 +285,7 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print the content of the drawing as JSON.")
 @click.pass_obj
 def graph(
-    settings: Globals, workflows: tuple[str, ...], run: str | None, mermaid: bool, file: Path | None, as_json: bool
+    settings: main.Globals, workflows: tuple[str, ...], run: str | None, mermaid: bool, file: Path | None, as_json: bool
 ) -> None:
     """Reads the workflow and the store; makes no calls."""
     if as_json and (mermaid or file is not None):
@@ -345,7 +337,7 @@ MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 @click.option("--force", is_flag=True, help="With --to: replace FILE if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
-def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
+def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
     """Prints the files that were written, or for `-` the results."""
     if how["to"] is None and (how["format"] or how["force"]):
         raise click.UsageError("--format and --force are for --to FILE", click.get_current_context())
@@ -354,7 +346,7 @@ def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any
     with tempfile.TemporaryDirectory(prefix="agac-export-") as folder:
         if printed:
             how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
-        summary, files = long_running(api.export)(workflow, **how, project=settings.project_dir)
+        summary, files = main.long_running(api.export)(workflow, **how, project=settings.project_dir)
         if printed and not sys.stdout.isatty():
             with files[0].open("rb") as found:
                 shutil.copyfileobj(found, sys.stdout.buffer)
@@ -377,13 +369,13 @@ def export(settings: Globals, /, workflow: str | None, as_json: bool, **how: Any
     required=True,
     help="Keep N runs per workflow, and N of all row runs.",
 )
-@workflow_option
+@main.workflow_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
-@json_option
+@main.json_option
 @click.pass_obj
-def gc(settings: Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool) -> None:
+def gc(settings: main.Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool) -> None:
     """Refused while a run is at work; killed at any point, the same command finishes it."""
-    report = long_running(api.gc)(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
+    report = main.long_running(api.gc)(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
     print_report(report, gc_lines, as_json=as_json, quiet=settings.quiet)
 
 
@@ -411,9 +403,9 @@ def gc_lines(report: GcReport) -> Iterator[str]:
 @click.command(help="Copy the database into FILE: whole and checked, also while a run is at work.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@json_option
+@main.json_option
 @click.pass_obj
-def backup(settings: Globals, file: Path, force: bool, as_json: bool) -> None:
+def backup(settings: main.Globals, file: Path, force: bool, as_json: bool) -> None:
     """Prints the size of the copy, and how to restore it."""
     report = api.backup(file, force=force, project=settings.project_dir)
     print_report(report, backup_lines, as_json=as_json, quiet=settings.quiet)
@@ -474,7 +466,7 @@ def simulate(as_json: bool, **settings: Any) -> None:
         print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
     try:
-        long_running(run_simulator)(Settings(**settings), ready)
+        main.long_running(run_simulator)(Settings(**settings), ready)
     except SimulatorError as error:
         kind = UsageError if error.exit_code == 2 else AgacError
         raise kind("; ".join(error.problems)) from error

@@ -10,43 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli.main import (
-    Globals,
-    budget_option,
-    concurrency_option,
-    json_option,
-    long_running,
-    max_errors_option,
-    read_variables,
-    row_options,
-    stage_options,
-    workflow_options,
-)
+from agac.cli import main, terminal
 from agac.cli.plan import print_plans
-from agac.cli.terminal import (
-    TASK_OUTCOMES,
-    batch_name,
-    command_to_resume,
-    confirmed,
-    cost_of,
-    first_line,
-    from_here,
-    outcome_names,
-    price,
-    print_json,
-    print_lines,
-    print_report,
-    print_text,
-    row_words,
-    say,
-    say_error,
-    sentence,
-    short_name_line,
-    spent_line,
-    table,
-    typed_command,
-    without,
-)
 from agac.core.errors import ErrorType, ExitCode
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
@@ -85,17 +50,17 @@ def read_budget(text: str | None) -> Budget | None:
 
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
-@workflow_options("The workflow: its name, or its file. Several run one after the other.")
-@row_options
-@concurrency_option
+@main.workflow_options("The workflow: its name, or its file. Several run one after the other.")
+@main.row_options
+@main.concurrency_option
 @click.option(
     "-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project."
 )
 @click.option("--fresh", is_flag=True, help="Run every task again; do not reuse earlier results.")
 @click.option("--stage", metavar="NAME", help="Run only this stage; rows that lack what it needs stay open.")
-@stage_options
-@budget_option
-@max_errors_option
+@main.stage_options
+@main.budget_option
+@main.max_errors_option
 @click.option("--dry-run", is_flag=True, help="Show what would be called and what it costs, as `agac plan` does.")
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="With --dry-run: the first N prompts.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above, stale batches).")
@@ -104,9 +69,11 @@ def read_budget(text: str | None) -> Budget | None:
 @click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
-def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any) -> int:
+def run(
+    settings: main.Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any
+) -> int:
     """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
-    given |= {"vars": read_variables(given["vars"]), "budget": read_budget(given["budget"])}
+    given |= {"vars": main.read_variables(given["vars"]), "budget": read_budget(given["budget"])}
     given["retry_failed"] = not given.pop("no_retry_failed")
     options = api.RunOptions(**given)
     if show and not dry_run:
@@ -119,27 +86,27 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
 
     def print_ended(report: api.RunReport) -> None:
         scope = options.scope([stage["name"] for stage in report.summary["stages"]])
-        command = command_to_resume(report.summary["workflow"], workflows)
+        command = terminal.command_to_resume(report.summary["workflow"], workflows)
         print_run(report, command, quiet=settings.quiet or as_json, scope=scope)
         ended.append(report)
 
     raised = True
     try:
-        code = long_running(api.run_several)(
+        code = main.long_running(api.run_several)(
             workflows, options, tell=print_ended, project=settings.project_dir, progress=not settings.quiet,
-            confirm=confirmed, handle_signals=True,
+            confirm=terminal.confirmed, handle_signals=True,
         )  # fmt: skip
         raised = False
     finally:  # also when a later workflow raised an error
         begun = len(ended) + raised
         if ended and (left := workflows[begun:]):  # without an end the command was refused as a whole
-            words = shlex.split(command_to_resume(left[0], workflows, fresh=True))
+            words = shlex.split(terminal.command_to_resume(left[0], workflows, fresh=True))
             words += [word for name in left[1:] for word in ("-a", name)]
             last = workflows[begun - 1]
-            say(f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: {shlex.join(words)}")
+            terminal.say(f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: {shlex.join(words)}")
         if as_json and ended:
             found = [report.as_json() for report in ended]
-            print_json(found if len(workflows) > 1 else found[0])
+            terminal.print_json(found if len(workflows) > 1 else found[0])
     return code
 
 
@@ -149,15 +116,15 @@ def run(settings: Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run
 @click.option("--stage", metavar="NAME", help="Only rows that failed at this stage.")
 @click.option("--error", metavar="KIND", help="Only rows that failed with this error, such as SchemaMismatch.")
 @click.option("--from", "from_stage", metavar="STAGE", help="Rerun this stage and those after it, of done rows too.")
-@concurrency_option
+@main.concurrency_option
 @click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Use this mode, whatever the run started with.")
-@budget_option
-@max_errors_option
+@main.budget_option
+@main.max_errors_option
 @click.option("--dry-run", is_flag=True, help="Show what would be run again, and make no calls.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation (done rows, cost above confirm_above).")
-@json_option
+@main.json_option
 @click.pass_obj
-def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
+def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Exit codes as `agac run`."""
     from agac.api.plan import ask  # loads the API
 
@@ -165,20 +132,20 @@ def retry(settings: Globals, /, run: str, dry_run: bool, as_json: bool, **given:
     selection = api.Retry(rows=api.row_ids(given.pop("rows")), **filters)
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
-        print_report(found, retry_lines, as_json=as_json)
+        terminal.print_report(found, retry_lines, as_json=as_json)
         return 0
     if found.done > 1 and not given["yes"]:
         what = f"{found.done:,} done rows of run {found.run} will be rerun"  # and paid again
         remedy = "Add --yes to continue, or look first with --dry-run."
-        ask(confirmed, "no calls were made", what, "Continue?", remedy)
+        ask(terminal.confirmed, "no calls were made", what, "Continue?", remedy)
     options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
-    report = long_running(api.retry)(
+    report = main.long_running(api.retry)(
         found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
-        confirm=confirmed, handle_signals=True,
+        confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
-    print_run(report, typed_command(), quiet=settings.quiet or as_json)
+    print_run(report, terminal.typed_command(), quiet=settings.quiet or as_json)
     if as_json:
-        print_json(report.as_json())
+        terminal.print_json(report.as_json())
     return report.exit_code
 
 
@@ -200,25 +167,25 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
     summary, invocation, files = report.summary, report.invocation, report.files
     say_stop(report, command)
     if not quiet:
-        print_lines(map(retrieved_line, invocation.get("ingested") or ()))
-        print_text("\n".join(summary_lines(report, command, scope)))
+        terminal.print_lines(map(retrieved_line, invocation.get("ingested") or ()))
+        terminal.print_text("\n".join(summary_lines(report, command, scope)))
         if files:
-            names = (file.name if file.parent == files[0].parent else from_here(file) for file in files[1:])
-            print_text(f"Results: {from_here(files[0])}   (also: {', '.join(names)})")
-        print_lines(guard_lines(summary, files))
+            names = (file.name if file.parent == files[0].parent else terminal.from_here(file) for file in files[1:])
+            terminal.print_text(f"Results: {terminal.from_here(files[0])}   (also: {', '.join(names)})")
+        terminal.print_lines(guard_lines(summary, files))
         if before := report.replaced:
             which = f"run {before['run']} ({plain(before['input'])})"
-            print_text(f"They replace the results of {which}. Restore those with: {before['again']}")
+            terminal.print_text(f"They replace the results of {which}. Restore those with: {before['again']}")
         if edited := ", ".join(file.name for file in report.edited):
             one, copies = len(report.edited) == 1, ", ".join(file.name for file in report.copies)
             was, kept = ("was", "that version is") if one else ("were", "those versions are")
-            print_text(f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as {copies}")
-        print_lines(batch_lines(invocation))
-        print_lines(next_lines(summary, invocation, command, stopped=report.stopped is not None))
+            terminal.print_text(f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as {copies}")
+        terminal.print_lines(batch_lines(invocation))
+        terminal.print_lines(next_lines(summary, invocation, command, stopped=report.stopped is not None))
     for note in (*undecided_lines(invocation), *report.empty):
-        say(str(note))
+        terminal.say(str(note))
     if report.not_written is not None:
-        say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
+        terminal.say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
 
 
 def say_stop(report: RunReport, command: str) -> None:
@@ -226,25 +193,29 @@ def say_stop(report: RunReport, command: str) -> None:
     summary, invocation = report.summary, report.invocation
     if report.stop in ("limit", "loss"):
         for line in limit_lines(report, command):
-            say(line)
+            terminal.say(line)
     elif report.stopped is not None:
-        say_error(report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped")
+        terminal.say_error(
+            report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped"
+        )
     elif report.exit_code is ExitCode.INTERRUPTED:
         if cancelled := invocation["calls_given_up"]:
             were, they = "were", "They may be billed, and the next run sends them"
             if cancelled == 1:
                 were, they = "was", "It may be billed, and the next run sends it"
-            say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
-        say(f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}")
+            terminal.say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
+        terminal.say(
+            f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}"
+        )
         if last := invocation["waiting_for"]:
-            say(f"  The last call brought no answer: {first_line(last['message'])}")
-        say(f"  Resume with: {command}")
+            terminal.say(f"  The last call brought no answer: {terminal.first_line(last['message'])}")
+        terminal.say(f"  Resume with: {command}")
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
     summary, invocation = report.summary, report.invocation
     rows, stages = summary["rows"], summary["stages"]
-    yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {row_words(rows)}"
+    yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
         unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
@@ -255,10 +226,12 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
         again = f"{counted(lost, 'call')} may be billed and {'is' if lost == 1 else 'are'} sent again"
         facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
         yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
-    names = outcome_names(TASK_OUTCOMES, stages)
+    names = terminal.outcome_names(terminal.TASK_OUTCOMES, stages)
     counts = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in stages]
-    yield from ("", table(["stage", "model", *names], counts), "")
-    yield from map(short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values())
+    yield from ("", terminal.table(["stage", "model", *names], counts), "")
+    yield from map(
+        terminal.short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values()
+    )
     yield from agreement_lines(stages)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
@@ -283,14 +256,14 @@ def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] 
     )
     tokens = f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
     note = f" ({'; '.join(notes)})" if notes else ""
-    return f"Calls: {calls['count']:,}{note}, {tokens}, {cost_of(calls)}"
+    return f"Calls: {calls['count']:,}{note}, {tokens}, {terminal.cost_of(calls)}"
 
 
 def level_line(level: Summary, so_far: bool = False) -> str:
     """The rows that a stage made, or those that it made `so_far`, and their outcomes."""
     what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[level["makes"]]
     rows = level["rows"]
-    counts = f", {row_words(rows)}" if rows["total"] else ""
+    counts = f", {terminal.row_words(rows)}" if rows["total"] else ""
     return f"  {level['stage']}: {counted(rows['total'], what)}{' so far' * so_far}{counts}"
 
 
@@ -329,7 +302,7 @@ def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
     """What dropped rows, with the file that lists them, and the stages that skipped rows."""
     from agac.data.sinks import FILTERED  # loads the sinks
 
-    listed = "".join(f"; why, for each: {from_here(file)}" for file in files if file.name == FILTERED)
+    listed = "".join(f"; why, for each: {terminal.from_here(file)}" for file in files if file.name == FILTERED)
     for name, where in (("dropped", listed), ("skipped", "")):
         counts = [f"{counted(stage[name], 'row')} at {stage['name']}" for stage in summary["stages"] if stage[name]]
         if name == "dropped" and (again := summary.get("repeated_ids")) and again["rows"]:
@@ -353,7 +326,7 @@ def unselected_lines(summary: Summary, invocation: Summary, command: str, scope:
         come = through
     where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}" if names else "a stage"
     many, them = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'}", "it" if waiting == 1 else "them"
-    whole = without(command, "--stage", "--from", "--until")
+    whole = terminal.without(command, "--stage", "--from", "--until")
     yield f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
 
 
@@ -386,16 +359,16 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
     for error in errors:
         example = error["example"]
         yield f"{error_head(error)}, e.g. {example['id']!r} (row {example['row_number']}):"
-        yield f"    {first_line(example['message'])}"
+        yield f"    {terminal.first_line(example['message'])}"
         # the input's own errors have no stage: there was no call
         if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
             look = f" See the reply with: agac inspect {run} {shlex.quote(str(example['id']))}"
             yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
     if report.files:
-        yield f"  All of them, with their input: {from_here(report.files[2])}"
+        yield f"  All of them, with their input: {terminal.from_here(report.files[2])}"
     # the next run does not retry those that are left
     left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
-    rows, again = counted(left, "row"), without(command, LEAVE_FAILED)
+    rows, again = counted(left, "row"), terminal.without(command, LEAVE_FAILED)
     if left and by_flag:
         yield f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: agac retry {run}"
     elif left:
@@ -436,7 +409,7 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
         ]
     simulated, finishing = report.summary["calls"]["cost_is_simulated"], report.finishing
     lines = [f"stopped at a limit: {report.stopped}"]
-    lines += [f"  {spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
+    lines += [f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
     if finishing is not None:
         usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
         needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
@@ -444,13 +417,15 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
         rest = f"{counted(finishing.rows, 'row')} {remain}; finishing {them} needs about {needs}"
         lines.append(f"  {rest if finishing.rows else 'no rows remain'}")
         # the command to resume with, with a limit that should be enough
-        step = f"Resume with: {without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
+        step = (
+            f"Resume with: {terminal.without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
+        )
         if finishing.stage is not None:
             budget = (finishing.budget or "").replace("=", ": ").replace(",", ", ")
             to = f" to {{{budget}}}" if budget else ""
             step = f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
         elif finishing.max_errors is not None:
-            resume = f"{without(command, '--max-errors')} --max-errors {finishing.max_errors}"
+            resume = f"{terminal.without(command, '--max-errors')} --max-errors {finishing.max_errors}"
             see = f"`agac inspect {report.summary['run']}`" if "job" in report.summary else "see errors.jsonl"
             step = f"Fix the failures ({see}), or allow them: {resume}"
         lines.append(f"  Finished rows are stored and written. {step}")
@@ -474,7 +449,7 @@ RESULT_WORDS = {
 
 def retrieved_line(facts: Summary) -> str:
     counts = [f"{facts[key]:,} {word}" for key, word in RESULT_WORDS.items() if facts.get(key) or key == "done"]
-    return f"Retrieved {batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
+    return f"Retrieved {terminal.batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
 
 
 def batch_lines(invocation: Summary) -> Iterator[str]:
@@ -482,14 +457,14 @@ def batch_lines(invocation: Summary) -> Iterator[str]:
     # the others were reported while waiting
     submitted = [facts for facts in invocation.get("batches") or () if facts["step"] not in CLOSED]
     for facts in (*submitted, *(waiting := invocation.get("waiting_batches") or ())):
-        usd = price(facts["held_usd"], simulated=facts["simulated"])
+        usd = terminal.price(facts["held_usd"], simulated=facts["simulated"])
         most = f"up to {usd} at batch price" if facts["held_usd"] is not None else usd
         place = f"{facts['number']} of {facts['of']}"
         content = f"{counted(facts['requests'], 'request')}, {place}, {facts['model']}, {most}"
         if facts not in waiting:
             yield f"Submitted batch {plain(facts['provider_id'] or str(facts['id']))}: {content}"
             continue
-        why = plain(first_line(facts["waits"] or facts["note"] or "there is no room"))
+        why = plain(terminal.first_line(facts["waits"] or facts["note"] or "there is no room"))
         retried = f"; retried from {facts['try_at']} on" if facts.get("try_at") else ""
         yield f"Waiting batch {facts['id']}: {content}: {why}{retried}"
 
@@ -497,21 +472,21 @@ def batch_lines(invocation: Summary) -> Iterator[str]:
 def undecided_lines(invocation: Summary) -> Iterator[str]:
     """The batches that need a decision, with the commands for it."""
     for facts in invocation.get("undecided_batches") or ():
-        note = f": {plain(first_line(facts['note']))}" if facts["note"] else ""
-        yield sentence(f"{batch_name(facts['id'], facts['provider_id'])} needs your decision{note}")
-        yield f"  {sentence(facts['remedy'])}"
+        note = f": {plain(terminal.first_line(facts['note']))}" if facts["note"] else ""
+        yield terminal.sentence(f"{terminal.batch_name(facts['id'], facts['provider_id'])} needs your decision{note}")
+        yield f"  {terminal.sentence(facts['remedy'])}"
 
 
 def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: bool = False) -> Iterator[str]:
     """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run. Where it was
     `stopped` before anything was submitted, there is nothing to retrieve."""
     for facts in invocation.get("stale") or ():
-        usd = price(facts["held_usd"], simulated=bool(facts.get("simulated")))
+        usd = terminal.price(facts["held_usd"], simulated=bool(facts.get("simulated")))
         most = usd if facts["held_usd"] is None else f"up to {usd}"
         requests, are = counted(facts["requests"], "request"), "is" if facts["requests"] == 1 else "are"
         yield (
-            f"Stale: {requests} in {batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no longer needed; "
-            f"cancel the batch with: agac batch cancel {facts['batch']}"
+            f"Stale: {requests} in {terminal.batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no "
+            f"longer needed; cancel the batch with: agac batch cancel {facts['batch']}"
         )
     deferred = invocation.get("tasks_held_back")
     if deferred and not invocation.get("stopped_at_limit"):
@@ -534,5 +509,5 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
         are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}" if ended else "No row is"
         yield (
             f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac batch retrieve` "
-            f"collects results; `{without(command, '--wait')} --wait` waits until every stage is done."
+            f"collects results; `{terminal.without(command, '--wait')} --wait` waits until every stage is done."
         )

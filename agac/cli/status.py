@@ -9,21 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.cli import terminal
 from agac.cli.main import Globals, json_option, named_here, workflow_option
 from agac.cli.run import agreement_lines, calls_line, level_line
-from agac.cli.terminal import (
-    ROW_OUTCOMES,
-    TASK_OUTCOMES,
-    cost_of,
-    first_line,
-    from_here,
-    megabytes,
-    outcome_names,
-    print_report,
-    row_words,
-    selection_words,
-    table,
-)
 from agac.core.errors import ExitCode
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
@@ -44,7 +32,7 @@ if TYPE_CHECKING:
 def status(settings: Globals, run: str | None, workflow: str | None, as_json: bool) -> None:
     """RUN is a number, or `last`. Reads the store only."""
     report = api.status(workflow, run=run, project=settings.project_dir)
-    print_report(
+    terminal.print_report(
         report, lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found), as_json=as_json
     )
 
@@ -57,7 +45,7 @@ def status(settings: Globals, run: str | None, workflow: str | None, as_json: bo
 def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: bool) -> None:
     """Reads the store only."""
     report = api.runs(workflow, newest=newest, project=settings.project_dir)
-    print_report(report, lambda found: runs_lines(found, workflow), as_json=as_json)
+    terminal.print_report(report, lambda found: runs_lines(found, workflow), as_json=as_json)
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
@@ -82,16 +70,16 @@ def _runs_table(
         what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
         begin = f"Start with: agac run -a {workflow or 'WORKFLOW'}"
         return [f"{what} run in this project yet. {named_here(begin, click.get_current_context())}"]
-    names = outcome_names(ROW_OUTCOMES, [run["rows"] for run in report.runs])
+    names = terminal.outcome_names(terminal.ROW_OUTCOMES, [run["rows"] for run in report.runs])
     rows = [
         [
             run["run"], _name_of(run), run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
-            run["calls"]["count"], cost_of(run["calls"]), *(value(run) for value in more.values()),
+            run["calls"]["count"], terminal.cost_of(run["calls"]), *(value(run) for value in more.values()),
         ]
         for run in report.runs
     ]  # fmt: skip
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
-    return [table(header, rows), "", f"Store: {megabytes(report.database_bytes)}"]
+    return [terminal.table(header, rows), "", f"Store: {terminal.megabytes(report.database_bytes)}"]
 
 
 def _name_of(run: dict[str, Any]) -> str:
@@ -101,7 +89,7 @@ def _name_of(run: dict[str, Any]) -> str:
 
 def changes_of(run: dict[str, Any]) -> str:
     """The selection of rows if not all, and the changes since the run before, in a few words."""
-    words = [f"only {some}"] if (some := selection_words(run["selection"])) else []
+    words = [f"only {some}"] if (some := terminal.selection_words(run["selection"])) else []
     if run["compared_with"] is None:
         words.append("the first")
     else:
@@ -112,7 +100,7 @@ def changes_of(run: dict[str, Any]) -> str:
 def run_status_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
     yield from run_lines(run)
-    yield from ("", f"Store: {megabytes(report.database_bytes)}")
+    yield from ("", f"Store: {terminal.megabytes(report.database_bytes)}")
     yield from next_step_lines(report)
     if _failed(run):
         yield f"Look at failed rows with: agac inspect {run['run']}"
@@ -120,23 +108,23 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
 
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
-    some, counts, calls, held = selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
+    some, counts, calls, held = terminal.selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
     yield f"{run['workflow']}, run {run['run']}: {run['state']}"
     yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
-    yield f"\nRows: {counts['total']:,}, {row_words(counts)}"
+    yield f"\nRows: {counts['total']:,}, {terminal.row_words(counts)}"
     grows = run["state"] != "finished" and (run["input_read_at"] is None or counts["open"] or counts["failed"])
     for level in run["levels"]:
         yield level_line(level, so_far=bool(grows))
         grows = grows or level["rows"]["open"]
     yield ""
-    names = outcome_names(TASK_OUTCOMES, run["stages"])
+    names = terminal.outcome_names(terminal.TASK_OUTCOMES, run["stages"])
     stages = []
     for stage in run["stages"]:
         tokens = [stage["calls"][key] for key in ("count", "input_tokens", "output_tokens")]
         outcomes = [stage[name] for name in names]
-        stages.append([stage["name"], stage["model"], *outcomes, *tokens, cost_of(stage["calls"])])
-    yield table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], stages)
+        stages.append([stage["name"], stage["model"], *outcomes, *tokens, terminal.cost_of(stage["calls"])])
+    yield terminal.table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], stages)
     for stage in run["stages"]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
         if kinds:
@@ -150,7 +138,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield ""
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]
-        yield table(header, [_invocation(one) for one in run["invocations"]])
+        yield terminal.table(header, [_invocation(one) for one in run["invocations"]])
 
 
 def _invocation(one: Any) -> list[object]:
@@ -180,7 +168,7 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     """What to do next: a command that works as it is printed."""
     run = report.runs[0]
     number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
-    waiting_for = plain(first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
+    waiting_for = plain(terminal.first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
     batches = run["open_batches"]
     unsent = batches and last.get("stopped") and batches["waiting"] == batches["batches"]  # it stopped before any was
     if run["state"] == "running":
@@ -199,11 +187,12 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     elif run["state"] == "finished":
         yield from _finished_lines(report)
     elif last.get("exit_code") == ExitCode.LIMIT:
-        yield f"Run {number} reached a limit: {plain(first_line(last.get('stopped') or 'budget or max_errors'))}"
+        limit = terminal.first_line(last.get("stopped") or "budget or max_errors")
+        yield f"Run {number} reached a limit: {plain(limit)}"
         yield f"Raise it, then resume with: {again}"
     else:
         if reason := last.get("stopped"):
-            yield f"Run {number} stopped: {plain(first_line(reason))}"
+            yield f"Run {number} stopped: {plain(terminal.first_line(reason))}"
         elif waiting_for:
             yield f"The last call of run {number} brought no answer: {waiting_for}"
         yield f"Run {number} is not finished. Resume with: {again}"
@@ -212,7 +201,7 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
 def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
-    number, failed, folder = run["run"], _failed(run), from_here(report.project / run["output"])
+    number, failed, folder = run["run"], _failed(run), terminal.from_here(report.project / run["output"])
     errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
     if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
         errors, results = f"see them with: agac inspect {number}", folder

@@ -23,20 +23,11 @@ from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level
 from agac.spec.templates import ROWS_JSON
+from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database
 from agac.store.records import DerivedRows, Result
-from agac.store.rows import (
-    EarlierResult,
-    PriorTask,
-    State,
-    StoredRow,
-    earlier_results,
-    made_by_id,
-    made_counts,
-    parent_count,
-    prior_tasks,
-)
+from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, read_run, run_ids
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
@@ -68,7 +59,7 @@ class ForecastRow(RowProgress):
 
     level: Level[AnyStage]
     old: StoredRow | None = None
-    tasks: dict[int, PriorTask] = field(default_factory=dict)
+    tasks: dict[int, store.PriorTask] = field(default_factory=dict)
     ready: Ready = field(default_factory=dict)
     blocked: set[str] = field(default_factory=set)
     absent: bool = False
@@ -168,7 +159,7 @@ class Baseline:
         if self.database is None or self.before is None or not makers:
             return
         self.run = self.before.record.id
-        made, counts = await made_counts(self.database, self.run), await counters(self.database, self.run)
+        made, counts = await store.made_counts(self.database, self.run), await counters(self.database, self.run)
 
         def tasks(stage: str, *outcomes: str) -> int:
             return sum(count.tasks for count in counts if count.stage == stage and count.outcome in outcomes)
@@ -183,7 +174,7 @@ class Baseline:
             if position is not None and stage.makes == "rows" and number:
                 self.listing.add(stage.index)  # rows that the function left in their places count as well
                 in_place = tasks(stage.name, "done", "reused")
-                number += in_place - await parent_count(self.database, self.run, position)
+                number += in_place - await store.parent_count(self.database, self.run, position)
             source = source_of(stage)
             if source is not None:
                 outcomes = ("done", "reused", "dropped") if source == stage.name else ("done", "reused")
@@ -201,12 +192,12 @@ class Baseline:
         for maker, own in by_maker.items():
             position = self._position.get(maker) if maker is not None else None
             if position is not None:
-                stored = await made_by_id(self.database, self.before.record.id, position, [row.id for row in own])
+                stored = await store.made_by_id(self.database, self.before.record.id, position, [row.id for row in own])
                 for row in own:
                     row.old = stored.get(row.id)
                     row.chosen = self._chooses(row)
         keys = {row.old.key: row for row in rows if row.old is not None}
-        for key, found in (await prior_tasks(self.database, list(keys))).items() if keys else ():
+        for key, found in (await store.prior_tasks(self.database, list(keys))).items() if keys else ():
             keys[key].tasks = found
         if keys and self.continued and any(stage.run_mode == "batch" for stage in self.plan.asking):
             for key, ready in (await ready_tasks(self.database, list(keys))).items():
@@ -303,7 +294,7 @@ class Baseline:
     def _is_new(self, stage: AnyStage) -> bool:
         return self.before is not None and stage.name not in self._position
 
-    def _prior(self, stage: AnyStage, row: ForecastRow) -> PriorTask | None:
+    def _prior(self, stage: AnyStage, row: ForecastRow) -> store.PriorTask | None:
         return row.tasks.get(self._position.get(stage.name, -1))
 
 
@@ -425,15 +416,15 @@ class StoredAnswers:
 
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
-    ) -> dict[bytes, EarlierResult]:
+    ) -> dict[bytes, store.EarlierResult]:
         """The results of the stage that are there for these fingerprints, and that would be taken for rows that are
         `chosen` or not."""
-        found: dict[bytes, EarlierResult] = {}
+        found: dict[bytes, store.EarlierResult] = {}
         if self.baseline.database is not None and not self.baseline.fresh:
             since = self.baseline.since(stage, chosen=chosen)
             for start in range(0, len(prints), MAX_KEYS):
                 some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
-                found |= await earlier_results(self.baseline.database, some, since, workflow)
+                found |= await store.earlier_results(self.baseline.database, some, since, workflow)
         return found
 
     async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:
@@ -473,7 +464,7 @@ class StoredAnswers:
         stage: AnyStage,
         row: ForecastRow,
         task: Prepared | LocalCall,
-        earlier: Mapping[bytes, EarlierResult],
+        earlier: Mapping[bytes, store.EarlierResult],
         in_batch: set[bytes],
     ) -> TaskResult | None:
         prints, found = _prints(task), self.of(stage)

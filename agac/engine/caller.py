@@ -20,19 +20,11 @@ from typing import Any, NamedTuple
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
+from agac.engine import limits
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import WorstCase
 from agac.engine.invocation import InvocationContext, ShownReplies, Work
-from agac.engine.limits import (
-    NOTHING,
-    Amount,
-    Reservation,
-    RowBudgetExceeded,
-    RunStopped,
-    StopSignal,
-    balances_of,
-    counted,
-)
+from agac.engine.limits import Amount, Reservation, RowBudgetExceeded, RunStopped, StopSignal
 from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadline, RowDeadlineExceeded, StopRun, decide, max_calls
 from agac.engine.settle import how_answered
@@ -94,7 +86,7 @@ class Route:
 
     def worst_case(self, body: bytes) -> Amount:
         """What sending a request can cost at most."""
-        return self.most.of(body) if self.most else NOTHING
+        return self.most.of(body) if self.most else limits.NOTHING
 
     def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> Reply | Fault:
         """What an answer means."""
@@ -217,7 +209,7 @@ async def open_connections(
     is called with the name of a lane and the seconds of each long wait in it.
     """
     plan = work.plan
-    budgets = [*(balance.budget for balance in balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
+    budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)
     senders: dict[tuple[str, str], Sending] = {}
     lanes: dict[str, Lane] = {}
@@ -233,11 +225,11 @@ async def open_connections(
                     senders[carrier] = _sender(model, carrier[1], work)
                     stack.push_async_callback(senders[carrier].close)
                 if model.lane not in lanes:
-                    limits, clock = model.provider.limits, work.clocks.monotonic
-                    most = limits.concurrency or plan.concurrency
+                    known, clock = model.provider.limits, work.clocks.monotonic
+                    most = known.concurrency or plan.concurrency
                     shown = partial(waits, model.lane)
                     lanes[model.lane] = Lane(
-                        most, rpm=limits.rpm, tpm=limits.tpm, clock=clock, stop_signal=stop_signal, waits=shown
+                        most, rpm=known.rpm, tpm=known.tpm, clock=clock, stop_signal=stop_signal, waits=shown
                     )  # fmt: skip
                 connection = ModelConnection(
                     stage=stage,
@@ -439,7 +431,7 @@ class Caller:
         try:
             return await connection.send(body, active.deadline, self._settler.given_up, fresh=fresh)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
-            budgets.settle(reservation, NOTHING)
+            budgets.settle(reservation, limits.NOTHING)
             raise
         except asyncio.CancelledError:  # perhaps it was
             budgets.settle(reservation, reservation.worst, reservation.worst)
@@ -492,8 +484,8 @@ class Caller:
             service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
         )
         if self._budgets is not None and attempts.reservation is not None:
-            real, unconfirmed = counted(call, attempts.reservation.worst)
-            if unconfirmed is not NOTHING:
+            real, unconfirmed = limits.counted(call, attempts.reservation.worst)
+            if unconfirmed is not limits.NOTHING:
                 call = replace(call, held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None

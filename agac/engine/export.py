@@ -39,19 +39,11 @@ from agac.plan.stage import ends_of, recorded_stages, written_of
 from agac.spec.graph import StageNode, descent
 from agac.spec.paths import POSTGRES, server_parts
 from agac.spec.workflow import InputSpec, Merge, OutputFormat, TableTarget, Workflow, shape_of_ends
+from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database, write
 from agac.store.rows import ExportRow, State, kept_rows, why_filtered
-from agac.store.runs import (
-    UNWRITTEN,
-    RunRecord,
-    WrittenFiles,
-    definition_of,
-    files_written,
-    last_run_number,
-    read_run,
-    store_accepted,
-)
+from agac.store.runs import RunRecord, WrittenFiles
 
 if TYPE_CHECKING:
     from agac.plan.plan import Plan
@@ -160,7 +152,7 @@ class Outputs:
         if self.at_server or (self.database is not None and self.database.exists()):
             found[name] = [0, 0]
         if unwritten:
-            found[name] = UNWRITTEN
+            found[name] = runs.UNWRITTEN
         return found
 
 
@@ -301,7 +293,7 @@ async def export_run(
     """
     outputs = Outputs(run, root, summary["rows"]["total"])
     ended, layout = await _final_rows(database, run, outputs, tables=bool(outputs.formats or outputs.to))
-    written = await files_written(database, run.output_dir)
+    written = await runs.files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
     keep = outputs.previous(run, written)
     if outputs.places is None:
@@ -352,7 +344,7 @@ async def _final_rows(
     layout = None
     if tables or outputs.merge not in PLAIN_MERGES:
         layout = await _observe_layout(database, run, outputs)
-    definition = await definition_of(database, run.id)
+    definition = await runs.definition_of(database, run.id)
     return FinalRows(definition, formed=layout is not None, inputs=run.include_input), layout
 
 
@@ -460,12 +452,12 @@ async def lost_store(database: Database | None, workflow: str, root: Path, outpu
     if database is None or told.store != await project_token(database):
         what = f"the store that wrote {output} is not there: it was deleted, emptied or replaced"
     else:
-        run = await read_run(database, told.run)
+        run = await runs.read_run(database, told.run)
         known = run is not None and run.workflow == workflow and run.revision >= told.generation
-        if known or (run is None and told.run <= await last_run_number(database)):  # a run that was dropped
+        if known or (run is None and told.run <= await runs.last_run_number(database)):  # a run that was dropped
             return None
         what = f"the store is an older copy of the one that wrote {output}"
-    if database is not None and await store_accepted(database, told.mark):
+    if database is not None and await runs.store_accepted(database, told.mark):
         return None
     return what, told.mark
 
@@ -506,7 +498,7 @@ def drop_previous(folder: Path) -> None:
 
 async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:
     """The columns of all rows, by a look at each."""
-    definition = await definition_of(database, run.id)
+    definition = await runs.definition_of(database, run.id)
     stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
     ends = [stages[place] for place in ends_of(definition)]
     observed = Observed(shape_of_ends(ends), outputs.fields)
@@ -605,7 +597,7 @@ async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> 
     Rows of the input come first, in order, those that a function gave in the place of one where it stands; then level
     by level those that stages made, in the order of the rows that they come from, and groups by their ids.
     """
-    definition = await definition_of(database, run.id)
+    definition = await runs.definition_of(database, run.id)
     stages = recorded_stages(definition)
     views = RowViews(stages, definition["vars"], database)
     for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):

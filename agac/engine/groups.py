@@ -29,20 +29,9 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level
 from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.store import rows as store
 from agac.store.records import Child, Children, NewRow, Part
-from agac.store.rows import (
-    DedupeRow,
-    GroupSize,
-    State,
-    StoredRow,
-    dedupe_firsts,
-    dedupe_page,
-    failed_part,
-    group_sizes,
-    open_parts,
-    prior_tasks,
-    rows_of_keys,
-)
+from agac.store.rows import State, StoredRow
 
 WIDTH = 64
 """Bits of a hash, as `keys.member_hash` gives it."""
@@ -274,7 +263,7 @@ def unusable(group: Group, rows: int, failed: int) -> UnusableGroup | None:
     return "large" if rows > MAX_ROWS and not group.reduces else None
 
 
-ReadyGroup = tuple[StoredRow, GroupSize, TreeNode | None]
+ReadyGroup = tuple[StoredRow, store.GroupSize, TreeNode | None]
 """A group that can be asked, with its node where it was cut."""
 
 
@@ -299,7 +288,7 @@ class Groups:
 
     async def _walk_some(self, rows: Sequence[StoredRow]) -> None:
         database, ledger, keys = self._context.places.database, self._context.ledger, [row.key for row in rows]
-        sizes, ready = await group_sizes(database, keys), list[ReadyGroup]()
+        sizes, ready = await store.group_sizes(database, keys), list[ReadyGroup]()
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
@@ -315,7 +304,7 @@ class Groups:
         if self._context.stop_signal.stop is None:
             await run_workers([RowSource(rows, walk)], self._context.stop_signal, self._context.workers)
 
-    async def _ready(self, row: StoredRow, size: GroupSize) -> ReadyGroup | None:
+    async def _ready(self, row: StoredRow, size: store.GroupSize) -> ReadyGroup | None:
         """The group as it is asked; None where it cannot be."""
         view, message = self._view(row, size), None
         match unusable(self._group, size.rows, size.failed):
@@ -337,7 +326,7 @@ class Groups:
             return row, size, None
         return row, size, await self._cut(row)
 
-    def _view(self, row: StoredRow, size: GroupSize) -> RowView:
+    def _view(self, row: StoredRow, size: store.GroupSize) -> RowView:
         """What a group sees, but for its rows."""
         view = self._context.views.begun(row.data, None, None)
         view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
@@ -358,7 +347,7 @@ class Groups:
             elif self._group.fits(size.rows, size.tokens):
                 texts = await self._contents.of_members(made.key)
             if texts is None:
-                failed = await failed_part(self._context.places.database, made.key)
+                failed = await store.failed_part(self._context.places.database, made.key)
                 error = self._unfit("parts of this group have no result")
                 if failed is not None:
                     error = RowError(ErrorType(failed[0]), f"in a part of this group: {failed[1]}")
@@ -371,7 +360,7 @@ class Groups:
         """Cuts a group and stores its parts; gives the node that is the group itself."""
         ledger = self._context.ledger
 
-        def store(node: TreeNode) -> None:
+        def put(node: TreeNode) -> None:
             body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
             data = snapshot({**body, "parts": [part_id(group.id, child) for child in node.children]})
             part = Part(group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data)
@@ -381,11 +370,11 @@ class Groups:
         async for page in self._contents.pages(group.key):
             for one in page:
                 for node in growing.add(one.sort + _SIGNED, one.size):
-                    store(node)
+                    put(node)
             await ledger.durable()
         *lower, top = growing.close()
         for node in lower:
-            store(node)
+            put(node)
         ledger.batch.cut.append(group.key)
         await ledger.durable()
         return top
@@ -394,10 +383,10 @@ class Groups:
         """All open parts of a height, at work. They are asked anew as the groups are that a retry opened."""
         context = self._context
         (database, run, _), after = context.places, 0
-        while parts := await open_parts(database, run, self._stage.index, height, after, _SOME):
+        while parts := await store.open_parts(database, run, self._stage.index, height, after, _SOME):
             after = parts[-1].key
             tasks = await context.tasks_of([part.key for part in parts])
-            groups = await rows_of_keys(database, sorted({part.group for part in parts}))
+            groups = await store.rows_of_keys(database, sorted({part.group for part in parts}))
             for part in parts:
                 view = context.views.begun(groups[part.group].data, None, None)
                 texts = await self._contents.of_part(part.group, part.data)
@@ -454,17 +443,17 @@ class Deduplicator:
         """All rows that came to the stage: those with some hundred values at a time, of these some hundred rows."""
         after = b""
         while self._context.stop_signal.stop is None:
-            firsts = await dedupe_firsts(self._db, self._run, self._stage.index, after, PAGE)
+            firsts = await store.dedupe_firsts(self._db, self._run, self._stage.index, after, PAGE)
             if not firsts:
                 return
             at, after = (after, 1 << 62), max(firsts)  # beyond every key of the last page
-            while rows := await dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
+            while rows := await store.dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
                 await self._write(rows, firsts)
                 at = (rows[-1].hash, rows[-1].key)
 
-    async def _write(self, rows: Sequence[DedupeRow], firsts: dict[bytes, DedupeRow]) -> None:
+    async def _write(self, rows: Sequence[store.DedupeRow], firsts: dict[bytes, store.DedupeRow]) -> None:
         changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
-        prior = await prior_tasks(self._db, [row.key for row in changed])
+        prior = await store.prior_tasks(self._db, [row.key for row in changed])
         settler, ledger = self._context.settler, self._context.ledger
         for one in changed:
             first = firsts[one.hash]
@@ -482,7 +471,7 @@ class Deduplicator:
         if changed:
             await ledger.durable()
 
-    def _is_new(self, row: DedupeRow, first: DedupeRow) -> bool:
+    def _is_new(self, row: store.DedupeRow, first: store.DedupeRow) -> bool:
         """Whether what becomes of the row is not what is stored, its note of who is first included."""
         if row.key != first.key:
             return row.state != State.FILTERED or self._is_new(first, first)

@@ -21,23 +21,11 @@ from agac.engine.invocation import InvocationContext, InvocationRef
 from agac.plan.plan import Plan
 from agac.plan.stage import CHOOSING_ROWS
 from agac.spec.workflow import OnDuplicateId
+from agac.store import rows as store
 from agac.store.batches import project_token
 from agac.store.db import Database, write
 from agac.store.records import PRESENT, NewRow
-from agac.store.rows import (
-    WALKED,
-    PriorTask,
-    State,
-    StoredRow,
-    aged_rows,
-    last_number,
-    leaving_rows,
-    prior_tasks,
-    rows_at,
-    rows_by_id,
-    rows_of_id,
-    rows_with_results,
-)
+from agac.store.rows import State, StoredRow
 from agac.store.runs import definition_of, input_read_at, read_run
 from agac.store.scratch import Scratch
 
@@ -93,12 +81,12 @@ class RowMatcher:
         wanted = Counter(new.row.id for new in chunk)
         met = {row_id: self._often[row_id] for row_id in wanted if row_id in self._often}
         unknown = [row_id for row_id in wanted if row_id not in met]
-        rows = await rows_by_id(self._db, self._run, unknown) if unknown else {}
+        rows = await store.rows_by_id(self._db, self._run, unknown) if unknown else {}
         for row_id, placed in self._placed(rows).items():
             met[row_id] = len(placed), min(placed)
         for row_id in wanted.keys() & self._often.keys():
             count = met[row_id][0]
-            rows[row_id] = await rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
+            rows[row_id] = await store.rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
         free = {(old.id, old.occurrence): old for same in rows.values() for old in same if not self._is_placed(old)}
         return met, free
 
@@ -136,7 +124,7 @@ class RowMatcher:
         row_id = new.row.id
         while True:
             numbers = range(last + 1, last + 1 + PROBES)
-            stored = await rows_by_id(self._db, self._run, [f"{row_id}#{number}" for number in numbers])
+            stored = await store.rows_by_id(self._db, self._run, [f"{row_id}#{number}" for number in numbers])
             placed = self._placed(stored)
             for last in numbers:
                 name = f"{row_id}#{last}"
@@ -158,7 +146,7 @@ CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
 
-_ENDED = WALKED | {State.DROPPED}
+_ENDED = store.WALKED | {State.DROPPED}
 """Ends after which an unchanged row needs nothing."""
 
 
@@ -179,7 +167,7 @@ class InputRows:
         """The rows that need work, some hundred at a time, each stored before it is given out."""
         await write(self._db, "run_reading", None, self._run)
         if self._numbered:
-            self._stored_last = await last_number(self._db, self._run)
+            self._stored_last = await store.last_number(self._db, self._run)
         with closing(Scratch()) if self._on_duplicate == "last" else nullcontext() as scratch:
             if scratch is not None:
                 await count_ids(self._context.work.rows(), scratch)
@@ -206,8 +194,8 @@ class InputRows:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
         # where none moved, a position beyond every input
         moved = 1 << 62 if self._matcher.moved_from is None else self._matcher.moved_from
-        while leaving := await leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):
-            tasks = await prior_tasks(self._db, [key for key, _, _ in leaving])
+        while leaving := await store.leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):
+            tasks = await store.prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)
                 self._settler.count_row(state, -1, error_type)
@@ -221,7 +209,7 @@ class InputRows:
         if self._matcher.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [active for new in chunk for active in self._insert(new)]
-            stored = await rows_at(self._db, self._run, first, self._last)
+            stored = await store.rows_at(self._db, self._run, first, self._last)
             if self._is_as_stored(chunk, stored, last):
                 return await self._compare(list(zip(chunk, stored, strict=True)))
             self._matcher.moved_from = first
@@ -270,7 +258,9 @@ class InputRows:
 
     async def _aged(self, pairs: list[tuple[NewRow, StoredRow]]) -> set[int]:
         """Which done rows have a result that is too old for its stage (`max_age`)."""
-        return await aged_rows(self._db, [old.key for _, old in pairs if old.state in WALKED], self._context.cutoffs)
+        return await store.aged_rows(
+            self._db, [old.key for _, old in pairs if old.state in store.WALKED], self._context.cutoffs
+        )
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
         """Stored rows that changed, failed or never came to their end."""
@@ -304,7 +294,7 @@ class InputRows:
                 self._settler.reopen_row(row, old)
         return active_rows
 
-    def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
+    def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: Mapping[int, store.PriorTask]) -> bool:
         """Whether an unchanged row is not tried again: done, unusable as before, or refused often enough."""
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
@@ -406,7 +396,7 @@ async def left_rows(
         return None
     while ids and 2 * there < shown.rows:
         suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
-        there += len(ids) if suffixed else await rows_with_results(database, shown.run, ids)
+        there += len(ids) if suffixed else await store.rows_with_results(database, shown.run, ids)
         ids = await asyncio.to_thread(read_ids, reading)
     return LeftRows(shown.rows, max(0, shown.rows - there))
 

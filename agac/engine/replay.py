@@ -18,34 +18,12 @@ from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.graph import descent, levels_of
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
+from agac.store import rows as store
 from agac.store.batches import RowTask
 from agac.store.batches import tasks_of_row as batched_tasks
 from agac.store.db import Database
 from agac.store.history import TaskRecord, parts_of, rows_above, tasks_of_row
-from agac.store.rows import (
-    EXPORT_RANGE,
-    FIRST,
-    LAST,
-    ExportRow,
-    GroupSize,
-    StageResult,
-    State,
-    StoredRow,
-    any_open_part,
-    child_counts,
-    children_export,
-    export_row,
-    export_rows,
-    failed_rows,
-    group_rows,
-    group_sizes,
-    made_counts,
-    part_values,
-    results_of_rows,
-    rows_of_keys,
-)
-from agac.store.rows import MemberRow as StoredMember
-from agac.store.rows import members as some_members
+from agac.store.rows import ExportRow, StageResult, State, StoredRow
 
 
 class RowViews:
@@ -65,11 +43,11 @@ class RowViews:
 
     async def ended(self, keys: Sequence[int]) -> dict[int, RowView]:
         """What is seen of these rows after all of their stages, by key; of one that failed as far as it came."""
-        rows = await rows_of_keys(self._db, keys)
+        rows = await store.rows_of_keys(self._db, keys)
         above = {row.parent_key for row in rows.values() if row.parent_key is not None}
         parents = await self.ended(sorted(above)) if above else {}
         stages: dict[int, list[tuple[int, StageResult]]] = {}
-        for (key, stage), result in (await results_of_rows(self._db, keys)).items():
+        for (key, stage), result in (await store.results_of_rows(self._db, keys)).items():
             stages.setdefault(key, []).append((stage, result))
         found = {}
         for key, row in rows.items():
@@ -96,7 +74,7 @@ class GroupContents:
         self._db, self._run, self._views, self._member = database, run, views, member
 
     async def of_members(
-        self, group: int, *, low: int = FIRST, high: int = LAST, after: int = 0, rows: int | None = None
+        self, group: int, *, low: int = store.FIRST, high: int = store.LAST, after: int = 0, rows: int | None = None
     ) -> list[str]:
         """The members of a group with hashes from `low` to `high`, less the first `after` of them, `rows` at most, in
         the order of their ids: JSON texts."""
@@ -111,10 +89,12 @@ class GroupContents:
                 break
         return [text for _, text in sorted(found)]
 
-    async def pages(self, group: int, *, low: int = FIRST, high: int = LAST) -> AsyncIterator[list[StoredMember]]:
+    async def pages(
+        self, group: int, *, low: int = store.FIRST, high: int = store.LAST
+    ) -> AsyncIterator[list[store.MemberRow]]:
         """The members of a group that did not fail, some hundred at a time, by their hashes."""
         at = (low, 0)
-        while page := await some_members(self._db, group, *at, high, EXPORT_RANGE):
+        while page := await store.members(self._db, group, *at, high, store.EXPORT_RANGE):
             yield page
             at = (page[-1].sort, page[-1].key)
 
@@ -124,17 +104,17 @@ class GroupContents:
         body = json.loads(data)
         if body["parts"]:
             return await self.of_parts(body["parts"])
-        low, high = body["low"] + FIRST, body["high"] + FIRST
+        low, high = body["low"] + store.FIRST, body["high"] + store.FIRST
         return await self.of_members(group, low=low, high=high, after=body["after"], rows=body["rows"])
 
     async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
         """What these parts came to, in their order: JSON texts; None where one of them has no result."""
-        values = await part_values(self._db, self._run, self._member.index, ids)
+        values = await store.part_values(self._db, self._run, self._member.index, ids)
         return [values[one] for one in ids] if len(values) == len(ids) else None
 
     async def waits(self, ids: Sequence[str]) -> bool:
         """Whether one of these parts has no end yet: it waits for a batch."""
-        return await any_open_part(self._db, self._run, self._member.index, ids)
+        return await store.any_open_part(self._db, self._run, self._member.index, ids)
 
 
 def array(texts: Sequence[str]) -> str:
@@ -232,13 +212,13 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
         assert row.parent_key is not None
         return views.begun(row.data, row.origin, (await views.ended([row.parent_key]))[row.parent_key])
     contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
-    group, size = row, GroupSize(0, 0, 0)
+    group, size = row, store.GroupSize(0, 0, 0)
     if row.parent_key is not None:
         (group,) = await rows_above(database, row.key)
         texts = await contents.of_part(group.key, row.data)
-        size = GroupSize(len(texts or ()), 0, 0)
+        size = store.GroupSize(len(texts or ()), 0, 0)
     else:
-        size = (await group_sizes(database, [row.key])).get(row.key, size)
+        size = (await store.group_sizes(database, [row.key])).get(row.key, size)
         if maker.group.fits(size.rows, size.tokens):
             texts = await contents.of_members(row.key)
         else:  # its parts that are parts of no other one, in the order of what they hold
@@ -282,10 +262,10 @@ class FinalRows:
     async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
         """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
         views, met = self._views(database), self._written(database, run).met
-        failed = {count.origin for count in await made_counts(database, run) if count.state == State.FAILED}
+        failed = {count.origin for count in await store.made_counts(database, run) if count.state == State.FAILED}
         for level in levels_of(self._stages).all:
             if level.origin not in met and (level.origin is None or level.origin in failed):
-                async for rows in failed_rows(database, run, level.origin):
+                async for rows in store.failed_rows(database, run, level.origin):
                     yield await self._with_results(database, views, rows)
 
     def _written(self, database: Database, run: int) -> WrittenRows:
@@ -302,7 +282,7 @@ class FinalRows:
         if not (self._joins or self._formed or made):
             return rows
         keys = [row.key for row in rows]
-        results = await results_of_rows(database, keys) if self._joins else {}
+        results = await store.results_of_rows(database, keys) if self._joins else {}
         row_views = await views.ended(keys if self._formed or self._made_again else made)
         return [self._final(row, row_views.get(row.key), results) for row in rows]
 
@@ -377,11 +357,11 @@ class WrittenRows:
         with its key, of one."""
         origin = self._groups.index if self._groups is not None else None
         if top is not None:
-            first = export_row(self._db, top, -1 if origin is None else origin)
+            first = store.export_row(self._db, top, -1 if origin is None else origin)
         elif origin is not None:
-            first = group_rows(self._db, self._run, origin)
+            first = store.group_rows(self._db, self._run, origin)
         else:
-            first = export_rows(self._db, self._run)
+            first = store.export_rows(self._db, self._run)
         async for rows in first:
             if not self._makers and not self._functions[0] and self._groups is None:
                 yield rows
@@ -395,7 +375,7 @@ class WrittenRows:
         if not wanted:
             yield [at.row for at in rows if at.depth == len(self._makers) or at.row.state == State.FAILED]
             return
-        counts = await child_counts(self._db, list(wanted))
+        counts = await store.child_counts(self._db, list(wanted))
         pairs = [(key, origin) for key, (origins, _) in wanted.items() for origin in origins]
         if sum(counts.get(pair, 0) for pair in pairs) <= MAX_KEYS:
             children = await self._children(pairs)
@@ -422,14 +402,16 @@ class WrittenRows:
         children: dict[int, list[ExportRow]] = {}
         for origin in sorted({origin for _, origin in pairs}):
             keys = [key for key, one in pairs if one == origin]
-            for parent, _, child in await children_export(self._db, keys, origin=origin):
+            for parent, _, child in await store.children_export(self._db, keys, origin=origin):
                 children.setdefault(parent, []).append(child)
         return children
 
     async def _paged(self, at: At, key: int, origin: int, depth: int) -> AsyncIterator[list[ExportRow]]:
         """What is written of the many children of one row."""
         after = -1
-        while page := await children_export(self._db, [key], origin=origin, after=after, limit=EXPORT_RANGE):
+        while page := await store.children_export(
+            self._db, [key], origin=origin, after=after, limit=store.EXPORT_RANGE
+        ):
             after = page[-1][1]
             children = [At(child._replace(ordinal=at.row.ordinal), depth) for _, _, child in page]
             async for found in self._below(children):
@@ -440,7 +422,7 @@ class WrittenRows:
         and their depth."""
         through = [at for at in rows if at.row.state in (State.DONE, State.SKIPPED)]
         asked = sorted({at.row.key for at in through if self._functions[at.depth]})
-        results = await results_of_rows(self._db, asked) if asked else {}
+        results = await store.results_of_rows(self._db, asked) if asked else {}
         found: dict[int, tuple[tuple[int, ...], int]] = {}
         for at in through:
             lists = []  # the positions of functions that gave lists

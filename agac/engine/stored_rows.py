@@ -15,20 +15,10 @@ from agac.engine.invocation import InvocationContext, Retry, TasksOfRows
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.graph import Level
+from agac.store import rows as store
 from agac.store.batches import rows_idle, rows_in_batches, rows_to_walk
 from agac.store.records import DerivedRows, NewRow
-from agac.store.rows import (
-    WALKED,
-    PriorTask,
-    State,
-    StoredRow,
-    aged_rows,
-    children_of_parents,
-    chosen_rows,
-    made_counts,
-    made_rows,
-    prior_tasks,
-)
+from agac.store.rows import State, StoredRow
 from agac.store.runs import counters, read_run, row_counts
 
 CHUNK_ROWS = 512
@@ -40,10 +30,10 @@ async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
     """The rows that a retry chose, in the order of the input, some hundred at a time, each open in the store before it
     is given out. Their tasks stay until they are settled anew."""
     (database, run, _), ledger = context.places, context.ledger
-    async for rows in chosen_rows(database, run, retry):
+    async for rows in store.chosen_rows(database, run, retry):
         if context.stop_signal.stop is not None:
             return
-        prior = await prior_tasks(database, [row.key for row in rows])
+        prior = await store.prior_tasks(database, [row.key for row in rows])
         found = []
         for old in rows:
             new = NewRow.of(old)
@@ -106,7 +96,7 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None
     assert origin is not None
-    record, counts = await read_run(database, run), await made_counts(database, run)
+    record, counts = await read_run(database, run), await store.made_counts(database, run)
     changed = record is None or record.finished_at is None
     anew = context.again_from is not None or context.cutoffs or (changed and level.maker.makes == "kept")
     unended = (State.PENDING, State.FAILED)
@@ -160,12 +150,12 @@ class LevelPass:
         assert self._level.origin is not None
         while context.stop_signal.stop is None:
             done_too = self._done_too or bool(self._cutoffs)
-            found = await made_rows(database, run, self._level.origin, after, done_too, CHUNK_ROWS)
+            found = await store.made_rows(database, run, self._level.origin, after, done_too, CHUNK_ROWS)
             if not found:
                 return
             after = found[-1].key
-            prior = await prior_tasks(database, [row.key for row in found if row.state == State.FAILED])
-            aged = await aged_rows(database, [r.key for r in found if r.state in WALKED], self._cutoffs)
+            prior = await store.prior_tasks(database, [row.key for row in found if row.state == State.FAILED])
+            aged = await store.aged_rows(database, [r.key for r in found if r.state in store.WALKED], self._cutoffs)
             chosen = [row for row in found if self._is_open(row, prior.get(row.key, {}), aged)]
             waiting = await context.merely_waiting([row.key for row in chosen if row.state == State.PENDING])
             context.totals.made_parked += len(waiting)  # these are left open
@@ -178,7 +168,7 @@ class LevelPass:
             if chosen:
                 yield chosen
 
-    def _is_open(self, row: StoredRow, prior: Mapping[int, PriorTask], aged: set[int]) -> bool:
+    def _is_open(self, row: StoredRow, prior: Mapping[int, store.PriorTask], aged: set[int]) -> bool:
         """Whether the row needs work in this invocation; it waits where what it was made of is open itself."""
         totals, retry = self._context.totals, self._context.work.retry
         if row.parent_state == State.PENDING:
@@ -290,7 +280,7 @@ class ChildFeeds:
                 continue
             some = [parents.popleft() for _ in range(min(len(parents), PARENTS_AT_ONCE))]
             width, places = CHUNK_ROWS // len(some), [(one.key, one.place) for one in some]
-            made = await children_of_parents(database, run, origin, event, places, width)
+            made = await store.children_of_parents(database, run, origin, event, places, width)
             rows = await level_pass.active_rows(made)
             left = [one._replace(place=one.place + width) for one in some if one.place + width < one.children]
             parents.extend(left)

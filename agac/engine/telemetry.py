@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING, Any
 from agac.core.types import Outcome, dollars_in_all, iso
 from agac.data.json_formats import encode
 from agac.plan.stage import model_of, recorded_stages
+from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, HOW
-from agac.store.rows import (
-    WALKED,
-    ErrorExample,
-    State,
-    count_repeated,
-    error_examples,
-    made_counts,
-    made_examples,
-    present,
-)
+from agac.store.rows import State
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration
 
 if TYPE_CHECKING:
@@ -40,7 +32,7 @@ SCHEMA = "agac.usage/v1"
 """The name of the shape of `usage`: raised when something is renamed or means something else."""
 
 NULL = "null"
-_OK: dict[int, str] = {**dict.fromkeys(map(int, WALKED), "true"), State.FAILED: "false"}
+_OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
 
 
@@ -214,19 +206,19 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     """The summary of a run as it is in the store now: printed, written to summary.json, given by `--json`."""
     counts, times = await counters(database, run.id), await timings(database, run.id)
     definition = await definition_of(database, run.id)
-    rows, made = row_counts(counts), await made_counts(database, run.id)
+    rows, made = row_counts(counts), await store.made_counts(database, run.id)
     levels: list[dict[str, Any]] = []
     # the rows that stages made: of each that made any, or may make children or groups
     for stage in recorded_stages(definition):
-        of_stage = present(made, stage.index)
+        of_stage = store.present(made, stage.index)
         if stage.makes is not None and (of_stage["present"] or stage.makes != "rows"):
             levels.append({"stage": stage.name, "makes": stage.makes, "rows": _by_outcome(of_stage)})
-    examples = await error_examples(database, run.id) if rows["failed"] else []
+    examples = await store.error_examples(database, run.id) if rows["failed"] else []
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
-        examples += [e for e in await made_examples(database, run.id) if (e.error_type, e.stage) not in known]
+        examples += [e for e in await store.made_examples(database, run.id) if (e.error_type, e.stage) not in known]
 
-    def failed(example: ErrorExample) -> int:
+    def failed(example: store.ErrorExample) -> int:
         """Rows that failed so; without a stage it was the input itself, else all that did at the stage."""
         own = (c for c in counts if c.stage == example.stage and c.outcome == "failed")
         alike = sum(c.tasks for c in own if c.error_type == example.error_type)
@@ -235,7 +227,9 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     stages = [_stage(stage, counts, times) for stage in definition["stages"]]
     policy, repeated = definition["input"]["on_duplicate_id"], {}
     if policy in ("first", "last") and rows["dropped"]:
-        repeated = {"repeated_ids": {"on_duplicate_id": policy, "rows": (await count_repeated(database, run.id))[0]}}
+        repeated = {
+            "repeated_ids": {"on_duplicate_id": policy, "rows": (await store.count_repeated(database, run.id))[0]}
+        }
     return {
         "workflow": run.workflow,
         "run": run.id,

@@ -6,22 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
+from agac.spec import templates
 from agac.spec.graph import seen_after
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
-from agac.spec.templates import (
-    INDEX,
-    ITEM,
-    ROW_JSON,
-    ROWS_COUNT,
-    ROWS_FAILED,
-    ROWS_JSON,
-    VARS,
-    foreign_placeholders,
-    in_syntax,
-)
+from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")
@@ -163,8 +154,8 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
                 seen.add(placeholder.name)
                 if message:
                     problem = _problem(replace(placeholder.where, path=path), message)
-                    problems.append(replace(problem, message=in_syntax(message, template.syntax)))
-            problems += foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
+                    problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
+            problems += templates.foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []
         problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []

@@ -14,24 +14,8 @@ from urllib.parse import quote
 from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import error_tables
-from agac.providers.batch import (
-    BOM,
-    PIECE,
-    STATES,
-    UNKNOWN,
-    BatchApi,
-    BatchError,
-    BatchState,
-    EndedBatch,
-    Order,
-    ProviderBatch,
-    Remote,
-    RemoteFile,
-    ResultLine,
-    Sdk,
-    UnreadableLine,
-)
+from agac.providers import batch, error_tables
+from agac.providers.batch import BatchApi, BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
 from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
 from agac.providers.error_tables import MESSAGE_LENGTH
 from agac.providers.provider import BatchTraits, Provider
@@ -51,7 +35,7 @@ _NOT_YET = re.compile(
 """Words for a file that was just uploaded and is nowhere yet (github.com/bespokelabsai/curator/issues/116); there is no
 code for it."""
 
-_ENDED: dict[str, EndedBatch] = {
+_ENDED: dict[str, batch.EndedBatch] = {
     "batch_expired": "expired",
     "batch_cancelled": "cancelled",
     "batch_canceled": "cancelled",
@@ -63,17 +47,19 @@ _ENDED: dict[str, EndedBatch] = {
 def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
     """A line of results as an object, and its custom_id. Raises UnreadableLine."""
     try:
-        data = loads(line.removeprefix(BOM).decode())
+        data = loads(line.removeprefix(batch.BOM).decode())
     except UnicodeDecodeError:
-        raise UnreadableLine("it is not UTF-8") from None
+        raise batch.UnreadableLine("it is not UTF-8") from None
     except (ValueError, RecursionError):
-        raise UnreadableLine("it is not JSON" if line.strip() else "it is empty") from None
+        raise batch.UnreadableLine("it is not JSON" if line.strip() else "it is empty") from None
     if not isinstance(data, dict):
         kinds = {type(None): "null", list: "a list", str: "a text", bool: "a truth value"}
-        raise UnreadableLine(f"it is {kinds.get(type(data), 'a number')}, not an object")
+        raise batch.UnreadableLine(f"it is {kinds.get(type(data), 'a number')}, not an object")
     if custom_id := text(data, "custom_id"):
         return custom_id, data
-    raise UnreadableLine("it has no custom_id" if data.get("custom_id") in (None, "") else "its custom_id is no text")
+    raise batch.UnreadableLine(
+        "it has no custom_id" if data.get("custom_id") in (None, "") else "its custom_id is no text"
+    )
 
 
 class OpenAIBatches(BatchApi):
@@ -87,7 +73,7 @@ class OpenAIBatches(BatchApi):
     read_error = staticmethod(error_tables.read_openai_error)
 
     @staticmethod
-    def sdk() -> Sdk:
+    def sdk() -> batch.Sdk:
         """The openai package."""
         import openai
 
@@ -179,13 +165,13 @@ class OpenAIBatches(BatchApi):
             made[one.id] = one
         if not made:
             return
-        async for batch in self._batches({}):
-            if isinstance(batch, Fault):
-                yield batch
+        async for known in self._batches({}):
+            if isinstance(known, Fault):
+                yield known
                 return
-            for result in batch.results if batch.key else ():
+            for result in known.results if known.key else ():
                 if file := made.get(result.ref):
-                    yield replace(file, key=batch.key)
+                    yield replace(file, key=known.key)
 
     async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
         """The files for a purpose, by which not every server filters. One that lists none is taken to have none."""
@@ -206,17 +192,17 @@ class OpenAIBatches(BatchApi):
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
         """A batch as it was reported; None when it has no id."""
-        if not (batch := text(data, "id")):
+        if not (id_ := text(data, "id")):
             return None
         word = text(data, "status")
-        state, known = STATES.get(word.lower(), UNKNOWN)
+        state, known = batch.STATES.get(word.lower(), batch.UNKNOWN)
         counts, created = data.get("request_counts"), moment(data.get("created_at"))
         # either id may be null, absent, empty, or the same as the other
         output, errors = text(data, "output_file_id"), text(data, "error_file_id")
         results = [Remote(output, "output")] if output else []
         results += [Remote(errors, "errors")] if errors and errors != output else []
         return ProviderBatch(
-            id=batch,
+            id=id_,
             state=state,
             word=redactor.clean(word),
             known=known,
@@ -258,17 +244,17 @@ class OpenAIBatches(BatchApi):
         return ResultLine(custom_id, "answered", status, body)
 
 
-def _errors(errors: Any, redactor: Redactor) -> tuple[BatchError, ...]:
+def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
     """Why a batch failed: OpenAI's list within an object, a bare list, one object, or a text."""
     found = errors.get("data", [errors]) if isinstance(errors, dict) else errors
     read = []
     for error in filter(None, found if isinstance(found, list) else [found]):
         if not isinstance(error, dict):
-            read.append(BatchError("", redactor.clean(str(error))))
+            read.append(batch.BatchError("", redactor.clean(str(error))))
             continue
         line, code = count(error, "line"), text(error, "code") or text(error, "type")
         message = redactor.clean(text(error, "message") or code)[:MESSAGE_LENGTH]
-        read.append(BatchError(redactor.clean(code), message, line or None))
+        read.append(batch.BatchError(redactor.clean(code), message, line or None))
     return tuple(read)
 
 
@@ -340,7 +326,7 @@ class AnthropicBatches(BatchApi):
     read_error = staticmethod(error_tables.read_anthropic_error)
 
     @staticmethod
-    def sdk() -> Sdk:
+    def sdk() -> batch.Sdk:
         """The anthropic package, an extra. Raises AgacError when it is not installed."""
         if lack := lack_of("batch mode of Anthropic", "anthropic"):
             raise AgacError(lack, remedy="Or write run_mode: sync.")
@@ -382,13 +368,13 @@ class AnthropicBatches(BatchApi):
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
         """A batch as it was reported; None when it has no id."""
-        if not (batch := text(data, "id")):
+        if not (id_ := text(data, "id")):
             return None
         word = text(data, "processing_status")
         counts = data.get("request_counts")
         counted = {name: count(counts, name) for name in ("processing", "succeeded", *_FAILURES)}
         numbers = [number for number in counted.values() if number is not None]
-        state, known = STATES.get(word.lower(), UNKNOWN)
+        state, known = batch.STATES.get(word.lower(), batch.UNKNOWN)
         ended = word.lower() == "ended"
         if ended:  # an end has one word; the counts say what it was
             cancelled = data.get("cancel_initiated_at") and counted["canceled"]
@@ -396,7 +382,7 @@ class AnthropicBatches(BatchApi):
             state, known = BatchState.CANCELLED if cancelled else expired, True
         created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
         return ProviderBatch(
-            id=batch,
+            id=id_,
             state=state,
             word=redactor.clean(word),
             known=known,
@@ -408,7 +394,7 @@ class AnthropicBatches(BatchApi):
             expires_at=moment(data.get("expires_at")),
             ended_at=moment(data.get("ended_at")),
             results_until=archived or (created + traits.results_kept if created and traits.results_kept else None),
-            results=(Remote(batch, "output"),) if ended and archived is None else (),
+            results=(Remote(id_, "output"),) if ended and archived is None else (),
         )
 
     @staticmethod
@@ -442,7 +428,7 @@ class AnthropicBatches(BatchApi):
 async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
     """The request that creates a batch, made of the first `size` bytes of the lines while it is sent."""
     yield _OPEN
-    while size > 0 and (piece := lines.read(min(PIECE, size))):
+    while size > 0 and (piece := lines.read(min(batch.PIECE, size))):
         size -= len(piece)
         yield piece.replace(b"\n", b",")
     yield _CLOSE

@@ -13,29 +13,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from agac.simulator import replies
 from agac.simulator.batch_store import RESULTS_KEPT, Batch
-from agac.simulator.replies import (
-    COUNT,
-    FINGERPRINT,
-    OBJECT,
-    TEXT,
-    TRUTH,
-    ApiError,
-    BatchEndpoint,
-    Event,
-    Kind,
-    ModelAnswer,
-    ModelApi,
-    ModelCall,
-    between,
-    canonical,
-    encoded,
-    model_call,
-    pieces,
-    prompted_schema,
-    read_object,
-    wrong_parameters,
-)
+from agac.simulator.replies import COUNT, OBJECT, TEXT, ApiError, Event, Kind, ModelAnswer, ModelApi, ModelCall
 from agac.simulator.schema_compiler import walk_schema
 from agac.simulator.schema_values import word_set
 from agac.simulator.settings import RateLimits
@@ -83,10 +63,10 @@ UNSUPPORTED: dict[str, Any] = {"tools": [], "container": None, "speed": "standar
 
 KINDS: dict[str, Kind] = {
     "max_tokens": COUNT,
-    "temperature": between(0, 1),
-    "top_p": between(0, 1),
+    "temperature": replies.between(0, 1),
+    "top_p": replies.between(0, 1),
     "top_k": COUNT,
-    "stream": TRUTH,
+    "stream": replies.TRUTH,
     "stop_sequences": (
         lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
         "a list of strings that are not blank",
@@ -164,7 +144,7 @@ def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
     version = headers.get("anthropic-version", "")
     if not version:
         raise bad("anthropic-version", "header is required")
-    return read_message_request(read_object(body), seed, version)
+    return read_message_request(replies.read_object(body), seed, version)
 
 
 def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION) -> ModelCall:
@@ -177,9 +157,13 @@ def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION
             raise bad(f"messages.{index}.role", "Input should be 'user' or 'assistant'")
         messages.append((message["role"], read_content(message.get("content"), f"messages.{index}.content")))
     schema = read_output_format(data)
-    form = prompted_schema(messages) if schema is None else {"schema": schema, "schema_key": canonical(schema)}
+    form = (
+        replies.prompted_schema(messages)
+        if schema is None
+        else {"schema": schema, "schema_key": replies.canonical(schema)}
+    )
     stop = tuple(data.get("stop_sequences") or ())
-    return model_call(data, seed, messages, max_tokens=data["max_tokens"], stop=stop, **form)
+    return replies.model_call(data, seed, messages, max_tokens=data["max_tokens"], stop=stop, **form)
 
 
 def check_values(data: Mapping[str, Any], version: str) -> None:
@@ -194,7 +178,7 @@ def check_values(data: Mapping[str, Any], version: str) -> None:
         raise bad("model", "Input should be a string that is not empty")
     if not isinstance(data["messages"], list) or not data["messages"]:
         raise bad("messages", "at least one message is required")
-    for name, wanted in wrong_parameters(data, UNSUPPORTED, KINDS):
+    for name, wanted in replies.wrong_parameters(data, UNSUPPORTED, KINDS):
         raise bad(name, f"Input should be {wanted}" if wanted else "not supported by the simulator: leave it out")
     check_thinking(data.get("thinking"), data["max_tokens"])
 
@@ -230,7 +214,7 @@ def read_output_format(data: Mapping[str, Any]) -> Any:
         raise bad("output_config.format.type", "Input should be 'json_schema'")
     if set(form) != {"type", "schema"} or not isinstance(form["schema"], dict):
         raise bad("output_config.format", "Input should be an object with 'type' and 'schema' and nothing else")
-    text = canonical(form["schema"])
+    text = replies.canonical(form["schema"])
     problem = schema_problem(text)
     if problem is not None:
         raise bad("output_config.format.schema", problem)
@@ -266,7 +250,7 @@ def message_frame(call: ModelCall) -> dict[str, Any]:
         "stop_reason": None,
         "stop_sequence": None,
         "stop_details": None,
-        "system_fingerprint": FINGERPRINT,
+        "system_fingerprint": replies.FINGERPRINT,
     }
 
 
@@ -298,7 +282,7 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     if answer.content:
         block = {"type": "text", "text": "", "citations": None}
         yield {"type": "content_block_start", "index": 0, "content_block": block}
-        for piece in pieces(answer.content):
+        for piece in replies.pieces(answer.content):
             yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
         yield {"type": "content_block_stop", "index": 0}
     yield {"type": "message_delta", "delta": stop_fields(answer), "usage": {"output_tokens": usage["output_tokens"]}}
@@ -381,7 +365,7 @@ class MessageBatches:
     foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
     body_key = "params"
 
-    def endpoint(self, batch: Batch) -> BatchEndpoint:
+    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
         """The Messages API: what may be requested depends on the version that the batch was created with."""
 
         def read(params: dict[str, Any], seed: int) -> ModelCall:
@@ -395,7 +379,7 @@ class MessageBatches:
         return self._line(custom_id, {"type": "succeeded", "message": body})
 
     def _line(self, custom_id: str, result: dict[str, Any]) -> bytes:
-        return encoded({"custom_id": custom_id, "result": result}) + b"\n"
+        return replies.encoded({"custom_id": custom_id, "result": result}) + b"\n"
 
     def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
         about = message_error(error) | {"request_id": f"req_{batch.mark(number)}"}

@@ -20,46 +20,14 @@ from weakref import WeakSet
 
 from aiohttp import WSCloseCode, web
 
+from agac.simulator import batch_api, faults, replies
 from agac.simulator.anthropic import MESSAGES
-from agac.simulator.batch_api import (
-    MAX_FILE_BYTES,
-    MESSAGE_ROUTES,
-    OPENAI_ROUTES,
-    BatchCall,
-    Effect,
-    MessageCall,
-    OpenAiCall,
-    drop_connection,
-    json_response,
-)
+from agac.simulator.batch_api import BatchCall, Effect, MessageCall, OpenAiCall
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import SimulatedBatches
-from agac.simulator.faults import (
-    SINGLE_PHASES,
-    BatchFaults,
-    FaultPlan,
-    FaultRule,
-    changed_answer,
-    error_of,
-    load_rules,
-    stream_error,
-)
+from agac.simulator.faults import SINGLE_PHASES, BatchFaults, FaultPlan, FaultRule
 from agac.simulator.openai import CHAT, RESPONSES, SOCKET_RESPONSES
-from agac.simulator.replies import (
-    CREATED,
-    FINGERPRINT,
-    MARK,
-    AnswerWriter,
-    ApiError,
-    Event,
-    ModelAnswer,
-    ModelApi,
-    ModelCall,
-    limit_error,
-    server_sent,
-    status_error,
-    unknown_model,
-)
+from agac.simulator.replies import ApiError, Event, ModelAnswer, ModelApi, ModelCall
 from agac.simulator.settings import RateLimits, Settings, SimulatorError, parse_latency, read_limits
 
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -170,12 +138,12 @@ class Channel:
         with suppress(ConnectionError):
             await response.prepare(self.http)
             for event in events:
-                await response.write(server_sent(event))
+                await response.write(replies.server_sent(event))
             await response.write_eof()
 
     async def cut(self, call: ModelCall, answer: ModelAnswer, after_bytes: int | None) -> None:
         """Drops the connection: at once, or after `after_bytes` of the answer."""
-        self.response = response = web.StreamResponse(headers=MARK)
+        self.response = response = web.StreamResponse(headers=replies.MARK)
         if call.stream:
             response.content_type = "text/event-stream"
             whole = b"".join(self.api.chunks(call, answer))
@@ -187,7 +155,7 @@ class Channel:
                 response.content_length = len(whole)
             await response.prepare(self.http)
             await response.write(whole[: min(after_bytes, len(whole) - 1)])
-        drop_connection(self.http)
+        batch_api.drop_connection(self.http)
 
 
 class SocketChannel(Channel):
@@ -212,7 +180,7 @@ class SocketChannel(Channel):
             if left < 0 or event["type"].endswith(("completed", "incomplete")):
                 break
             await self.send_events([event])
-        drop_connection(self.http)
+        batch_api.drop_connection(self.http)
 
 
 def check_key(http: web.Request) -> None:
@@ -220,12 +188,12 @@ def check_key(http: web.Request) -> None:
     headers = http.headers
     bearer = headers.get("authorization", "").removeprefix("Bearer ")
     if (headers.get("x-api-key") or headers.get("api-key") or bearer) == BAD_KEY:
-        raise status_error(401)
+        raise replies.status_error(401)
 
 
 async def health(http: web.Request) -> web.Response:
     """GET /health."""
-    return json_response({"ok": True, "simulated": True})
+    return batch_api.json_response({"ok": True, "simulated": True})
 
 
 class Simulator:
@@ -239,7 +207,7 @@ class Simulator:
         except SimulatorError as error:
             problems += error.problems
         try:
-            rules = load_rules(settings.faults) if settings.faults else []
+            rules = faults.load_rules(settings.faults) if settings.faults else []
         except SimulatorError as error:
             problems += error.problems
         problems += store.problems()
@@ -248,7 +216,7 @@ class Simulator:
         self.faults = FaultPlan([rule for rule in rules if rule.phase in SINGLE_PHASES], settings.seed)
         self.limits = RateLimits(settings.rpm, settings.tpm, settings.burst)
         self.slots = asyncio.Semaphore(settings.slots) if settings.slots else None
-        self.writer = AnswerWriter()
+        self.writer = replies.AnswerWriter()
         self.account = SimulatorAccount()
         batch_faults = BatchFaults([rule for rule in rules if rule.phase not in SINGLE_PHASES], settings.seed)
         self.batches = SimulatedBatches(
@@ -259,7 +227,7 @@ class Simulator:
 
     def app(self) -> web.Application:
         """The routes."""
-        app = web.Application(client_max_size=MAX_FILE_BYTES)
+        app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES)
         for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
             app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
             app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
@@ -268,10 +236,10 @@ class Simulator:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.models)
         for prefix, family, kind, routes in (
-            ("/v1", "openai", OpenAiCall, OPENAI_ROUTES),
-            ("/openai/v1", "azure", OpenAiCall, OPENAI_ROUTES),
-            ("/openai", "azure", OpenAiCall, OPENAI_ROUTES),
-            ("/v1/messages/batches", "anthropic", MessageCall, MESSAGE_ROUTES),
+            ("/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
+            ("/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
+            ("/openai", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
+            ("/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
         ):
             for method, path, operation, effect in routes:
                 make = partial(kind, family, self.batches, operation)
@@ -307,7 +275,7 @@ class Simulator:
     async def post(self, api: ModelApi, http: web.Request) -> web.StreamResponse:
         """One request, one reply."""
         number = self.account.receive()
-        channel = Channel(api, http, lambda: MARK | api.headers(number, self.limits))
+        channel = Channel(api, http, lambda: replies.MARK | api.headers(number, self.limits))
         await self.serve(channel, await http.read(), number)
         return channel.response
 
@@ -320,7 +288,7 @@ class Simulator:
             check_key(http)
         except ApiError as error:
             return self.error_response(error)
-        ws.headers.update(MARK)
+        ws.headers.update(replies.MARK)
         await ws.prepare(http)
         self.sockets.add(ws)
         self.account.sockets += 1
@@ -336,11 +304,11 @@ class Simulator:
             call = channel.api.read(body, self.settings.seed, channel.http.headers)
             check_key(channel.http)
             if "missing" in call.model:
-                raise unknown_model(call.model)
+                raise replies.unknown_model(call.model)
             tokens = call.prompt_tokens + (call.max_tokens or 0)
             if (refusal := self.limits.take(tokens, time.monotonic())) is not None:
                 self.account.limited += 1
-                raise limit_error(refusal, call.model)
+                raise replies.limit_error(refusal, call.model)
             await self.reply(channel, call, number)
         except ApiError as error:
             self.account.answered += 1
@@ -356,7 +324,7 @@ class Simulator:
         if rule is not None:
             self.account.faults[kind] += 1
             if rule.phase == "error":
-                raise error_of(rule, call)
+                raise faults.error_of(rule, call)
             if kind == "hang":
                 return await channel.hang(self.stopping)
         answer = self.writer.answer(call)
@@ -367,35 +335,35 @@ class Simulator:
             if seconds > 0 or self.slots:
                 await asyncio.sleep(seconds)
         if rule is not None:
-            answer = changed_answer(rule, call, answer, self.writer)
+            answer = faults.changed_answer(rule, call, answer, self.writer)
         self.account.charge(call, answer, self.batches.store.was_charged)
         if rule is not None and kind == "cut":
             return await channel.cut(call, answer, rule.value("after_bytes"))
         self.account.answered += 1
         if rule is not None and kind == "stream_error":
-            return await channel.fail(call, answer, stream_error(rule), as_response=rule.value("failed"))
+            return await channel.fail(call, answer, faults.stream_error(rule), as_response=rule.value("failed"))
         return await (channel.send(GARBAGE) if kind == "invalid_body" else channel.answer(call, answer))
 
     def error_response(self, error: ApiError, api: ModelApi = CHAT) -> web.Response:
         """An error in the provider's form, of a request without a number."""
         own = {"request-id": "req_sim_batches"} if api is MESSAGES else api.headers(0, self.limits)
-        return json_response(api.error(error), error.status, own | error.headers)
+        return batch_api.json_response(api.error(error), error.status, own | error.headers)
 
     async def models(self, http: web.Request) -> web.Response:
         """GET /v1/models, or /v1/models/NAME: every name exists but those with `missing` in them."""
         name = http.match_info.get("model")
         if name is not None and "missing" in name:
-            return self.error_response(unknown_model(name))
+            return self.error_response(replies.unknown_model(name))
         listed = [
-            {"id": one, "object": "model", "created": CREATED, "owned_by": FINGERPRINT}
+            {"id": one, "object": "model", "created": replies.CREATED, "owned_by": replies.FINGERPRINT}
             for one in (MODELS if name is None else [name])
         ]
-        return json_response({"object": "list", "data": listed} if name is None else listed[0])
+        return batch_api.json_response({"object": "list", "data": listed} if name is None else listed[0])
 
     async def report(self, http: web.Request) -> web.Response:
         """GET /account: requests and charges since the start or the last reset, also those of batches."""
         batches = {"batches": await self.batches.account()}
-        return json_response(self.account.report(contents=http.query.get("contents") == "1") | batches)
+        return batch_api.json_response(self.account.report(contents=http.query.get("contents") == "1") | batches)
 
     async def reset(self, http: web.Request) -> web.Response:
         """POST /account/reset: the account and the faults' memory start from nothing, but for the requests that are in
@@ -411,8 +379,8 @@ class Simulator:
         try:
             self.limits = read_limits(await http.read())
         except SimulatorError as error:
-            return json_response({"error": {"message": "; ".join(error.problems)}}, 400)
-        return json_response(self.limits.headers(time.monotonic()))
+            return batch_api.json_response({"error": {"message": "; ".join(error.problems)}}, 400)
+        return batch_api.json_response(self.limits.headers(time.monotonic()))
 
     async def clock(self, http: web.Request) -> web.Response:
         """POST /account/clock: `{"advance": SECONDS}` moves the clock of batches; answers with the time it shows."""
@@ -423,8 +391,8 @@ class Simulator:
         seconds = data.get("advance") if isinstance(data, dict) else None
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             message = 'the clock is moved by a JSON object such as {"advance": 3600}, in seconds; it never goes back'
-            return json_response({"error": {"message": message}}, 400)
-        return json_response({"now": self.batches.store.advance(seconds)})
+            return batch_api.json_response({"error": {"message": message}}, 400)
+        return batch_api.json_response({"now": self.batches.store.advance(seconds)})
 
     async def unknown(self, http: web.Request) -> web.Response:
         """Every address that is not simulated."""

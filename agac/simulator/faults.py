@@ -16,20 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agac.simulator.replies import (
-    SERVER_ERROR,
-    STATUS_ERRORS,
-    TRUTH,
-    AnswerMessage,
-    AnswerWriter,
-    ApiError,
-    Kind,
-    ModelAnswer,
-    ModelCall,
-    retry_headers,
-    status_error,
-    unknown_model,
-)
+from agac.simulator import replies
+from agac.simulator.replies import STATUS_ERRORS, AnswerMessage, AnswerWriter, ApiError, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_compiler import validity
 from agac.simulator.settings import SimulatorError
 
@@ -127,13 +115,13 @@ def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
 def rule_error(values: Mapping[str, Any]) -> ApiError:
     """The error that a rule with a `status` describes."""
     kind, code, message = (values.get(name) for name in ("type", "code", "message"))
-    return with_retry(status_error(values["status"], kind=kind, code=code, message=message), values)
+    return with_retry(replies.status_error(values["status"], kind=kind, code=code, message=message), values)
 
 
 def with_retry(error: ApiError, values: Mapping[str, Any]) -> ApiError:
     """The error with what a rule says about when to try again."""
     if (seconds := values.get("retry_after")) is not None:
-        error.headers |= retry_headers(seconds, in_ms=bool(values.get("in_ms")))
+        error.headers |= replies.retry_headers(seconds, in_ms=bool(values.get("in_ms")))
     return error
 
 
@@ -180,7 +168,7 @@ def begun_again(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelA
 
 def stream_error(rule: FaultRule) -> ApiError:
     """What ends an answer while it is sent."""
-    return ApiError(500, rule.value("message") or SERVER_ERROR, kind="server_error", code=rule.value("code"))
+    return ApiError(500, rule.value("message") or replies.SERVER_ERROR, kind="server_error", code=rule.value("code"))
 
 
 class KnownFault:
@@ -206,13 +194,13 @@ FAULTS: dict[str, KnownFault] = {
         "error",
         "429: too many requests",
         "retry_after in_ms message",
-        lambda rule, call: status_error(429, message=f"Rate limit reached for {call.model}. Please slow down."),
+        lambda rule, call: replies.status_error(429, message=f"Rate limit reached for {call.model}. Please slow down."),
     ),
     "quota": KnownFault(
         "error",
         "429: the account's quota is used up",
         "message",
-        lambda *_: status_error(
+        lambda *_: replies.status_error(
             429,
             code="insufficient_quota",
             message="You exceeded your current quota, please check your plan and billing details.",
@@ -222,11 +210,13 @@ FAULTS: dict[str, KnownFault] = {
         "error",
         "500, or another `status`",
         "status retry_after in_ms message",
-        lambda rule, call: status_error(rule.value("status")),
+        lambda rule, call: replies.status_error(rule.value("status")),
         status=500,
     ),
-    "unauthorized": KnownFault("error", "401: the key is refused", "message", lambda *_: status_error(401)),
-    "not_found": KnownFault("error", "404: no such model", "message", lambda rule, call: unknown_model(call.model)),
+    "unauthorized": KnownFault("error", "401: the key is refused", "message", lambda *_: replies.status_error(401)),
+    "not_found": KnownFault(
+        "error", "404: no such model", "message", lambda rule, call: replies.unknown_model(call.model)
+    ),
     "bad_request": KnownFault(
         "error",
         "400: the request is refused, with this `code`",
@@ -564,13 +554,13 @@ KEYS: dict[str, Kind] = {
     "always": (lambda value: value is True, "true (or left out)"),
     "status": (lambda value: is_count(value) and 500 <= value <= 599, "a status from 500 to 599"),
     "retry_after": (lambda value: value is None or (is_number(value) and value >= 0), "a number of seconds, or null"),
-    "in_ms": TRUTH,
+    "in_ms": replies.TRUTH,
     "seconds": (lambda value: is_number(value) and value >= 0, "a number of seconds"),
     "after_bytes": (lambda value: value is None or is_count(value, 0), "a count of bytes, or null"),
     "message": A_TEXT,
     "code": A_TEXT,
-    "marked": TRUTH,
-    "failed": TRUTH,
+    "marked": replies.TRUTH,
+    "failed": replies.TRUTH,
 }
 """The value of each key, and the words for it."""
 

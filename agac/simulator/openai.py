@@ -7,30 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agac.simulator import replies
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.replies import (
-    COUNT,
-    CREATED,
-    FINGERPRINT,
-    OBJECT,
-    TEXT,
-    TRUTH,
-    ApiError,
-    BatchEndpoint,
-    Event,
-    Kind,
-    ModelAnswer,
-    ModelApi,
-    ModelCall,
-    between,
-    canonical,
-    encoded,
-    model_call,
-    pieces,
-    prompted_schema,
-    read_object,
-    wrong_parameters,
-)
+from agac.simulator.replies import COUNT, OBJECT, TEXT, ApiError, Event, Kind, ModelAnswer, ModelApi, ModelCall
 from agac.simulator.schema_values import word_set
 from agac.simulator.settings import RateLimits
 
@@ -44,13 +23,13 @@ CHAT_UNSUPPORTED: dict[str, Any] = {"n": 1, "tools": [], "logprobs": False, "top
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
 CHAT_KINDS: dict[str, Kind] = {
-    "temperature": between(0, 2),
-    "top_p": between(0, 1),
-    "presence_penalty": between(-2, 2),
-    "frequency_penalty": between(-2, 2),
+    "temperature": replies.between(0, 2),
+    "top_p": replies.between(0, 1),
+    "presence_penalty": replies.between(-2, 2),
+    "frequency_penalty": replies.between(-2, 2),
     "max_tokens": COUNT,
     "max_completion_tokens": COUNT,
-    "stream": TRUTH,
+    "stream": replies.TRUTH,
     "stream_options": OBJECT,
 }
 
@@ -68,11 +47,11 @@ RESPONSES_UNSUPPORTED: dict[str, Any] = {
     "top_logprobs": 0,
 }
 RESPONSES_KINDS: dict[str, Kind] = {
-    "temperature": between(0, 2),
-    "top_p": between(0, 1),
+    "temperature": replies.between(0, 2),
+    "top_p": replies.between(0, 1),
     "max_output_tokens": COUNT,
-    "stream": TRUTH,
-    "store": TRUTH,
+    "stream": replies.TRUTH,
+    "store": replies.TRUTH,
     "stream_options": OBJECT,
     "instructions": TEXT,
     "reasoning": OBJECT,
@@ -106,7 +85,7 @@ def check_parameters(
     data: Mapping[str, Any], unsupported: Mapping[str, Any], kinds: Mapping[str, Kind], code: str | None = None
 ) -> None:
     """Refuses parameters that are not simulated, and values of a wrong kind; the latter with `code`."""
-    for name, wanted in wrong_parameters(data, unsupported, kinds):
+    for name, wanted in replies.wrong_parameters(data, unsupported, kinds):
         if not wanted:
             raise ApiError(400, f"{name} is not supported by the simulator: leave it out.", param=name)
         raise ApiError(400, f"Invalid '{name}': expected {wanted}.", code=code, param=name)
@@ -148,20 +127,20 @@ def read_format(
     """What the parameter `place` requests, as fields of a ModelCall. A schema is described in it, or in its key
     `within`, by what is `needed`."""
     if form is None:
-        return prompted_schema(messages)
+        return replies.prompted_schema(messages)
     kind = form.get("type") if isinstance(form, dict) else None
     if kind not in FORMATS:
         param = f"{place}.type"
         raise ApiError(400, f"Invalid '{param}': expected one of {', '.join(FORMATS)}.", param=param)
     if kind != "json_schema":
-        return prompted_schema(messages) | {"wants_json": kind != "text"}
+        return replies.prompted_schema(messages) | {"wants_json": kind != "text"}
     described, place = (form.get(within), f"{place}.{within}") if within else (form, place)
     for name in needed:
         if not isinstance(described, dict) or described.get(name) is None:
             raise missing(f"{place}.{name}")
     schema = described.get("schema", {})
     strict_name = str(described["name"]) if described.get("strict") else None
-    schema_key = f"{strict_name or ''}:{canonical(schema)}"
+    schema_key = f"{strict_name or ''}:{replies.canonical(schema)}"
     return {"schema": schema, "schema_key": schema_key, "strict_name": strict_name, "wants_json": True}
 
 
@@ -180,7 +159,7 @@ def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
     stops = [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop") or []
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) for stop in stops):
         raise ApiError(400, "Invalid 'stop': expected a string or an array of up to 4 strings.", param="stop")
-    return model_call(
+    return replies.model_call(
         data,
         seed,
         messages,
@@ -209,9 +188,9 @@ def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-sim{call.digest.hex()}",
         "object": kind,
-        "created": CREATED,
+        "created": replies.CREATED,
         "model": call.model,
-        "system_fingerprint": FINGERPRINT,
+        "system_fingerprint": replies.FINGERPRINT,
         **call.extras,
     }
 
@@ -233,7 +212,7 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         return chat_frame(call, "chat.completion.chunk") | {"choices": [choice]} | usage
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for piece in pieces(text or ""):
+    for piece in replies.pieces(text or ""):
         yield chunk({name: piece})
     yield chunk({}, answer.finish)
     if call.include_usage:
@@ -261,12 +240,12 @@ def read_response(data: dict[str, Any], seed: int) -> ModelCall:
         raise ApiError(400, f"{message}'json_object'.", param="input")
     extras = {name: value for name, value in data.items() if name not in ("model", "input", "stream")}
     max_tokens = data.get("max_output_tokens")
-    return model_call(data, seed, [*instructions, *messages], max_tokens=max_tokens, extras=extras, **asked)
+    return replies.model_call(data, seed, [*instructions, *messages], max_tokens=max_tokens, extras=extras, **asked)
 
 
 def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
     """A message of a WebSocket, which must be a `response.create`: a body, always answered with events."""
-    data = read_object(message)
+    data = replies.read_object(message)
     kind = data.pop("type", None)
     if kind != "response.create":
         raise ApiError(400, f"Invalid event type: {kind!r}. Expected 'response.create'.", param="type")
@@ -286,7 +265,7 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
         status = {"status": "incomplete" if message.cut else "completed"}
         output.append({**item, **status, "role": "assistant", "content": [part]})
     return response_frame(call, "completed" if finished else "incomplete") | {
-        "completed_at": CREATED if finished else None,
+        "completed_at": replies.CREATED if finished else None,
         "incomplete_details": None if finished else {"reason": reason},
         "output": output,
         "usage": {
@@ -306,7 +285,7 @@ def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
     return {
         "id": f"resp_sim{call.digest.hex()}",
         "object": "response",
-        "created_at": CREATED,
+        "created_at": replies.CREATED,
         "status": status,
         "background": False,
         "completed_at": None,
@@ -332,7 +311,7 @@ def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
         "usage": None,
         "user": given.get("user"),
         "metadata": given.get("metadata") or {},
-        "system_fingerprint": FINGERPRINT,
+        "system_fingerprint": replies.FINGERPRINT,
     }
 
 
@@ -352,7 +331,7 @@ def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         events += [
             {"type": "response.output_item.added", "output_index": index, "item": item},
             {"type": "response.content_part.added", **where, "part": part | {name: ""}},
-            *({"type": f"{kind}.delta", **where, "delta": piece, **logprobs} for piece in pieces(part[name])),
+            *({"type": f"{kind}.delta", **where, "delta": piece, **logprobs} for piece in replies.pieces(part[name])),
             {"type": f"{kind}.done", **where, name: part[name], **logprobs},
             {"type": "response.content_part.done", **where, "part": part},
             {"type": "response.output_item.done", "output_index": index, "item": done},
@@ -368,14 +347,14 @@ def socket_error(error: ApiError) -> Event:
 
 
 CHAT = ModelApi(
-    read=lambda body, seed, headers: read_chat(read_object(body), seed),
+    read=lambda body, seed, headers: read_chat(replies.read_object(body), seed),
     reply=chat_completion,
     events=chat_events,
     error=error_object,
     headers=openai_headers,
 )
 RESPONSES = ModelApi(
-    read=lambda body, seed, headers: read_response(read_object(body), seed),
+    read=lambda body, seed, headers: read_response(replies.read_object(body), seed),
     reply=response,
     events=response_events,
     error=error_object,
@@ -392,7 +371,7 @@ SOCKET_RESPONSES = replace(
     stream_error=lambda error: {"type": "error", "error": socket_error(error)["error"]},  # the model was at work
 )
 
-OPENAI_ENDPOINTS: dict[str, BatchEndpoint] = {
+OPENAI_ENDPOINTS: dict[str, replies.BatchEndpoint] = {
     "/v1/chat/completions": (read_chat, chat_completion),
     "/v1/responses": (read_response, response),
 }
@@ -414,13 +393,13 @@ class OpenAiBatches:
     )
     body_key = "body"
 
-    def endpoint(self, batch: Batch) -> BatchEndpoint:
+    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
         """How its requests are read, and their answers are written."""
         return OPENAI_ENDPOINTS.get(batch.endpoint) or OPENAI_ENDPOINTS[f"/v1{batch.endpoint}"]
 
     def _line(self, batch: Batch, number: int, custom_id: str, response: Any, error: Any = None) -> bytes:
         line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": response, "error": error}
-        return encoded(line) + b"\n"
+        return replies.encoded(line) + b"\n"
 
     def good_line(self, batch: Batch, number: int, custom_id: str, body: Any, status: int = 200) -> bytes:
         response = {"status_code": status, "request_id": f"req_{batch.mark(number)}", "body": body}

@@ -16,22 +16,8 @@ from urllib.request import url2pathname
 from pydantic import ValidationError
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, sentence
+from agac.spec import paths
 from agac.spec.models import InputFile, WorkflowFile
-from agac.spec.paths import (
-    ANY_FOLDERS,
-    POSTGRES,
-    STATE_FOLDERS,
-    OutsideProject,
-    Refused,
-    fixed_part,
-    inside,
-    is_pattern,
-    is_reference,
-    matching,
-    near_files,
-    server_parts,
-    server_table,
-)
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
@@ -119,29 +105,29 @@ def parse_database(text: str) -> DatabaseUrl:
     What follows `?query=` is the statement as it stands, to the end: `%` and `&` are its own. Only one without any
     white space is taken to be percent-encoded.
     """
-    server, form = POSTGRES.match(text), FORM
+    server, form = paths.POSTGRES.match(text), FORM
     if server:
-        (path, key, value), form = server_parts(text, *KEYS), POSTGRES_FORM
+        (path, key, value), form = paths.server_parts(text, *KEYS), POSTGRES_FORM
     else:
         path, _, rest = text.removeprefix(SCHEME).partition("?")
         key, equals, value = rest.partition("=")
         key = key if equals else ""
     if not path:
-        raise Refused(f"names no database; {form}")
+        raise paths.Refused(f"names no database; {form}")
     if not key:
-        raise Refused(f"does not say what to read; {form}")
+        raise paths.Refused(f"does not say what to read; {form}")
     if key not in KEYS:
-        raise Refused(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
+        raise paths.Refused(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
     if not any(map(str.isspace, value.strip())):
         value = unquote_plus(value)
     if not value.strip():
-        raise Refused(f"{key} is empty; {form}")
+        raise paths.Refused(f"{key} is empty; {form}")
     if key == "table":
-        name = server_table(value.strip()) if server else '"' + value.strip().replace('"', '""') + '"'
+        name = paths.server_table(value.strip()) if server else '"' + value.strip().replace('"', '""') + '"'
         return DatabaseUrl(path, f"SELECT * FROM {name}", ordered=not server)  # noqa: S608 - quoted; or read by rowid
     start = _COMMENTS.match(value)
     if not _READS.match(value, start.end() if start else 0):
-        raise Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
+        raise paths.Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
 
 
@@ -150,7 +136,7 @@ POSTGRES_FORM = "write postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT 
 
 def named(text: str) -> str:
     """An input in a message that refuses it: of a server's without who reads it, and without what is read."""
-    return re.sub("(?s)://.*@", "://…@", text).partition("?")[0] if POSTGRES.match(text) else text
+    return re.sub("(?s)://.*@", "://…@", text).partition("?")[0] if paths.POSTGRES.match(text) else text
 
 
 def input_spec(
@@ -170,8 +156,8 @@ def input_spec(
         keys, sql_at = keys.model_copy(update={"sql": overrides.sql}), Where("--sql")
     beside: dict[str, Any] = {"sql_at": sql_at, "scratch": project.root / STATEMENTS} if keys.sql is not None else {}
     own_output, output = project.paths.output / name, overrides.output or file.output.dir
-    with suppress(OutsideProject):  # said where outputs are checked
-        own_output = inside(project.root, output) if output else own_output
+    with suppress(paths.OutsideProject):  # said where outputs are checked
+        own_output = paths.inside(project.root, output) if output else own_output
     if overrides.input is not None:
         spec = _typed([str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), "--input ")
         left = f"what --input names is {spec.format}, and read without it"
@@ -186,7 +172,7 @@ def input_spec(
     try:
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
         spec = replace(spec, **beside)
-    except Refused as error:
+    except paths.Refused as error:
         return None, [Problem(at, str(error))]
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"
@@ -223,7 +209,7 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
         flag, shown = "", "standard input"
     try:
         return resolver.spec(texts)
-    except Refused as error:
+    except paths.Refused as error:
         what, _, todo = str(error).partition("; ")
         which = f"a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input"
         raise UsageError(f"{flag}{named(shown)}: {what}", remedy=sentence(todo) if todo else f"Name {which}.") from None
@@ -250,34 +236,36 @@ class _Resolver:
         text = texts[0]
         if len(texts) == 1 and text == PIPED:
             return replace(self._made(self.project.root / INPUTS, PIPED, self._piped_format()), piped=True)
-        if len(texts) == 1 and (text.startswith(SCHEME) or POSTGRES.match(text)):
+        if len(texts) == 1 and (text.startswith(SCHEME) or paths.POSTGRES.match(text)):
             return self._database(text)
-        if len(texts) == 1 and is_reference(text):
+        if len(texts) == 1 and paths.is_reference(text):
             return self._fetched(text)
         if len(texts) == 1 and "://" in text:
-            raise Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
+            raise paths.Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
         if len(texts) > 1 or self.keys.format == "files":
             return self._several(texts)
         path = self._place(text)
-        return self._several(texts) if is_pattern(text) and not path.is_file() else self._file(text, path)
+        return self._several(texts) if paths.is_pattern(text) and not path.is_file() else self._file(text, path)
 
     def _fetched(self, text: str) -> InputSpec:
         """What a reference names; a typed `file://` is a typed path."""
         if self.typed and text.startswith("file://"):
             return self.spec([url2pathname(urlsplit(text).path)])
-        paths = [one.path for one in self.project.fetch(text, "input")]
-        for path in paths:
+        fetched = [one.path for one in self.project.fetch(text, "input")]
+        for path in fetched:
             if suffix_of(path.name) in DATABASES:
-                raise Refused(f"{text} is a database; download it, and say what to read with {SCHEME}FILE?query=…")
+                raise paths.Refused(
+                    f"{text} is a database; download it, and say what to read with {SCHEME}FILE?query=…"
+                )
             self._refuse_no_file(text, path)
-        found = {self._format_of(path.name) for path in paths}
+        found = {self._format_of(path.name) for path in fetched}
         if None in found or len(found) > 1:
-            raise Refused(f"cannot tell the format of {text}; add {self.says_format}")
-        made = self._made(paths[0], text, found.pop())
-        if len(paths) == 1:
+            raise paths.Refused(f"cannot tell the format of {text}; add {self.says_format}")
+        made = self._made(fetched[0], text, found.pop())
+        if len(fetched) == 1:
             return made
         # the hub's library keeps links: files with the same content lead to one, and are as many all the same
-        files = [path.parent.resolve() / path.name for path in paths]
+        files = [path.parent.resolve() / path.name for path in fetched]
         folder = Path(os.path.commonpath([one.parent for path in files for one in (path, path.resolve())]))
         return replace(made, path=folder, patterns=tuple(path.relative_to(folder).as_posix() for path in files))
 
@@ -293,9 +281,9 @@ class _Resolver:
         if self.typed:
             return Path(text).resolve()
         try:
-            return inside(self.project.root, text)
-        except OutsideProject as error:
-            raise Refused(f"{error}, or use --input") from None
+            return paths.inside(self.project.root, text)
+        except paths.OutsideProject as error:
+            raise paths.Refused(f"{error}, or use --input") from None
 
     def _format_of(self, name: str) -> InputFormat | None:
         """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
@@ -311,7 +299,7 @@ class _Resolver:
         add_format = f"add {self.says_format}, or another of {listed(formats)}"
         if path.parent == self.project.root / INPUTS:  # standard input as it was kept: the same run goes on
             if not self.typed:
-                raise Refused("is what was piped into an earlier run; write '-'")
+                raise paths.Refused("is what was piped into an earlier run; write '-'")
             if path.name.startswith(GIVEN_PREFIX):
                 return replace(self._made(path, GIVEN, "jsonl"), delimiter=None, encoding=None)
             own = format_of(self.keys.path[0]) if self.keys.path else None
@@ -322,52 +310,52 @@ class _Resolver:
             if not self.typed:
                 unknown = f"cannot tell the format of {text!r}; add format: {' or '.join(formats)}"
         if found is None:
-            raise Refused(unknown)
+            raise paths.Refused(unknown)
         return self._made(path, text, found)
 
     def _refuse_no_file(self, text: str, path: Path) -> None:
         suffix, named = suffix_of(path.name), "" if self.typed else f"{text!r} "
         if suffix in TABLES_LATER:
-            raise Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
+            raise paths.Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
         if path.is_dir():
             ending = next((inner.suffix for inner in sorted(path.glob("*.*")) if inner.suffix), ".csv")
             remedy = (
                 f"name a file in it, or several as '{text.rstrip('/')}/*{ending}'; with format: files each is a row"
             )
-            raise Refused(f"{named}is a folder; {remedy}")
+            raise paths.Refused(f"{named}is a folder; {remedy}")
         if not path.exists():
-            near = "" if self.typed else f": {text!r}; {near_files(path, self.project.root)}"
-            raise Refused(f"no such file{near}")
+            near = "" if self.typed else f": {text!r}; {paths.near_files(path, self.project.root)}"
+            raise paths.Refused(f"no such file{near}")
         if not path.is_file():
-            raise Refused(f"{named}is not a file")
+            raise paths.Refused(f"{named}is not a file")
         if self.keys.format == "sqlite" or (suffix in DATABASES and self._format_of(path.name) is None):
             forms = f"{SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
-            raise Refused(f"a database is named with what to read: {forms}")
+            raise paths.Refused(f"a database is named with what to read: {forms}")
         packed = path.suffix.lower()
         if SUFFIXES.get(suffix) in ("parquet", "xlsx") and packed in PACKED:
-            raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
+            raise paths.Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
         if self.keys.format in NO_FILES:
-            raise Refused(f"format: {self.keys.format} cannot be piped in")
+            raise paths.Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
 
     def _database(self, text: str) -> InputSpec:
         declared = self.keys.format
-        found: InputFormat = "postgres" if POSTGRES.match(text) else "sqlite"
+        found: InputFormat = "postgres" if paths.POSTGRES.match(text) else "sqlite"
         if declared not in (None, found) and not self.typed:
             kind = "PostgreSQL" if found == "postgres" else "SQLite"
-            raise Refused(f"the path names a {kind} database, and format says {declared}; remove format")
+            raise paths.Refused(f"the path names a {kind} database, and format says {declared}; remove format")
         try:
             url = parse_database(text)
-        except Refused as error:
-            raise Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
+        except paths.Refused as error:
+            raise paths.Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
         if found == "postgres":
             made = self._made(self.project.root / INPUTS, text, found)
             return replace(made, statement=url.statement, ordered=url.ordered)
         path = self._place(url.path)
         if not path.is_file():
-            raise Refused(f"no such database: {url.path!r}")
+            raise paths.Refused(f"no such database: {url.path!r}")
         return replace(self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
     def _several(self, texts: Sequence[str]) -> InputSpec:
@@ -375,12 +363,14 @@ class _Resolver:
         path is the id."""
         whole, named = self.keys.format == "files", list(texts)
         if whole:
-            named = [f"{text.rstrip('/')}/{ANY_FOLDERS}" if self._place(text).is_dir() else text for text in texts]
+            named = [
+                f"{text.rstrip('/')}/{paths.ANY_FOLDERS}" if self._place(text).is_dir() else text for text in texts
+            ]
         root, patterns = self._patterns(named)
         output = self.project.paths.output
         # never state, nor the workflow's own results; those of others where a pattern begins among them
-        skipped = [*(self.project.root / name for name in STATE_FOLDERS), self.own_output]
-        if not any((self.project.root / fixed_part(pattern)).is_relative_to(output) for pattern in patterns):
+        skipped = [*(self.project.root / name for name in paths.STATE_FOLDERS), self.own_output]
+        if not any((self.project.root / paths.fixed_part(pattern)).is_relative_to(output) for pattern in patterns):
             skipped.append(output)
         made = self._made(root, ", ".join(texts), "files" if whole else None)
         spec = replace(made, patterns=patterns, skipped=tuple(skipped))
@@ -392,11 +382,11 @@ class _Resolver:
             found = self._format_of(name)
             if found is None:
                 remedy = "name files of one format, or say it with format"
-                raise Refused(f"cannot tell the format of {name!r}; {remedy}")
+                raise paths.Refused(f"cannot tell the format of {name!r}; {remedy}")
             formats.setdefault(found, name)
         if len(formats) > 1:
             (first, name), (second, other) = list(formats.items())[:2]
-            raise Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
+            raise paths.Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
         return replace(spec, format=next(iter(formats)))
 
     def _patterns(self, texts: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -405,27 +395,27 @@ class _Resolver:
         for text in texts:
             try:
                 found.append(self._pattern(text))
-            except Refused as error:
+            except paths.Refused as error:
                 refused.append(str(error))
         if refused:
-            raise Refused("; ".join(refused))
+            raise paths.Refused("; ".join(refused))
         root = self.project.root
         if not all(path.is_relative_to(root) for path in found):
-            root = Path(os.path.commonpath([fixed_part(path.as_posix()) for path in found]))
+            root = Path(os.path.commonpath([paths.fixed_part(path.as_posix()) for path in found]))
         return root, tuple(path.relative_to(root).as_posix() for path in found)
 
     def _pattern(self, text: str) -> Path:
         """A path or a pattern, absolute."""
         if text == PIPED or "://" in text:
-            raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
+            raise paths.Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
         if path.is_file():
             return path if self.typed else self.project.root / PurePosixPath(text)
-        if not is_pattern(text):
-            raise Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
+        if not paths.is_pattern(text):
+            raise paths.Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
         if ".." in PurePosixPath(text).parts and not self.typed:
-            raise Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
-        fixed = fixed_part(text)
+            raise paths.Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
+        fixed = paths.fixed_part(text)
         return self._place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
 
 
@@ -434,13 +424,13 @@ def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     empty = [
         text
         for text, pattern in zip(texts, spec.patterns, strict=True)
-        if next(matching(spec.path, (pattern,), spec.skipped), None) is None
+        if next(paths.matching(spec.path, (pattern,), spec.skipped), None) is None
     ]
     if not empty:
-        return list(islice(matching(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
-    hidden = next(matching(spec.path, spec.patterns), None) is not None
+        return list(islice(paths.matching(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
+    hidden = next(paths.matching(spec.path, spec.patterns), None) is not None
     hint = "what it matches are results or agac's own files"
     if not hidden:
         path = spec.path / (spec.patterns[0] if len(spec.patterns) == 1 else empty[0])
-        hint = near_files(path, spec.path) if path.is_relative_to(spec.path) else "check the folder"
-    raise Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")
+        hint = paths.near_files(path, spec.path) if path.is_relative_to(spec.path) else "check the folder"
+    raise paths.Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")

@@ -11,21 +11,10 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
+from agac.spec import paths
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, ProviderSpec, StageFile, WorkflowFile
-from agac.spec.paths import (
-    POSTGRES,
-    PROJECT_FILE,
-    STATE_FOLDERS,
-    ProjectPaths,
-    Refused,
-    files_called,
-    inside,
-    refuse_folder,
-    server_parts,
-    server_table,
-)
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
@@ -41,7 +30,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
     """
     root = root.resolve()
-    file, document, problems = _read(ProjectFile, root / PROJECT_FILE, PROJECT_FILE, "`defaults`")
+    file, document, problems = _read(ProjectFile, root / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
     if file is None:
         return None, in_order(problems)
 
@@ -60,12 +49,12 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     folders: dict[str, Path] = {}
     for key in PathsFile.model_fields:
         try:
-            folders[key] = inside(root, getattr(file.paths, key))
-        except Refused as error:
+            folders[key] = paths.inside(root, getattr(file.paths, key))
+        except paths.Refused as error:
             folders[key] = root / str(PathsFile.model_fields[key].default)
             problems.append(document.problem(("paths", key), str(error)))
     file = file.model_copy(update={"defaults": defaults.model_copy(update=update), "aliases": aliases})
-    return ProjectSpec(root, file, ProjectPaths(**folders), document, env), in_order(problems)
+    return ProjectSpec(root, file, paths.ProjectPaths(**folders), document, env), in_order(problems)
 
 
 def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | None, Document, list[Problem]]:
@@ -155,8 +144,8 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     if Path(name).is_absolute() and Path(name).resolve().is_relative_to(project.root):
         name = Path(name).resolve().relative_to(project.root).as_posix()
     try:
-        files = files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
-    except Refused as error:
+        files = paths.files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
+    except paths.Refused as error:
         raise UsageError(str(error)) from None
     if not name.endswith(WORKFLOW_SUFFIXES):
         files = list({path.resolve(): path for path in [*files, *_workflow_files(project, name)]}.values())
@@ -168,8 +157,8 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     if len(set(files)) > 1:
         both = " and ".join(project.shown(path) for path in files)
         raise UsageError(f"workflow {name!r} is there twice: {both}", remedy="Rename one of the files.")
-    if not (project.root / PROJECT_FILE).exists():
-        what = f"{project.root} has a store, but no {PROJECT_FILE} any more, which may have had budgets and providers"
+    if not (project.root / paths.PROJECT_FILE).exists():
+        what = f"{project.root} has a store, but no agac.yml any more, which may have had budgets and providers"
         raise UsageError(what, remedy="Put it back; where it held nothing, an empty one will do.")
     return files[0]
 
@@ -264,16 +253,16 @@ def _output_spec(
     written, folder, target = file.output, project.paths.output / name, None
     problems: list[Problem] = []
     try:
-        folder = inside(project.root, written.dir) if written.dir is not None else folder
-        refuse_folder(folder, project.root, project.paths, source.path if source else None)
-    except Refused as error:
+        folder = paths.inside(project.root, written.dir) if written.dir is not None else folder
+        paths.refuse_folder(folder, project.root, project.paths, source.path if source else None)
+    except paths.Refused as error:
         problems.append(document.problem(("output", "dir"), str(error)))
         folder = project.paths.output / name
     if written.to is not None:
         at = document.where(("output", "to"))
         try:
             target = _table_target(written.to, project, folder, source, at)
-        except Refused as error:
+        except paths.Refused as error:
             problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
     merge, safe, bom = written.merge, written.csv_safe, written.bom
@@ -283,55 +272,55 @@ def _output_spec(
 def _parse_table(text: str) -> tuple[str, str]:
     """The names of a database and a table in it, as `text` has them."""
     form = "write it as sqlite://data/out.db?table=results"
-    if POSTGRES.match(text):
-        address, _, table = server_parts(text, "table")
+    if paths.POSTGRES.match(text):
+        address, _, table = paths.server_parts(text, "table")
         if not table:
-            raise Refused("names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME")
-        server_table(table := unquote_plus(table))
+            raise paths.Refused("names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME")
+        paths.server_table(table := unquote_plus(table))
         return address, table
     head, _, query = text.partition("?")
     scheme, found, name = head.partition("://")
     if not found:
         suffix = Path(head).suffix.lower().removeprefix(".")
         hint = f", or format: {suffix} for a file" if suffix in ("csv", "tsv", "txt", "parquet") else ""
-        raise Refused(f"{text!r} names no table; {form}{hint}")
+        raise paths.Refused(f"{text!r} names no table; {form}{hint}")
     if scheme != "sqlite":
-        raise Refused(f"{scheme}:// cannot be written to; {form}")
+        raise paths.Refused(f"{scheme}:// cannot be written to; {form}")
     given = parse_qsl(query, keep_blank_values=True)
     if (unknown := next((key for key, _ in given if key != "table"), None)) is not None:
-        raise Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
+        raise paths.Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
     table = given[0][1] if given else ""
     if not table:
-        raise Refused(f"names no table; {form}")
+        raise paths.Refused(f"names no table; {form}")
     if len(given) > 1:
-        raise Refused(f"names {len(given)} tables; keep one of them")
+        raise paths.Refused(f"names {len(given)} tables; keep one of them")
     if table.lower().startswith("sqlite_") or not table.isprintable():
-        raise Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
+        raise paths.Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
     if not name:
-        raise Refused(f"names no database; {form}")
+        raise paths.Refused(f"names no database; {form}")
     return name, table
 
 
 def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
     """The table that `text` names. `folder` is the output folder."""
     name, table = _parse_table(text)
-    if POSTGRES.match(text):
+    if paths.POSTGRES.match(text):
         return TableTarget(None, name, table, where)
-    path = inside(project.root, name)
+    path = paths.inside(project.root, name)
     shown = project.shown(path)
-    if any(path.is_relative_to(project.root / state) for state in STATE_FOLDERS):
-        raise Refused(f"{shown} belongs to agac or git; name a database of your own")
+    if any(path.is_relative_to(project.root / state) for state in paths.STATE_FOLDERS):
+        raise paths.Refused(f"{shown} belongs to agac or git; name a database of your own")
     if path.is_dir():
-        raise Refused(f"{shown} is a folder; name a database in it")
+        raise paths.Refused(f"{shown} is a folder; name a database in it")
     if any(part.is_file() for part in path.parents):
-        raise Refused(f"{shown}: a file is where its folder should be")
+        raise paths.Refused(f"{shown}: a file is where its folder should be")
     if path.parent == folder / "preview":
-        raise Refused(f"{shown} lies in the folder of previews; name another place")
+        raise paths.Refused(f"{shown} lies in the folder of previews; name another place")
     if path.is_file() and not _may_be_database(path):
-        raise Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
+        raise paths.Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
     as_a_word = rf"(?<!\w){re.escape(table)}(?!\w)"
     if source and source.path == path and re.search(as_a_word, source.statement or "", re.IGNORECASE):
-        raise Refused(
+        raise paths.Refused(
             f"the input reads the table {table!r}: what is written into it would change the rows, and all of them "
             "would be asked again; name another table"
         )

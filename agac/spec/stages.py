@@ -9,50 +9,17 @@ from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
+from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import Card, find_card, load_card, stage_examples
 from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
-from agac.spec.models import (
-    BatchFile,
-    BudgetFile,
-    DefaultsFile,
-    FileModel,
-    RetriesFile,
-    RunRulesFile,
-    StageFile,
-    TimeoutFile,
-    WorkflowFile,
-)
+from agac.spec.models import DefaultsFile, FileModel, RunRulesFile, StageFile, WorkflowFile
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Select, ways
 from agac.spec.output_schema import load_schema, vote_problems
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
-from agac.spec.templates import (
-    PlacedText,
-    Syntax,
-    Template,
-    compile_template,
-    default_prompt,
-    fill,
-    group_prompt,
-    placed_file,
-    template_file,
-    text_or_file,
-)
-from agac.spec.workflow import (
-    BatchRules,
-    Budget,
-    JsonSchema,
-    Level,
-    Overrides,
-    ProjectSpec,
-    RetryRules,
-    RunRules,
-    Stage,
-    Timeout,
-    Visibility,
-    WrittenStage,
-)
+from agac.spec.templates import PlacedText, Syntax, Template
+from agac.spec.workflow import Overrides, ProjectSpec, WrittenStage
 from agac.spec.yaml import Document
 
 T = TypeVar("T")
@@ -66,16 +33,16 @@ _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
 
-_ORDER: tuple[Level, ...] = ("project", "defaults", "card", "stage", "override")
+_ORDER: tuple[workflow.Level, ...] = ("project", "defaults", "card", "stage", "override")
 _VALUES: dict[type[FileModel], type] = {
-    BudgetFile: Budget,
-    TimeoutFile: Timeout,
-    BatchFile: BatchRules,
-    RetriesFile: RetryRules,
+    models.BudgetFile: workflow.Budget,
+    models.TimeoutFile: workflow.Timeout,
+    models.BatchFile: workflow.BatchRules,
+    models.RetriesFile: workflow.RetryRules,
 }
 """What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 
-SAME = StageFile.model_fields.keys() & {one.name for one in fields(Stage)} - {"needs", "prompt", "explode"}
+SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stage)} - {"needs", "prompt", "explode"}
 """The keys of files that are fields of a Stage as they stand."""
 
 _ASKING = DefaultsFile.model_fields.keys() | {
@@ -110,14 +77,14 @@ def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Whe
     return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
 
 
-def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> RunRules:
+def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> workflow.RunRules:
     """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first.
 
     What the command line says takes the place of both files'.
     """
     rules, typed = merged(RunRulesFile, project.file, file), overrides.budget
     own = "ttft" in file.telemetry.model_fields_set
-    return RunRules(
+    return workflow.RunRules(
         project=None if typed else value_of(project.file.budget),
         workflow=typed or value_of(file.budget),
         row=value_of(rules.row_budget),
@@ -209,21 +176,21 @@ class StageBuilder:
             **self._defaulted(written, keys, levels, card),
             "system": system,
             "prompt": prompt,
-            "schema": schema.schema if isinstance(schema, JsonSchema) else None,
+            "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None,
             "output_schema": schema,
             "examples": examples,
-            "visibility": visible and Visibility.of(visible.only, visible.never),
+            "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
             "group": group,
         }
 
     def _defaulted(
-        self, written: StageFile, keys: DefaultsFile, levels: Mapping[Level, LevelKeys], card: Card | None
+        self, written: StageFile, keys: DefaultsFile, levels: Mapping[workflow.Level, LevelKeys], card: Card | None
     ) -> dict[str, Any]:
         """The fields of a stage whose keys other levels may set: its card, the workflow's and the project's files."""
         said = {key: level for level, (own, _) in levels.items() for key in set_keys(own)}
         # a stronger level's model stands without the fallbacks of a weaker one's: they were chosen for another model
         chosen = {"fallback", "model"} <= said.keys() and _ORDER.index(said["fallback"]) >= _ORDER.index(said["model"])
-        params: dict[Level, Mapping[str, Any]] = {
+        params: dict[workflow.Level, Mapping[str, Any]] = {
             level: {key: getattr(own, key) for key in _PARAMS if key in own.model_fields_set}
             for level, (own, _) in levels.items()
             if level != "override"
@@ -265,15 +232,17 @@ class StageBuilder:
         value = written.template or written.prompt
         if value is None:
             where = self.document.where(path)
-            return default_prompt(answers, where) if written.group_by is None else group_prompt(where)
-        read = template_file if written.template else text_or_file
+            return (
+                templates.default_prompt(answers, where) if written.group_by is None else templates.group_prompt(where)
+            )
+        read = templates.template_file if written.template else templates.text_or_file
         if (source := self._text(read, value, at, written.name)) is None:
             return None
-        return self._noted(compile_template(*source, syntax))
+        return self._noted(templates.compile_template(*source, syntax))
 
     def _instructions(self, written: StageFile, path: Path_, syntax: Syntax) -> str | None:
-        source = self._text(text_or_file, written.instructions or "", (*path, "instructions"), written.name)
-        return self._noted(fill(source, self.variables, syntax=syntax)) if source else None
+        source = self._text(templates.text_or_file, written.instructions or "", (*path, "instructions"), written.name)
+        return self._noted(templates.fill(source, self.variables, syntax=syntax)) if source else None
 
     def _fetched(self, reference: str, at: Path_, what: str, stage: str) -> RemoteContent | None:
         """What a reference of the stage named `stage` names."""
@@ -289,13 +258,13 @@ class StageBuilder:
         try:
             if is_reference(value):
                 found = self._fetched(value, at, "prompt" if at[-1] == "template" else str(at[-1]), stage)
-                return placed_file(found.path, value, self.document.where(at)) if found else None
+                return templates.placed_file(found.path, value, self.document.where(at)) if found else None
             return read(value, self.project.root, self.document.where(at))
         except Unusable as error:
             self.problems.append(error.problem)
             return None
 
-    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> dict[Level, LevelKeys]:
+    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> dict[workflow.Level, LevelKeys]:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}

@@ -14,65 +14,37 @@ from typing import Any, TypeVar
 
 from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.types import RowId
-from agac.store.db import (
-    APPLICATION_ID,
-    LOG_BYTES,
-    Database,
-    change,
-    connected,
-    fetch,
-    migrations,
-    schema_of,
-    slices,
-    split_script,
-    sql,
-    transaction,
-    translated,
-)
+from agac.store import db, records
+from agac.store.db import change
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
-from agac.store.records import (
-    ADOPTED,
-    AGREEMENT,
-    PART,
-    Attempt,
-    Child,
-    CounterKey,
-    DerivedRows,
-    Endpoint,
-    Membership,
-    Part,
-    Result,
-    TaskEnd,
-    WriteBatch,
-)
 from agac.store.rows import State
 
 T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def open_database(path: Path) -> AsyncIterator[Database]:
+async def open_database(path: Path) -> AsyncIterator[db.Database]:
     """Opens for writing, makes the database if there is none and migrates an older one."""
-    with translated(path):
+    with db.translated(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
             remedy = "a file stands there; move it away" if in_the_way else "check the folder's owner"
             raise StoreError(f"{path.parent} cannot be made: {error.strerror}", remedy=remedy) from error
-        async with connected(f"{path.as_uri()}?mode=rwc") as writer:
+        async with db.connected(f"{path.as_uri()}?mode=rwc") as writer:
             await writer.at_once(partial(_prepare, path))
-            async with connected(f"{path.as_uri()}?mode=ro") as reader:
-                yield Database(path, reader, writer, path.stat())
+            async with db.connected(f"{path.as_uri()}?mode=ro") as reader:
+                yield db.Database(path, reader, writer, path.stat())
 
 
 def _prepare(path: Path, writer: sqlite3.Connection) -> None:
-    version = schema_of(path, writer)
+    version = db.schema_of(path, writer)
     if version == 0:
         writer.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes effect before the first table
-        writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        writer.execute(f"PRAGMA application_id = {db.APPLICATION_ID}")
     writer.execute("PRAGMA journal_mode = WAL").fetchall()  # it is in force once its answer was read
-    if version < migrations()[-1][0]:
+    if version < db.migrations()[-1][0]:
         migrate(writer)
 
 
@@ -82,43 +54,45 @@ def migrate(writer: sqlite3.Connection) -> None:
     Looks again inside the transaction: another process may have been faster. Raises LeaseHeld while a process works on
     a workflow of an older database: it does not know what would be changed under it.
     """
-    for number, script in migrations():
-        with transaction(writer):
+    for number, script in db.migrations():
+        with db.transaction(writer):
             (version,) = writer.execute("PRAGMA user_version").fetchone()
             if version >= number:
                 continue
-            for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version else ():
+            for workflow, holder, heartbeat_at in writer.execute(db.sql("leases")).fetchall() if version else ():
                 if is_alive(holder, time.time() - heartbeat_at):
                     raise LeaseHeld(
                         f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
                         remedy="wait for it to end, then run the same command again",
                     )
-            for statement in split_script(script):
+            for statement in db.split_script(script):
                 writer.execute(statement)
             writer.execute(f"PRAGMA user_version = {number}")
 
 
 async def keep_adopted(
-    database: Database, workflow: str, file: str, answers: Sequence[tuple[bytes, str]], at: float
+    database: db.Database, workflow: str, file: str, answers: Sequence[tuple[bytes, str]], at: float
 ) -> None:
     """Stores answers, by their fingerprints, that a workflow takes out of a file."""
 
     def add(writer: sqlite3.Connection) -> None:
-        number = _endpoint(Endpoint(ADOPTED, workflow, file, False), writer)
+        number = _endpoint(records.Endpoint(records.ADOPTED, workflow, file, False), writer)
         values = enumerate(answers, _last(writer, "result_id_max") + 1)
-        results = [(key, fingerprint, value, number, at, ADOPTED) for key, (fingerprint, value) in values]
-        writer.executemany(sql("result_insert"), results)
+        results = [(key, fingerprint, value, number, at, records.ADOPTED) for key, (fingerprint, value) in values]
+        writer.executemany(db.sql("result_insert"), results)
 
     await change(database, add)
 
 
-def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]) -> Counter[CounterKey]:
+def counted_tasks(
+    writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]
+) -> Counter[records.CounterKey]:
     """What the tasks of some rows count in the roll-ups; `stages` are the names of the stages by position."""
-    counts: Counter[CounterKey] = Counter()
-    for stage, outcome, error, part, agreement in fetch(writer, "tasks_counted", tuple[Any, ...], keys):
-        counts[stages[stage], PART if part else outcome, "" if part else error or "", ""] += 1
+    counts: Counter[records.CounterKey] = Counter()
+    for stage, outcome, error, part, agreement in db.fetch(writer, "tasks_counted", tuple[Any, ...], keys):
+        counts[stages[stage], records.PART if part else outcome, "" if part else error or "", ""] += 1
         if agreement and not part:
-            counts[stages[stage], AGREEMENT, agreement, ""] += 1
+            counts[stages[stage], records.AGREEMENT, agreement, ""] += 1
     return counts
 
 
@@ -140,13 +114,13 @@ class DerivedRowWriter:
         self._opened: set[int] = set()  # groups whose members changed in this commit
         self._next = 0  # key of the next row that is made
 
-    def write(self, writer: sqlite3.Connection, batch: WriteBatch) -> None:
+    def write(self, writer: sqlite3.Connection, batch: records.WriteBatch) -> None:
         """Writes all that a commit says of it; of rows that left the input, or failed before any stage, nothing is made
         any longer. Adds to the roll-ups of the batch."""
         if not (self._has_children or self._has_groups):
             return
         self._writer, self._batch = writer, batch
-        self._next = int(writer.execute(sql("row_key_max")).fetchone()[0]) + 1
+        self._next = int(writer.execute(db.sql("row_key_max")).fetchone()[0]) + 1
         self._opened.clear()
         if len(self._groups) > 100_000:
             self._groups.clear()
@@ -156,20 +130,20 @@ class DerivedRowWriter:
             self._make(making)
         for made in batch.children:
             self._children(made.row_key, made.origin, made.children)
-        writer.executemany(sql("part_put"), [self._part(part) for part in batch.parts])
+        writer.executemany(db.sql("part_put"), [self._part(part) for part in batch.parts])
         for group in batch.cut:  # no other part of it is left
-            self._drop([key for (key,) in writer.execute(sql("parts_stale"), (group, self._event)).fetchall()])
-        writer.executemany(sql("made_open"), [(self._event, key) for key in [*batch.reopened, *self._opened]])
+            self._drop([key for (key,) in writer.execute(db.sql("parts_stale"), (group, self._event)).fetchall()])
+        writer.executemany(db.sql("made_open"), [(self._event, key) for key in [*batch.reopened, *self._opened]])
 
     def _key(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def _make(self, making: DerivedRows) -> None:
+    def _make(self, making: records.DerivedRows) -> None:
         """What is made of one row, in the place of what was made of it before."""
         key = making.row.key
         if self._has_children:
-            origins = {origin for (origin,) in self._writer.execute(sql("origins_of_children"), (key,))}
+            origins = {origin for (origin,) in self._writer.execute(db.sql("origins_of_children"), (key,))}
             for origin in origins - making.children.keys() - making.alike.keys():
                 self._children(key, origin, ())
             for origin, children in making.children.items():
@@ -177,13 +151,15 @@ class DerivedRowWriter:
         if self._has_groups:
             self._join(key, making.groups)
         if self._dedupes:
-            self._writer.execute(sql("alike_drop"), (key,))
+            self._writer.execute(db.sql("alike_drop"), (key,))
             for origin, alike in making.alike.items():
-                self._writer.execute(sql("alike_put"), (self._run, origin, alike.hash, key, alike.content, alike.state))
+                self._writer.execute(
+                    db.sql("alike_put"), (self._run, origin, alike.hash, key, alike.content, alike.state)
+                )
 
-    def _children(self, parent: int, origin: int, children: Sequence[Child], *, new: bool = False) -> None:
+    def _children(self, parent: int, origin: int, children: Sequence[records.Child], *, new: bool = False) -> None:
         """The children that a stage makes of a row: those that are as they were stay as they stand."""
-        found = () if new else self._writer.execute(sql("children_of"), (parent, origin))
+        found = () if new else self._writer.execute(db.sql("children_of"), (parent, origin))
         old = {place: (key, digest, state) for place, key, digest, state in found}
         made, changed = [], []
         for place, child in enumerate(children):
@@ -193,58 +169,58 @@ class DerivedRowWriter:
                 made.append((self._key(), self._run, child.id, -1 - origin, child.hash, child.data, *descent))
             elif digest != child.hash or state == State.GONE:
                 changed.append((child.hash, child.data, self._event, key))
-        self._writer.executemany(sql("child_put"), made)
-        self._writer.executemany(sql("child_change"), changed)
+        self._writer.executemany(db.sql("child_put"), made)
+        self._writer.executemany(db.sql("child_change"), changed)
         self._drop([key for key, _, state in old.values() if state != State.GONE])
 
-    def _part(self, part: Part) -> tuple[Any, ...]:
+    def _part(self, part: records.Part) -> tuple[Any, ...]:
         descent = (self._event, part.group, part.origin, -part.height)
         return (self._key(), self._run, part.id, -1 - part.origin, b"", part.data, *descent)
 
     def _make_nothing_of(self, keys: Sequence[int]) -> None:
         """Nothing is made of these rows any longer."""
-        for some in slices(keys):
+        for some in db.slices(keys):
             if self._has_groups:
-                left = fetch(self._writer, "memberships", tuple[int, int], some)
+                left = db.fetch(self._writer, "memberships", tuple[int, int], some)
                 self._opened.update(group for _, group in left)
-                self._writer.executemany(sql("member_drop"), left)
+                self._writer.executemany(db.sql("member_drop"), left)
             if self._dedupes:
-                self._writer.executemany(sql("alike_drop"), [(key,) for key in some])
-            self._drop(fetch(self._writer, "children_of_rows", int, some))
+                self._writer.executemany(db.sql("alike_drop"), [(key,) for key in some])
+            self._drop(db.fetch(self._writer, "children_of_rows", int, some))
 
     def _drop(self, keys: Sequence[int]) -> None:
         """These rows are gone, with their tasks and with all that was made of them."""
-        for some in slices(keys):
+        for some in db.slices(keys):
             for counter, count in counted_tasks(self._writer, some, self._stages).items():
                 self._batch.tally(counter).count -= count
-            self._writer.executemany(sql("tasks_drop"), [(key,) for key in some])
-            self._writer.executemany(sql("row_gone"), [(key,) for key in some])
+            self._writer.executemany(db.sql("tasks_drop"), [(key,) for key in some])
+            self._writer.executemany(db.sql("row_gone"), [(key,) for key in some])
             self._make_nothing_of(some)
 
-    def _join(self, key: int, wanted: Mapping[int, Membership]) -> None:
+    def _join(self, key: int, wanted: Mapping[int, records.Membership]) -> None:
         """The groups that a row is in now. Those that it joins or leaves are open again."""
         left = []
-        for group, origin, group_id in self._writer.execute(sql("groups_of"), (key,)).fetchall():
+        for group, origin, group_id in self._writer.execute(db.sql("groups_of"), (key,)).fetchall():
             self._opened.add(group)
             now = wanted[origin].group if origin in wanted else None
             if type(now) is not type(group_id) or now != group_id:
                 left.append((key, group))
-        self._writer.executemany(sql("member_drop"), left)
+        self._writer.executemany(db.sql("member_drop"), left)
         for origin, one in wanted.items():
             group = self._group(origin, one)
             self._opened.add(group)
-            self._writer.execute(sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
+            self._writer.execute(db.sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
 
-    def _group(self, origin: int, one: Membership) -> int:
+    def _group(self, origin: int, one: records.Membership) -> int:
         """The key of a group, which is made when its first member comes."""
         known = isinstance(one.group, str)
         if known and (origin, one.group) in self._groups:
             return self._groups[origin, one.group]
-        found = self._writer.execute(sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
+        found = self._writer.execute(db.sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
         key = int(found[0]) if found else self._key()
         if found is None:
             values = (key, self._run, one.group, -1 - origin, b"", one.data, self._event, None, origin, 0)
-            self._writer.execute(sql("child_put"), values)
+            self._writer.execute(db.sql("child_put"), values)
         if known:
             self._groups[origin, one.group] = key
         return key
@@ -266,7 +242,7 @@ class Ledger:
 
     def __init__(
         self,
-        database: Database,
+        database: db.Database,
         lease: Lease,
         *,
         run: int,
@@ -275,20 +251,20 @@ class Ledger:
         clock: Callable[[], float],
         released: Callable[[int], None],
         descent: DerivedRowWriter | None = None,
-        committed: Callable[[WriteBatch], Awaitable[None]] | None = None,
+        committed: Callable[[records.WriteBatch], Awaitable[None]] | None = None,
     ) -> None:
-        self._batch, self._committed = WriteBatch(), committed
+        self._batch, self._committed = records.WriteBatch(), committed
         self._database, self._lease = database, lease
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
         self._released, self._descent = released, descent
-        self._endpoints: dict[Endpoint, int] = {}
+        self._endpoints: dict[records.Endpoint, int] = {}
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
-    def batch(self) -> WriteBatch:
+    def batch(self) -> records.WriteBatch:
         """What the next commit writes. Whoever asks for it is about to add something: it will be committed."""
         if not self._work.is_set():
             self._work.set()
@@ -329,7 +305,7 @@ class Ledger:
                     await self._hurry.wait()
             self._work.clear()
             self._hurry.clear()
-            batch, self._batch = self._batch, WriteBatch()
+            batch, self._batch = self._batch, records.WriteBatch()
             await self.change(partial(self._write, batch, self._run, self._event))
             if self._committed is not None:
                 await self._committed(batch)
@@ -341,7 +317,7 @@ class Ledger:
 
     async def end(self, *statements: tuple[str, Any]) -> None:
         """Writes how it all ended, after `run`: statements by name with their values, if the lease is still ours."""
-        await self.change(lambda writer: [writer.execute(sql(name), values) for name, values in statements])
+        await self.change(lambda writer: [writer.execute(db.sql(name), values) for name, values in statements])
 
     async def prove_room(self, body: str) -> None:
         """Fills the log once, and the database with it, and writes `body` as the record of the invocation in the place
@@ -350,7 +326,7 @@ class Ledger:
 
         def fill(writer: sqlite3.Connection) -> int:
             (pages,) = writer.execute("PRAGMA page_count").fetchone()
-            writer.execute(sql("event_fill"), (" " * LOG_BYTES, self._event))
+            writer.execute(db.sql("event_fill"), (" " * db.LOG_BYTES, self._event))
             return int(writer.execute("PRAGMA page_count").fetchone()[0]) - int(pages)
 
         def begin_anew(writer: sqlite3.Connection) -> None:
@@ -358,12 +334,14 @@ class Ledger:
             writer.executescript(f"PRAGMA incremental_vacuum({more});")  # `execute` would make one step of it
 
         more = await self.change(fill)
-        await self.change(lambda writer: writer.execute(sql("event_note"), (body, self._event)).rowcount)
+        await self.change(lambda writer: writer.execute(db.sql("event_note"), (body, self._event)).rowcount)
         assert self._database.writer is not None
-        with translated(self._database.path):
+        with db.translated(self._database.path):
             await self._database.writer.at_once(begin_anew)
 
-    async def put(self, batch: WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]) -> None:
+    async def put(
+        self, batch: records.WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]
+    ) -> None:
         """Commits a batch of its own, for a run and one of its invocations, together with what `further` writes."""
 
         def write(writer: sqlite3.Connection) -> None:
@@ -397,13 +375,13 @@ class Ledger:
     # From here on everything runs in the writer's thread, without the event loop: a commit is some dozen statements,
     # and going there and back for each would cost more than SQLite does.
 
-    def _write(self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection) -> None:
+    def _write(self, batch: records.WriteBatch, run: int, event: int, writer: sqlite3.Connection) -> None:
         for name, rows in self._statements(batch, run, event, writer):
             if rows:
-                writer.executemany(sql(name), rows)
+                writer.executemany(db.sql(name), rows)
 
     def _statements(
-        self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection
+        self, batch: records.WriteBatch, run: int, event: int, writer: sqlite3.Connection
     ) -> Iterator[tuple[str, list[Any]]]:
         """The statements of a commit with their values, in their order: each is asked for once those before it ran."""
         if batch.inserts:
@@ -434,7 +412,7 @@ class Ledger:
         if any((*moved, batch.reopened)):
             yield "run_revise", [(run,)]
 
-    def _attempt(self, a: Attempt, event: int, writer: sqlite3.Connection) -> tuple[Any, ...]:
+    def _attempt(self, a: records.Attempt, event: int, writer: sqlite3.Connection) -> tuple[Any, ...]:
         c, u = a.call, a.call.usage
         endpoint = self._endpoint(c.endpoint, writer)
         asked = (a.new.key, a.stage, a.replica, event, c.number, a.fingerprint, endpoint, c.purpose)
@@ -442,26 +420,26 @@ class Ledger:
         took = (u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost)
         return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier)
 
-    def _endpoint_of(self, result: Result, writer: sqlite3.Connection) -> int:
+    def _endpoint_of(self, result: records.Result, writer: sqlite3.Connection) -> int:
         """Who gave a result; of one that is in the store already, what stands there."""
         source = result if result.like is None else result.like
         if source.endpoint is not None:
             return self._endpoint(source.endpoint, writer)
-        return int(writer.execute(sql("result_endpoint"), (source.id,)).fetchone()[0])
+        return int(writer.execute(db.sql("result_endpoint"), (source.id,)).fetchone()[0])
 
-    def _endpoint(self, endpoint: Endpoint, writer: sqlite3.Connection) -> int:
+    def _endpoint(self, endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
             found = self._endpoints[endpoint] = _endpoint(endpoint, writer)
         return found
 
 
-def _endpoint(endpoint: Endpoint, writer: sqlite3.Connection) -> int:
-    row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
-    return int(row[0]) if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid or 0
+def _endpoint(endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
+    row = writer.execute(db.sql("endpoint_find"), endpoint).fetchone()
+    return int(row[0]) if row else writer.execute(db.sql("endpoint_make"), endpoint).lastrowid or 0
 
 
-def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:
+def _rows(batch: records.WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:
     """Statements about rows of the input."""
     inserts = [
         (n.key, run, n.row.id, n.occurrence, n.row.ordinal, n.hash, n.data, n.state, *_error(n.row.error), event)
@@ -474,7 +452,7 @@ def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[A
     yield "row_leave", [(key,) for key in batch.leaving]
 
 
-def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
+def _batch_tasks(batch: records.WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
     """Statements about tasks in a provider's batches."""
     yield "task_used", [(new.key, stage, replica) for new, stage, replica in batch.used]
     enrolled = [
@@ -489,10 +467,10 @@ def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]
 
 
 def _last(writer: sqlite3.Connection, statement: str) -> int:
-    return int(writer.execute(sql(statement)).fetchone()[0])
+    return int(writer.execute(db.sql(statement)).fetchone()[0])
 
 
-def _task(t: TaskEnd) -> tuple[Any, ...]:
+def _task(t: records.TaskEnd) -> tuple[Any, ...]:
     end = (t.outcome.value, t.result.id if t.result else None, *_error(t.error), t.failures, t.at, t.note)
     return (t.new.key, t.stage, t.replica, t.fingerprint, *end)
 

@@ -18,18 +18,7 @@ from typing import Any, cast
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.spec.python_code import FunctionRef
-from agac.tools.functions import (
-    Record,
-    Returned,
-    Threads,
-    awaited,
-    awaited_outcome,
-    exchanged,
-    is_awaited,
-    load_function,
-    outcome_of,
-    user_code,
-)
+from agac.tools import functions
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
 # one call; and it imports the main script of whoever uses agac as a library. Here a process runs `work_off` behind two
@@ -54,7 +43,7 @@ WATCH = 1.0
 THREADS = 32
 """Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
 
-Call = Callable[[Record], Awaitable[Returned | RowError]]
+Call = Callable[[functions.Record], Awaitable[functions.Returned | RowError]]
 
 
 @asynccontextmanager
@@ -76,17 +65,17 @@ async def open_function(
         if processes is not None:
             yield (await stack.enter_async_context(Processes(ref, root, processes, timeout))).call
             return
-        stack.enter_context(exchanged())
-        function = load_function(ref, root)
-        if is_awaited(function, ref):
-            yield partial(awaited_outcome, function, root, str(ref))
+        stack.enter_context(functions.exchanged())
+        function = functions.load_function(ref, root)
+        if functions.is_awaited(function, ref):
+            yield partial(functions.awaited_outcome, function, root, str(ref))
             return
 
-        def in_thread(row: Record) -> Returned | RowError:
-            with user_code():
-                return outcome_of(function, row, root, str(ref))
+        def in_thread(row: functions.Record) -> functions.Returned | RowError:
+            with functions.user_code():
+                return functions.outcome_of(function, row, root, str(ref))
 
-        threads = Threads(in_thread, THREADS)
+        threads = functions.Threads(in_thread, THREADS)
         stack.callback(threads.close)
         yield threads.call
 
@@ -116,17 +105,17 @@ def work_off(work: str) -> None:
             os._exit(1)
 
     try:
-        function = load_function(ref, root)
+        function = functions.load_function(ref, root)
     except UsageError as error:
         put(error)
         return
     # a function that is awaited has an event loop of its own here, the same for all rows
-    loop = asyncio.Runner() if is_awaited(function, ref) else None
-    called = function if loop is None else lambda row: loop.run(awaited(function, row))
+    loop = asyncio.Runner() if functions.is_awaited(function, ref) else None
+    called = function if loop is None else lambda row: loop.run(functions.awaited(function, row))
     put(None)
     while len(head := rows.read(LENGTH)) == LENGTH:
-        row: Record = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
-        put(outcome_of(called, row, root, str(ref)))
+        row: functions.Record = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
+        put(functions.outcome_of(called, row, root, str(ref)))
 
 
 def _watch(parent: int) -> None:
@@ -158,14 +147,14 @@ class Processes:
     async def __aexit__(self, *_: object) -> None:
         await self._end()
 
-    async def call(self, row: Record) -> Returned | RowError:
+    async def call(self, row: functions.Record) -> functions.Returned | RowError:
         """What the function gives for `row`; a failure also where the process dies of it."""
         async with self._places:
             worker = await self._free()
             worker.input.write(_frame(row))
             try:
                 async with asyncio.timeout(self._timeout):
-                    outcome: Returned | RowError = await worker.answer()
+                    outcome: functions.Returned | RowError = await worker.answer()
             except TimeoutError:
                 message = f"the call took longer than timeout, {self._timeout:g} s, and was ended ({self._ref})"
                 return RowError(ErrorType.TIMEOUT, message)

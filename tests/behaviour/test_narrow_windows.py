@@ -120,7 +120,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
     project: ProjectFolder, monkeypatch: Any
 ) -> None:
     read = 0
-    by_id = input_rows.rows_by_id
+    by_id = input_rows.store.rows_by_id
 
     async def counted(*arguments: Any) -> Any:
         nonlocal read
@@ -128,7 +128,7 @@ def test_an_id_that_comes_a_thousand_times_is_not_read_as_a_whole_each_time(
         read += sum(map(len, found.values()))
         return found
 
-    monkeypatch.setattr(input_rows, "rows_by_id", counted)
+    monkeypatch.setattr(input_rows.store, "rows_by_id", counted)
     monkeypatch.setattr(input_rows, "CHUNK_ROWS", 256)
     report = project.run(project.workflow(rows=({"id": "same", "text": f"{i}"} for i in range(1500))))
     assert report.summary["rows"] == {"total": 1500, "done": 1, "skipped": 0, "failed": 1499, "dropped": 0, "open": 0}

@@ -18,21 +18,8 @@ from agac.engine.caller import Caller
 from agac.engine.invocation import InvocationContext
 from agac.engine.limits import NOTHING, Amount, RunStopped
 from agac.plan.plan import Plan
-from agac.store.batches import (
-    AT_PROVIDER,
-    WAITING,
-    BatchRecord,
-    BatchStep,
-    batches_of_run,
-    intents,
-    outdated_tasks,
-    read_batch,
-    rows_in_batches,
-    stale_tasks,
-    unfinished_batches,
-    untidy_batches,
-    was_batched,
-)
+from agac.store import batches
+from agac.store.batches import AT_PROVIDER, WAITING, BatchRecord, BatchStep
 from agac.store.db import Database
 
 # The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
@@ -78,7 +65,7 @@ class Batches:
     async def recover(self) -> None:
         """Puts right what an earlier invocation left, and takes in what has ended."""
         context = self._context
-        for record in await unfinished_batches(context.database, context.workflow):
+        for record in await batches.unfinished_batches(context.database, context.workflow):
             own = record.run_id == context.run
             self._had_open = self._had_open or own
             if record.state in UNSENT and (note := self._not_to_be_sent(record)) is not None:
@@ -163,13 +150,13 @@ class Batches:
         context = self._context
         await context.ledger.durable()
         database, run = context.database, context.run
-        sent = [one.submitted_at for one in await batches_of_run(database, run) if one.submitted_at is not None]
+        sent = [one.submitted_at for one in await batches.batches_of_run(database, run) if one.submitted_at is not None]
         changed = self._had_open and context.batching.resume_run is None  # who retrieves looks at no input
-        others = await stale_tasks(database, run, context.workflow)
-        own = await outdated_tasks(database, run) if changed else []
+        others = await batches.stale_tasks(database, run, context.workflow)
+        own = await batches.outdated_tasks(database, run) if changed else []
         found = []
         for number, count in [*others, *own]:
-            record = await read_batch(database, number)
+            record = await batches.read_batch(database, number)
             if record is None or record.state not in WAITING | AT_PROVIDER:
                 continue
             if record.run_id == run and self._reads_input and record.state in UNSENT:  # it is not sent as it is
@@ -288,14 +275,14 @@ class Batches:
         found = await self._of(AT_PROVIDER | (WAITING if self._may_submit else frozenset()))
         if any(record.run_id == self._context.run for record in found):
             return True
-        return bool(found) and await rows_in_batches(self._context.database, self._context.run) > 0
+        return bool(found) and await batches.rows_in_batches(self._context.database, self._context.run) > 0
 
     async def any_open(self) -> bool:
         """Whether a batch of this run is on its way, or not yet ingested."""
         return any(record.run_id == self._context.run for record in await self._of(WAITING | AT_PROVIDER))
 
     async def _of(self, steps: frozenset[BatchStep]) -> list[BatchRecord]:
-        found = await unfinished_batches(self._context.database, self._context.workflow)
+        found = await batches.unfinished_batches(self._context.database, self._context.workflow)
         return [record for record in found if record.state in steps]
 
 
@@ -311,7 +298,7 @@ async def clean_up(context: BatchContext) -> None:
     """Removes the files of batches that never ran at providers, and on this machine those of batches that are over,
     whichever way; strange lines stay as long as the store knows the batch. Files of others that are being filled belong
     to batches that the store knew before."""
-    for record in await untidy_batches(context.database, context.workflow):
+    for record in await batches.untidy_batches(context.database, context.workflow):
         assert record.file_id is not None
         try:
             fault = await context.account(record.provider).api.delete(record.file_id)
@@ -325,7 +312,7 @@ async def clean_up(context: BatchContext) -> None:
         _log.warning("batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why)
     folder = context.batching.folder
     files = list(folder.glob("*")) if folder.is_dir() else []
-    needed, known = await intents(context.database)  # after the files: who fills one is in the store before it
+    needed, known = await batches.intents(context.database)  # after the files: who fills one is in the store before it
     for file in files:
         wanted = known if file.name.endswith(STRANGE) else needed
         if file.name.partition(".")[0] not in wanted:
@@ -345,7 +332,7 @@ def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
 
 async def has_batches(database: Database, plan: Plan) -> bool:
     """Whether a workflow has a batch stage, or ever had a batch."""
-    return any(stage.run_mode == "batch" for stage in plan.asking) or await was_batched(database, plan.workflow)
+    return any(stage.run_mode == "batch" for stage in plan.asking) or await batches.was_batched(database, plan.workflow)
 
 
 @asynccontextmanager
@@ -363,9 +350,9 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
     )  # fmt: skip
     polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
     reads_input = work.retry is None and work.batching.resume_run is None
-    batches = Batches(context, caller, min(polls, default=None), reads_input=reads_input)
+    opened = Batches(context, caller, min(polls, default=None), reads_input=reads_input)
     try:
-        yield batches
+        yield opened
     finally:
-        batches.enrolment.drop()
+        opened.enrolment.drop()
         await context.close()
