@@ -109,8 +109,7 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_
     path = tmp_path / "agac.db"
     asyncio.run(opened(path))
     known = [*db.migrations(), (12, "CREATE TABLE later (id INTEGER PRIMARY KEY)")]
-    for module in (db, writer):
-        monkeypatch.setattr(module, "migrations", lambda: known)
+    monkeypatch.setattr(db, "migrations", lambda: known)
 
     async def read() -> None:
         async with db.open_for_reading(path):
