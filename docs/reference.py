@@ -372,9 +372,9 @@ def python_names(kind: str) -> str:
 
 
 def python_kind(public: Any) -> str:
-    """Whether a public name is a function, an error, or another class."""
+    """Whether a public name is a function, an error, or another class or type."""
     if not isinstance(public, type):
-        return "functions"
+        return "functions" if callable(public) else "classes"
     return "errors" if issubclass(public, Exception) else "classes"
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.plan import plan
     from agac.api.process import ProcessOptions, process, process_plan, resume
     from agac.api.project import CheckReport, RunOptions, validate
-    from agac.api.report import ResultRow, RowCounts, RunReport
+    from agac.api.report import ResultRow, RowCounts, RunReport, Sink
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
         AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
         StoreOutdated, StoreTooNew, UsageError,
     )
+    from agac.data.frames import GivenRows
     from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
     from agac.simulator.server import embedded_simulator
@@ -70,13 +71,14 @@ _HOMES = {
         "api.plan": "plan",
         "api.process": "ProcessOptions process process_plan resume",
         "api.project": "CheckReport RunOptions validate",
-        "api.report": "ResultRow RowCounts RunReport",
+        "api.report": "ResultRow RowCounts RunReport Sink",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
         "api.run": "RetryChoice Workflow retry retry_choice run run_several",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
         "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
         "StoreOutdated StoreTooNew UsageError",
+        "data.frames": "GivenRows",
         "engine.estimate": "PlanReport",
         "engine.invocation": "Retry",
         "simulator.server": "embedded_simulator",
@@ -89,17 +91,17 @@ _HOMES = {
 
 __all__ = [
     "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
-    "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport",
-    "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts",
-    "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError", "StatusReport", "StoreCorrupt",
-    "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
-    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport", "agc", "agraph", "ainspect",
-    "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow",
-    "astatus", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "doctor",
-    "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan", "process",
-    "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
-    "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why",
-    "write_schemas",
+    "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
+    "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
+    "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
+    "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport",
+    "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport",
+    "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry",
+    "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
+    "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph",
+    "init", "inspect", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",
+    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
+    "status", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

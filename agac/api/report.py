@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
 from agac.api.plan import planned
@@ -275,6 +276,23 @@ class ResultRow:
     input: dict[str, JSONValue] | None
 
 
+class Sink(Protocol):
+    """What takes the results of a run elsewhere (`RunReport.write_to`). The same rows come again when a program is
+    started again, so that it finds them by their ids."""
+
+    def write(self, rows: Sequence[ResultRow]) -> None:
+        """Takes some rows, a thousand at most, in the order of the outputs."""
+        ...
+
+    def commit(self) -> None:
+        """Shows what was written, once all rows are."""
+        ...
+
+    def abort(self) -> None:
+        """Takes back what was written, as far as it can: a row, or the sink itself, failed on the way."""
+        ...
+
+
 @blocking
 async def _spooled(root: Path, run: int) -> IO[str]:
     """The lines of a run's results with their input, in a file that ends with this process."""
@@ -355,6 +373,17 @@ class RunReport(Report):
                         remedy = "Take the model as it was, or run again with fresh=True."
                         raise AgacError(what, remedy=remedy) from error
                 yield ResultRow(**row)
+
+    def write_to(self, sink: Sink) -> None:
+        """Writes the rows of `results` into a sink and commits it. Whatever is raised on the way aborts it first."""
+        rows = self.results()
+        try:
+            while some := list(islice(rows, 1_000)):
+                sink.write(some)
+            sink.commit()
+        except BaseException:
+            sink.abort()
+            raise
 
     def to_pandas(self) -> Any:
         """The table of the run, as `output.format: csv` has it: each row's fields, its result's, and its error."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -44,6 +45,39 @@ def test_rows_are_typed_and_results_are_instances_of_their_model(
     assert all(isinstance(row, agac.ResultRow) and made(row.result) and row.error is None for row in done)
     assert done[0].input == ROWS[0]
     assert (failed.result, failed.error and failed.error.type) == (None, "MissingTemplateField")
+
+
+class Kept:
+    """A sink that keeps what happens to it, and fails at one step."""
+
+    def __init__(self, fails: str | None = None) -> None:
+        self.fails, self.steps, self.ids = fails, list[str](), list[Any]()
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if name == self.fails:
+            raise KeyboardInterrupt
+
+    def write(self, rows: Sequence[agac.ResultRow]) -> None:
+        self.ids += [row.id for row in rows]
+        self._step("write")
+
+    def commit(self) -> None:
+        self._step("commit")
+
+    def abort(self) -> None:
+        self._step("abort")
+
+
+def test_a_sink_of_the_user_has_all_rows_or_is_told_to_take_them_back(project: ProjectFolder, server: Server) -> None:
+    report, sink = run(project, ONE), Kept()
+    report.write_to(sink)
+    assert (sink.ids, sink.steps) == (["r-1", "r-2", "r-3", "r-4"], ["write", "commit"])
+    for fails, steps in (("write", ["write", "abort"]), ("commit", ["write", "commit", "abort"])):
+        broken: agac.Sink = (kept := Kept(fails))
+        with pytest.raises(KeyboardInterrupt):
+            report.write_to(broken)
+        assert kept.steps == steps
 
 
 def test_results_of_several_stages_and_of_a_run_that_was_replaced(project: ProjectFolder, server: Server) -> None:

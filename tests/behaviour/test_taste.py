@@ -37,10 +37,10 @@ def nodes() -> list[tuple[str, ast.AST]]:
 def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
         "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport",
-        "DataReport", "DoctorReport", "ExitCode", "GcReport", "GraphReport", "InspectReport", "LeaseHeld",
+        "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld",
         "LeaseLost", "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry",
-        "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "SpecError",
-        "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View",
+        "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
+        "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View",
         "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
         "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume",
         "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel",
