@@ -16,7 +16,7 @@ from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED
 from agac.spec.models import Duration, FileModel, NonEmpty, key
-from agac.spec.paths import project_root
+from agac.spec.paths import is_reference, project_root
 from agac.spec.validation import refused, validate
 from agac.spec.workflow import Budget, Merge
 from agac.spec.yaml import read_yaml
@@ -68,6 +68,13 @@ class JobFile(ProcessingFile):
     output: JobOutputFile = key("What an answer has to be.", default=JobOutputFile())
 
 
+_PLACES = {
+    "prompt": ("prompt", "prompt"), "output_schema": ("json_schema", "output", "schema"),
+    "merge": ("merge", "output", "merge_strategy"), "max_tokens": ("max_tokens", "llm", "max_tokens"),
+}  # fmt: skip
+"""Keys of a job's workflow, with the option and the place in the file that they come from."""
+
+
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
     """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
     document = read_yaml(Path(path), str(path))
@@ -96,11 +103,14 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
     if schema is not None and output.format == "text":
         raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
     if schema is not None and options.json_schema is None and options.schema_model is None:
-        found["json_schema"] = schema if isinstance(schema, dict) else str(Path(path).parent / schema)
+        file_or_keys = schema if isinstance(schema, dict) or is_reference(schema) else str(Path(path).parent / schema)
+        found["json_schema"] = file_or_keys
     given = options.given()
     asks = {"prompt", "template"} & given.keys()  # of both only one says what is asked
     kept = {name: value for name, value in found.items() if value is not None and name not in given}
-    return replace(options, **{name: value for name, value in kept.items() if name != "prompt" or not asks})
+    kept = {name: value for name, value in kept.items() if name != "prompt" or not asks}
+    places = {key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept}
+    return replace(options, **kept, places=places)
 
 
 def save_job(
@@ -118,8 +128,9 @@ def save_job(
     job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_target(path, {}, "workflow.yml", force=options.overwrite)
-    if is_outside(job.input):
-        raise UsageError(f"{input} is outside of the project, where no workflow can read it", remedy="Copy it.")
+    for one in (job.input, *job.allowed):
+        if is_outside(one):
+            raise UsageError(f"{one} is outside of the project, where no workflow can read it", remedy="Copy it.")
     keys, stage = dict(job.keys), dict(job.keys["stages"][0])
     if options.model is not None:
         stage["model"] = options.model

@@ -9,15 +9,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from agac.api.adopt import adopt
 from agac.api.plan import Confirm, plan
-from agac.api.project import RunOptions, open_project
+from agac.api.project import RunOptions
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
-from agac.core.errors import ExitCode, Problem, RowError, SpecError, UsageError, Where, listed
+from agac.core.errors import ExitCode, Problem, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
 from agac.data.json_formats import encode
@@ -26,11 +28,12 @@ from agac.data.tables import Observed
 from agac.engine.estimate import PlanReport
 from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
 from agac.engine.replay import FinalRows
+from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
-from agac.spec.paths import POSTGRES, STATE_FOLDERS, Refused, Unusable, is_pattern, matches, project_root, read_text
+from agac.spec.paths import POSTGRES, STATE_FOLDERS, Refused, is_pattern, is_reference, matches, project_root
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
@@ -50,18 +53,22 @@ class ProcessOptions:
     """What a row run does. Paths are relative to the current folder.
 
     Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the row as JSON. `syntax`
-    says how they name fields. `instruction` is the system message, or a file with it. Answers are held to `json_schema`
-    (a file) or `schema_model` (`module:Class`). `format` is that of OUTPUT, where its name tells none; `error_output`,
-    `telemetry_output` and `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not
-    write; `resume` adopts its results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there
-    is refused. All others are those of `agac.RunOptions` and of a workflow's keys; `parallel` is `concurrency`,
-    `max_retries` and `retry_delay` are `retries`; times are seconds. `provider` are keys of a provider of agac.yml, by
-    its `name`.
+    says how they name fields. `instruction` is the system message, or a file with it; in its place an AgentCard may
+    stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's.
+    Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
+    the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
+    `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not write; `resume` adopts its
+    results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there is refused. All others are
+    those of `agac.RunOptions` and of a workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay`
+    are `retries`; times are seconds. `provider` are keys of a provider of agac.yml, by its `name`. `places` are for
+    messages: where in a job's file a key of its workflow stands.
     """
 
     prompt: str | None = None
     template: str | None = None
     instruction: str | None = None
+    agent_card: str | None = None
+    agent: str | None = None
     model: str | None = None
     vars: dict[str, str] = field(default_factory=dict)
     syntax: Syntax = "auto"
@@ -98,10 +105,12 @@ class ProcessOptions:
     stream: bool = False
     wait: bool = False
     yes: bool = False
+    places: dict[str, Where] = field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
-        default, once = ProcessOptions(), ("fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes")
+        default = ProcessOptions()
+        once = ("fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes", "places")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
@@ -241,6 +250,11 @@ class Job(BuiltWorkflow):
 
     def __init__(self, root: Path, source: str, output: str, options: ProcessOptions, tell: Told | None) -> None:
         """Raises UsageError for what cannot go together, SpecError for what is wrong with its keys."""
+        read: dict[str, Any] = {one: _typed(text) for one in _READ if isinstance(text := getattr(options, one), str)}
+        source, options = _typed(source), replace(options, **read)
+        card = Path(options.agent_card or "")
+        if options.agent_card is not None and (options.agent is not None or card.is_dir()):
+            options = replace(options, agent_card=str(chosen_card(card, options.agent)), agent=None)
         self.root, self.options, self.piped = root, options, None
         self.file = None if output == STDOUT else Path(output).absolute()
         self.format = _format(output, options)
@@ -249,6 +263,11 @@ class Job(BuiltWorkflow):
         name = job_name(Path(source if self.file is None else output).stem, own)
         self._refuse_places(source)
         self.keys = job_keys(self.input, options, root, self.format)
+        also = {"output_schema": "--schema-model"} if options.schema_model else {}
+        also |= {"agent": "--agent"} if options.agent else {}
+        self.places = {key: Where(flag) for key, flag in (_FLAGS | also).items()} | options.places
+        files = [text for key, text in self.keys["stages"][0].items() if isinstance(text, str) and key != "prompt"]
+        self.allowed = tuple(_typed(text) for text in files if text.startswith("file:///"))
         super().__init__(name, **self.keys)
         self.given = {"in_python": True, "job": {"input": self.input, "output": self.output, **_stored(options, root)}}
         if options.provider:
@@ -346,16 +365,17 @@ def _is_file(path: str | Path) -> bool:
     return False
 
 
-def _text_of(text: str, flag: str, *, may_be_text: bool = False) -> str:
-    """What a file holds, or where it may be one the text itself. Raises UsageError."""
-    if not _is_file(text):
-        if may_be_text and any(map(str.isspace, text)):
-            return text
-        raise UsageError(f"{flag} {text}: no such file", remedy="Name a file, relative to the current folder.")
-    try:
-        return read_text(Path(text), text).rstrip("\n")
-    except Unusable as error:
-        raise SpecError([error.problem]) from None
+def _typed(text: str) -> str:
+    """An option's text; a typed `file://` is a typed path."""
+    return url2pathname(urlsplit(text).path) if text.startswith("file:///") else text
+
+
+def _named(text: str, root: Path) -> str:
+    """What an option names, as a workflow's key does: by a reference where it is outside of the project."""
+    path = Path(text).resolve()
+    if is_reference(text):
+        return text
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
 
 
 def _schema_of(options: ProcessOptions, root: Path) -> str | dict[str, Any] | None:
@@ -365,26 +385,24 @@ def _schema_of(options: ProcessOptions, root: Path) -> str | dict[str, Any] | No
         raise UsageError("--json-schema and --schema-model both say the schema", remedy="Keep one of them.")
     if model is not None:
         return PREFIX + model.removeprefix(PREFIX).replace(":", ".")
-    if not isinstance(schema, str):
-        return schema
-    text, stored = _text_of(schema, "--json-schema"), stored_path(schema, root)
-    if not is_outside(stored) and stored.endswith(".json"):
-        return stored  # errors name its lines
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"--json-schema {schema}: not an object of JSON: {error}", remedy="Name another.") from error
+    return _named(schema, root) if isinstance(schema, str) else schema
 
 
 def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> dict[str, Any]:  # noqa: A002
     """The keys of the workflow that a job is: those of a workflow's file. Raises UsageError."""
     if options.prompt is not None and options.template is not None:
         raise UsageError("--prompt and --template both say what is asked", remedy="Keep one of them.")
-    prompt = options.prompt if options.template is None else _text_of(options.template, "--template")
-    stage: dict[str, Any] = {"name": STAGE, "prompt": "{{row_json}}" if prompt is None else prompt}
+    if options.instruction is not None and (options.agent_card or options.agent):
+        raise UsageError("--instruction and an agent card both say the system message", remedy="Keep one of them.")
+    stage: dict[str, Any] = {"name": STAGE, "prompt": "{{row_json}}" if options.prompt is None else options.prompt}
+    if options.template is not None:
+        stage = {"name": STAGE, "template": _named(options.template, root)}
     stage["syntax"] = options.syntax
     if options.instruction is not None:
-        stage["instructions"] = _text_of(options.instruction, "--instruction", may_be_text=True)
+        text = options.instruction
+        stage["instructions"] = _named(text, root) if _is_file(text) else text
+    if (card := options.agent if options.agent_card is None else _named(options.agent_card, root)) is not None:
+        stage["agent"] = card
     if (schema := _schema_of(options, root)) is not None:
         stage["output_schema"] = schema
     plain = ("reply", "temperature", "max_tokens")
@@ -405,7 +423,13 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     return {"input": read, **more, "stages": [stage], **({"output": target} if target else {}), **told}
 
 
-_FILES = ("template", "json_schema", "error_output", "telemetry_output", "summary_output")
+_READ = ("template", "json_schema", "instruction", "agent_card")
+_FILES = ("template", "json_schema", "agent_card", "error_output", "telemetry_output", "summary_output")
+_FLAGS = {
+    "": "agac process", "path": "INPUT", "prompt": "--prompt", "template": "--template", "agent": "--agent-card",
+    "instructions": "--instruction", "output_schema": "--json-schema", "id_field": "--id-field", "merge": "--merge",
+}  # fmt: skip
+"""The options that keys of the workflow come from."""
 
 
 def _stored(options: ProcessOptions, root: Path) -> dict[str, Any]:
@@ -500,7 +524,7 @@ async def resume(
 
 def _from(stored: str, root: Path) -> str:
     """A stored path, as `stored_path` makes it, for the current folder."""
-    if stored in (PIPED, STDOUT):
+    if stored in (PIPED, STDOUT) or POSTGRES.match(stored) or ("://" in stored and not stored.startswith(SCHEME)):
         return stored
     scheme = SCHEME if stored.startswith(SCHEME) else ""
     return f"{scheme}{root / stored.removeprefix(SCHEME)}"
@@ -511,8 +535,6 @@ async def _ready(
 ) -> Job:
     """The job, where it may write its OUTPUT. Raises UsageError."""
     job = Job(project_root(project, bare=True), source, output, options, tell)
-    if options.model is None and open_project(job.root, bare=True).spec.file.defaults.model is None:
-        raise UsageError("no model is named", remedy="Add --model provider/model, or set defaults.model in agac.yml.")
     if job.file is None or options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:
@@ -575,7 +597,7 @@ def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
         "input": job.input,
         "output": job.output,
         "template": options.template or ("<inline>" if options.prompt else "<default>"),
-        **{name: getattr(options, name) for name in ("json_schema", "schema_model", "instruction")},
+        **{name: getattr(options, name) for name in ("json_schema", "schema_model", *_READ[2:], "agent")},
         "variables": sorted(options.vars),
         "output_mode": "structured" if options.json_schema or options.schema_model else "text",
         "selected_rows": rows.total,

@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from functools import cache
 from io import StringIO
 from pathlib import Path, PurePath
-from types import MappingProxyType
 from typing import Any
 
 from dotenv import dotenv_values
@@ -43,7 +42,6 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.models import ProviderSpec
 from agac.spec.paths import output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 from agac.store import runs
@@ -178,15 +176,15 @@ def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> P
     """The project in which a workflow runs. One that was made in Python needs no agac.yml: where there is none, the
     folder itself is its project."""
     if isinstance(workflow, loader.BuiltWorkflow):
-        return open_project(project_root(project, bare=True), bare=True, more=workflow.providers)
+        return open_project(project_root(project, bare=True), bare=True, built=workflow)
     return open_project(project_root(project), bare=True)
 
 
 def open_project(
-    project: Path | str | None, *, bare: bool = False, more: Mapping[str, ProviderSpec] = MappingProxyType({})
+    project: Path | str | None, *, bare: bool = False, built: loader.BuiltWorkflow | None = None
 ) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
-    `bare`: it may lack an agac.yml. `more` are providers over those of the file.
+    `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
 
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
     when nothing of agac.yml can be read.
@@ -201,7 +199,7 @@ def open_project(
     def locate(path: tuple[str, ...]) -> Where:
         return spec.document.where(path, key=len(path) == 2)
 
-    providers, found = build_providers({**spec.file.providers, **more}, env, locate)
+    providers, found = build_providers({**spec.file.providers, **(built.providers if built else {})}, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
     for name, text in spec.file.aliases.items():  # whether or not a workflow uses them
@@ -209,11 +207,11 @@ def open_project(
         others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
-    remote = remote_contents(spec)
+    remote = remote_contents(spec, built.allowed if built else ())
     return Project(replace(spec, fetch=remote.fetch), providers, problems, env, remote)
 
 
-def remote_contents(spec: ProjectSpec) -> RemoteContents:
+def remote_contents(spec: ProjectSpec, allowed: Sequence[str] = ()) -> RemoteContents:
     """What gets what the project's files name elsewhere, through the proxies and with the certificates that providers
     are reached with."""
 
@@ -233,7 +231,8 @@ def remote_contents(spec: ProjectSpec) -> RemoteContents:
         if (interrupts := INTERRUPTS.get(None)) is not None and interrupts.count:
             raise KeyboardInterrupt
 
-    return RemoteContents(spec.root, spec.file.remote, spec.env, Ways(proxy_of, tls, heed))
+    rules = spec.file.remote.model_copy(update={"allow": [*spec.file.remote.allow, *allowed]})
+    return RemoteContents(spec.root, rules, spec.env, Ways(proxy_of, tls, heed))
 
 
 async def with_pins(
@@ -390,7 +389,7 @@ def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem
     if name is not None and columns is not None and name not in columns:
         near = get_close_matches(name, columns, 1)
         named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
-        at = replace(where, path="input.id_field")
+        at = replace(where, path=where.path and "input.id_field")
         identity = [Problem(at, f"the input has no column {name!r}; {hint or named}")]
     if columns and hint:
         said = f"the input has one column, {columns[0]!r}; {hint}"

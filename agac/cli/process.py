@@ -75,6 +75,8 @@ class ProcessCommand(click.Command):
     click.option("--syntax", type=click.Choice(["auto", "dollar", "mustache", "brace"]), default="auto",
                  help="How prompts name fields: ${field}, {{field}}, {field}, or any of them (auto)."),
     click.option("--instruction", metavar="TEXT", help="The system message, or a file with it."),
+    click.option("--agent-card", metavar="FILE", help="An AgentCard (instruction, model, parameters), or a folder."),
+    click.option("--agent", metavar="NAME", help="The card of that folder, or of agentcards/ in the project."),
     click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="As --var, with what FILE holds."),
     _path("--vars-json", text="A JSON object with such values."),
     _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),

@@ -23,7 +23,9 @@ from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
-_NO_MODEL = "stage {name!r} has no model; give it one, or set defaults.model in the workflow or in agac.yml"
+_NO_MODEL = (
+    "stage {name!r} has no model; give it one (or --model), or set defaults.model in the workflow or in agac.yml"
+)
 
 
 def resolve_models(

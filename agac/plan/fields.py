@@ -147,7 +147,9 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
         known = {*scope.fields.shapes, *scope.earlier, *scope.own}
         seen: set[str] = set()
-        texts = [(f"{stage.path}.prompt", stage.prompt), *((one.path, one.content) for one in stage.examples)]
+        own = stage.at("prompt").path
+        own = f"{stage.path}.prompt" if own.startswith(stage.path) else own  # else it was typed
+        texts = [(own, stage.prompt), *((one.path, one.content) for one in stage.examples)]
         for path, template in texts:
             for placeholder in template.placeholders:
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)

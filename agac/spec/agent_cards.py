@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
+from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_you_mean, key_path, listed
 from agac.core.keys import snapshot
-from agac.core.types import JSONValue
+from agac.core.types import JSONValue, counted
 from agac.spec.models import CardFile, MessageFile
 from agac.spec.paths import OutsideProject, RemoteContent, Unusable, existing_file, files_called, read_text
 from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
@@ -22,7 +23,8 @@ from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
-SUFFIXES = (".md", ".markdown", ".yaml", ".yml")
+_YAML = (".yaml", ".yml")
+SUFFIXES = (".md", ".markdown", *_YAML)
 _KEEP_A_COPY = "read the card, and keep a copy of it in the project"
 _BRINGS = FIELDS_LATER | {"messages"}
 _NOT_FROM_AFAR = f"a remote card brings no tools, hooks, servers or files; {_KEEP_A_COPY}"
@@ -66,6 +68,32 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     return found[0], ""
 
 
+def chosen_card(place: Path, name: str | None) -> Path:
+    """The card that is asked of a file or a folder: the one called `name`, else the only one, else the only `default`.
+    What has no keys is no card. Raises UsageError."""
+    found: dict[str, tuple[Path, Mapping[str, Any]]] = {}
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if path.suffix in SUFFIXES and path.name != "SKILL.md":
+            with suppress(Unusable):
+                keys = _taken_apart(read_text(path, str(path)), str(path), yaml_only=path.suffix in _YAML)[0].data
+                assert isinstance(keys, dict)
+                called = str(keys.get("name") or path.stem).replace(" ", "_")
+                if called in found:
+                    raise UsageError(f"{path} and {found[called][0]} are both called {called}", remedy="Rename one.")
+                found[called] = path, keys
+    runnable = [one for one, (_, keys) in found.items() if keys.get("tool_only") is not True]
+    default = [one for one in runnable if found[one][1].get("default") is True]
+    chosen = [one for one in runnable if one == name] if name else runnable if len(runnable) == 1 else default
+    if len(chosen) != 1:
+        what = (
+            f"has no agent card {name!r}"
+            if name
+            else f"has {counted(len(runnable), 'agent card')}, and none by default"
+        )
+        raise UsageError(f"{place} {what}", remedy=f"Name one with --agent: {listed(runnable)}.")
+    return found[chosen[0]][0]
+
+
 def load_card(
     path: Path, project: ProjectSpec, variables: Mapping[str, JSONValue], *, remote: RemoteContent | None = None
 ) -> tuple[Card | None, list[Problem]]:
@@ -74,7 +102,7 @@ def load_card(
     which it could send away, and no files."""
     shown = remote.reference if remote else project.shown(path)
     try:
-        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in (".yaml", ".yml"))
+        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
     except Unusable as error:
         return None, [error.problem]
     document, problems = _expanded(written, project.env, remote=remote is not None)

@@ -98,9 +98,15 @@ class BuiltWorkflow:
     watcher: Any = None
     """What follows the commits of its runs."""
 
+    places: Mapping[str, Where] = MappingProxyType({})
+    """Where its keys were typed: those of its `Document`."""
+
+    allowed: tuple[str, ...] = ()
+    """Files outside of the project that its keys may name, as `file://`."""
+
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
-        document = Document(f"Workflow({name!r})", keys, [])
+        document = Document(f"Workflow({name!r})", keys, [], places=self.places)
         self.name, self.read = name, _checked(WorkflowFile, document, _OF_STAGES)
         problems = list(self.read[2])
         if not re.fullmatch(r"[\w-]+", name):

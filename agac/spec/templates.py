@@ -258,10 +258,10 @@ def _with_dollars(pieces: Sequence[str], names: Mapping[int, str]) -> str:
 
 def place_of(text: str, offset: int, start: Where) -> Where:
     """The place of a character: its line and column in a text that is lines of a file, else that of the text's key."""
-    if start.path:
+    if start.path or start.line is None:
         return start
     line = text.count("\n", 0, offset)
-    return Where(start.file, (start.line or 1) + line, offset - text.rfind("\n", 0, offset))
+    return Where(start.file, start.line + line, offset - text.rfind("\n", 0, offset))
 
 
 def sound_template(text: str, where: Where) -> Template:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
@@ -132,12 +132,14 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document. `data` is as much of it as could be read, None for an empty file."""
+    """One YAML document. `data` is as much of it as could be read, None for an empty file. `places` are those of keys
+    that were not read from a file: by the key's name, and of all others by an empty one."""
 
     shown: str
     data: JSONValue
     problems: list[Problem]
     root: _Node | None = None
+    places: Mapping[str, Where] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -148,7 +150,10 @@ class Document:
         """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""
         node = self.root
         if node is None:
-            return Where(self.shown, path=key_path(path))
+            for depth, part in enumerate(path, 1):
+                if (typed := self.places.get(str(part))) is not None:
+                    return replace(typed, path=key_path(path[depth:])) if path[depth:] else typed
+            return self.places.get("") or Where(self.shown, path=key_path(path))
         mark = node.mark
         for depth, part in enumerate(path):
             child = node.children.get(part)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import pytest
 from support.project import ProjectFolder
 
+import agac
+from agac import SpecError
 from agac.cli.main import cli
 from agac.cli.process import process as command
 
@@ -52,3 +56,125 @@ def test_options_that_bound_a_job_do(project: ProjectFolder) -> None:
     assert "or, to the model, `?max_tokens=1000`" in ran.err
     ran = project.agac(*words, "--model", "simulator/small?max_tokens=1000", "--row-timeout", "0.000001", code=3)
     assert (ran.json["failed_rows"], ran.json["errors"][0]["type"]) == (2, "Timeout")
+
+
+# Messages say which option, or which line of which file, is meant.
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "{txt}"}, "--prompt: {txt}: no such field; did you mean 'text'?"),
+        ({"template": "t.md"}, "t.md:2:3: {txt}: no such field; did you mean 'text'?"),
+        ({"template": "none.md"}, "--template: no such file: 'none.md'; "),
+        ({"template": "../t.md"}, "file://{outside}/t.md:2:3: {txt}: no such field"),
+        ({"template": "../none.md"}, "--template: file://{outside}/none.md is no file"),
+        ({"instruction": "none.md"}, "--instruction: no such file: 'none.md'; "),
+        ({"instruction": "be {vars.x}"}, "--instruction: unknown variable {vars.x}"),
+        ({"json_schema": "none.json"}, "--json-schema: no such file: 'none.json'; "),
+        ({"json_schema": "s.json"}, "s.json:2:11: type: unknown type 'objct'"),
+        ({"json_schema": {"type": "object", "properties": {"a": {"type": "x"}}}}, "--json-schema: properties.a.type: "),
+        ({"schema_model": "none:Kind"}, "--schema-model: no module 'none'"),
+        ({"agent_card": "none.md"}, "--agent-card: no agent 'none.md'; "),
+        ({"agent": "none"}, "--agent: no agent 'none'; "),
+        ({"id_field": "ids"}, "INPUT: the input has no column 'ids'; "),
+        ({"model": "none/small"}, "--model: unknown provider 'none'"),
+    ],
+)
+def test_a_message_says_what_was_typed(
+    options: dict[str, Any], said: str, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    for folder in (".", ".."):
+        project.write(f"{folder}/t.md", "Hi\nx {txt}")
+    project.write("s.json", '{\n  "type": "objct"}')
+    with pytest.raises(SpecError) as refused:
+        agac.process_plan("data/rows.csv", "o.jsonl", agac.ProcessOptions(**options))
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(said.replace("{outside}", str(project.root.parent)))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("prompt: '{txt}'", "job.yaml:1:9: prompt: {txt}: no such field"),
+        ("prompt: x\noutput:\n  schema: {a: strin}", "job.yaml:3:11: a: unknown type 'strin'"),
+    ],
+)
+def test_a_message_names_the_line_of_a_job_file(
+    written: str, said: str, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    project.write("job.yaml", written)
+    with pytest.raises(SpecError) as refused:
+        agac.process_plan("data/rows.csv", "o.jsonl", agac.read_job("job.yaml"))
+    assert str(refused.value.problems[0]).startswith(said)
+
+
+# AgentCards.
+
+CARDS = {
+    "a.md": "---\nname: tagger\nmodel: simulator/large\nrequest_params: {temperature: 0}\n---\nTag as {{tone}}.",
+    "b.yaml": "instruction: Grade.\ntool_only: true\n",
+    "README.md": "# No card",
+    "SKILL.md": "---\nname: tagger\n---\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "system"),
+    [
+        ({}, {"agent_card": "cards/a.md"}, "Tag as kind."),
+        ({}, {"agent_card": "cards"}, "Tag as kind."),
+        ({}, {"agent_card": "cards", "agent": "tagger"}, "Tag as kind."),
+        ({"c.yml": "instruction: Sort.\ndefault: true"}, {"agent_card": "cards"}, "Sort."),
+        ({"c.yml": "instruction: Sort."}, {"agent_card": "cards", "agent": "c"}, "Sort."),
+        ({"../agentcards/c.yml": "instruction: Sort."}, {"agent": "c"}, "Sort."),
+        ({"../../far.md": "---\nname: far\n---\nGo."}, {"agent_card": "../far.md"}, "Go."),
+        ({"c.yml": "instruction: Sort."}, {"agent_card": "cards"}, "has 2 agent cards, and none by default"),
+        ({"c.yml": "name: tagger\ninstruction: x"}, {"agent_card": "cards"}, "are both called tagger"),
+        ({}, {"agent_card": "cards", "agent": "b"}, "has no agent card 'b'"),
+        ({}, {"agent_card": "cards/a.md", "agent": "b"}, "has no agent card 'b'"),
+        ({}, {"agent_card": "cards", "instruction": "x"}, "both say the system message"),
+        ({"c.yml": "shell: true"}, {"agent_card": "cards/c.yml"}, "`shell` is not supported yet"),
+        ({"../../far.md": "---\nshell: true\n---\nGo."}, {"agent_card": "../far.md"}, "a remote card brings no tools"),
+    ],
+)
+def test_a_card_gives_instruction_model_and_parameters(
+    more: dict[str, str], options: dict[str, Any], system: str, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    (project.root / "agac.yml").unlink()
+    project.numbered(1)
+    for name, text in (CARDS | more).items():
+        project.write(f"cards/{name}", text)
+    model = None if "agent_card" in options and system.startswith("Tag") else "simulator/small"
+    given = agac.ProcessOptions(prompt="{text}", vars={"tone": "kind"}, model=model, **options)
+    if not system.endswith("."):
+        with pytest.raises(agac.UsageError) as refused:
+            agac.process_plan("data/rows.csv", "o.jsonl", given)
+        assert system in "".join(map(str, getattr(refused.value, "problems", [refused.value])))
+        return
+    planned = agac.process_plan("data/rows.csv", "o.jsonl", given, show=1)
+    assert [message.text for message in planned.prompts[0].messages] == [system, "I love number 1"]
+    assert planned.stages[0].stage.lane == (model or "simulator/large")
+
+
+def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    project.write("cards/a.md", CARDS["a.md"])
+    given = agac.ProcessOptions(prompt="{text}", vars={"tone": "kind"}, agent_card="cards")
+    report = agac.process("data/rows.csv", "o.jsonl", given)
+    assert [report.summary[key] for key in ("model", "agent_card")] == ["simulator/large", "cards/a.md"]
+    monkeypatch.chdir(project.root / "data")
+    assert agac.resume("job_1").invocation["calls"] == 0
+    monkeypatch.chdir(project.root)
+    agac.save_job("data/rows.csv", "o.jsonl", given, "workflows/w.yml")
+    assert "agent: cards/a.md" in (project.root / "workflows/w.yml").read_text()
+    assert agac.run("w").invocation["calls"] == 0
+    outside = agac.ProcessOptions(template=str(project.write("../t.md", "x")))
+    with pytest.raises(agac.UsageError, match="outside of the project"):
+        agac.save_job("data/rows.csv", "o.jsonl", outside, "workflows/x.yml")

@@ -235,6 +235,31 @@ def test_a_prompt_in_which_an_address_stands_is_a_prompt(project: ProjectFolder,
     assert [path for _, path, _ in site.seen] == ["/rows.csv"]
 
 
+def test_a_row_run_takes_all_of_it_as_options(
+    project: ProjectFolder, site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is resumed from any folder; a local file may be said as a reference, and lie outside of the project."""
+    project.asks(server)
+    allow(project)
+    site.pages["/rows.csv.gz"] = gzip.compress(ROWS)
+    monkeypatch.chdir(project.root)
+    far = project.write("../far.json", SCHEMA.decode())
+    texts = {"template": f"{site.url}/prompt.md", "agent_card": f"{site.url}/judge.md", "json_schema": far.as_uri()}
+    given = agac.ProcessOptions(vars={"tone": "kind"}, limit=1, **texts)
+    report = agac.process(f"{site.url}/rows.csv.gz", "o.csv", given)
+    assert (report.summary["model"], report.summary["template"]) == ("local/small", texts["template"])
+    shown = json.dumps(agac.inspect(row=1, project=project.root).as_json())
+    assert all(one in shown for one in ('"Be brief, kind."', '"Say: one"'))
+    assert (project.root / "o.csv").read_text().startswith("id,text,topic,error\na,one,one,")
+    monkeypatch.chdir("..")
+    assert agac.resume("job_1", project=project.root).invocation["calls"] == 0
+    monkeypatch.chdir(project.root)
+    texts = {"template": project.write("p.md", "Say: ${text}\n").as_uri(), "instruction": f"{site.url}/be.md"}
+    given = agac.ProcessOptions(vars={"tone": "brief, kind"}, json_schema=f"{site.url}/topic.json", **texts)
+    planned = agac.process_plan(project.write("rows.csv", ROWS.decode()).as_uri(), "p.csv", given, show=1)
+    assert [one.text for one in planned.prompts[0].messages] == ["Be brief, kind.", "Say: one"]
+
+
 # The Hugging Face Hub.
 
 
@@ -348,3 +373,21 @@ def test_without_its_library_the_hub_is_one_sentence(
     (problem,) = problems(project)
     assert "fetching needs huggingface-hub" in problem
     assert "which is not installed: pip install 'huggingface-hub" in problem
+
+
+def test_a_row_run_takes_rows_prompt_and_card_from_the_hub(
+    hub: Hub, project: ProjectFolder, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub, tmp_path)
+    project.asks(server)
+    monkeypatch.chdir(project.root)
+    given = agac.ProcessOptions(
+        template="hf://me/words/prompt.md", agent_card="hf://me/words/judge.md", json_schema="hf://me/words/topic.json",
+        vars={"tone": "kind"},
+    )  # fmt: skip
+    report = agac.process("hf://datasets/me/large?split=train", "o.jsonl", given)
+    assert (report.exit_code, report.summary["ok_rows"]) == (0, 3)
+    assert {one["what"] for one in recorded(project)} == {
+        "input",
+        *(f"{one} of result" for one in ("prompt", "card", "schema")),
+    }
