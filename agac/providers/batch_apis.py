@@ -299,18 +299,10 @@ _OPEN, _CLOSE = b'{"requests":[', b"]}"
 _FAILURES = ("errored", "canceled", "expired")
 
 _STATUSES: dict[str, int] = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "timeout_error": 504,
-    "conflict_error": 409,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "overloaded_error": 529,
-}
+    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
+    "not_found_error": 404, "timeout_error": 504, "conflict_error": 409, "request_too_large": 413,
+    "rate_limit_error": 429, "api_error": 500, "overloaded_error": 529,
+}  # fmt: skip
 """The status with which each error comes where it comes by itself (the SDK's `ErrorType`): a result has only its
 name."""
 

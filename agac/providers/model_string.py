@@ -97,22 +97,12 @@ def _only_off(why: str) -> Callable[[str], Any]:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "top_k": _positive,
-    "min_p": _number(0, 1),
-    "max_tokens": _positive,
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _above_zero,
-    "seed": _whole,
-    "reasoning": _reasoning,
-    "verbosity": _one_of(("low", "medium", "high")),
-    "service_tier": _one_of(SERVICE_TIERS, fast="priority"),
-    "transport": _one_of(TRANSPORTS, websocket="ws"),
-    "idle_timeout": _seconds,
-    "schema_mode": _schema_mode,
-}
+    "temperature": _number(0, 2), "top_p": _number(0, 1), "top_k": _positive, "min_p": _number(0, 1),
+    "max_tokens": _positive, "presence_penalty": _number(-2, 2), "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _above_zero, "seed": _whole, "reasoning": _reasoning,
+    "verbosity": _one_of(("low", "medium", "high")), "service_tier": _one_of(SERVICE_TIERS, fast="priority"),
+    "transport": _one_of(TRANSPORTS, websocket="ws"), "idle_timeout": _seconds, "schema_mode": _schema_mode,
+}  # fmt: skip
 """The keys of a model string, each with what reads its value; the reader's docstring says what it takes."""
 
 FIELDS = ("transport", "idle_timeout", "schema_mode")
@@ -136,23 +126,13 @@ NO_EFFECT: dict[str, str] = {
 """Keys of other programs' model strings that mean nothing here: a warning, so that their cards can be used."""
 
 SPELLINGS = {
-    "temp": "temperature",
-    "topP": "top_p",
-    "topK": "top_k",
-    "minP": "min_p",
-    "maxTokens": "max_tokens",
-    "presencePenalty": "presence_penalty",
-    "frequencyPenalty": "frequency_penalty",
-    "repetitionPenalty": "repetition_penalty",
-    "streaming_timeout": "idle_timeout",
-    "structured": "schema_mode",
-    "structured_tools": "schema_tools",
-    "structured_tool_policy": "schema_tools",
-    "structuredToolPolicy": "schema_tools",
-    "context": "long_context",
-    "taskBudget": "task_budget",
+    "temp": "temperature", "topP": "top_p", "topK": "top_k", "minP": "min_p", "maxTokens": "max_tokens",
+    "presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty",
+    "repetitionPenalty": "repetition_penalty", "streaming_timeout": "idle_timeout", "structured": "schema_mode",
+    "structured_tools": "schema_tools", "structured_tool_policy": "schema_tools",
+    "structuredToolPolicy": "schema_tools", "context": "long_context", "taskBudget": "task_budget",
     "instant": "reasoning",
-}
+}  # fmt: skip
 """Other ways to write a key. `instant` turns its value round."""
 
 

@@ -189,121 +189,64 @@ class KnownFault:
 
 STATUS_KEYS = "op status when retry_after in_ms type code message"
 
+OVER_QUOTA = "You exceeded your current quota, please check your plan and billing details."
+
 FAULTS: dict[str, KnownFault] = {
-    "rate_limit": KnownFault(
-        "error",
-        "429: too many requests",
-        "retry_after in_ms message",
-        lambda rule, call: replies.status_error(429, message=f"Rate limit reached for {call.model}. Please slow down."),
-    ),
-    "quota": KnownFault(
-        "error",
-        "429: the account's quota is used up",
-        "message",
-        lambda *_: replies.status_error(
-            429,
-            code="insufficient_quota",
-            message="You exceeded your current quota, please check your plan and billing details.",
-        ),
-    ),
-    "server_error": KnownFault(
-        "error",
-        "500, or another `status`",
-        "status retry_after in_ms message",
-        lambda rule, call: replies.status_error(rule.value("status")),
-        status=500,
-    ),
+    "rate_limit": KnownFault("error", "429: too many requests", "retry_after in_ms message",
+                             lambda rule, call: replies.status_error(
+                                 429, message=f"Rate limit reached for {call.model}. Please slow down.")),
+    "quota": KnownFault("error", "429: the account's quota is used up", "message",
+                        lambda *_: replies.status_error(429, code="insufficient_quota", message=OVER_QUOTA)),
+    "server_error": KnownFault("error", "500, or another `status`", "status retry_after in_ms message",
+                               lambda rule, call: replies.status_error(rule.value("status")), status=500),
     "unauthorized": KnownFault("error", "401: the key is refused", "message", lambda *_: replies.status_error(401)),
-    "not_found": KnownFault(
-        "error", "404: no such model", "message", lambda rule, call: replies.unknown_model(call.model)
-    ),
-    "bad_request": KnownFault(
-        "error",
-        "400: the request is refused, with this `code`",
-        "code message",
-        lambda rule, call: ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code")),
-    ),
+    "not_found": KnownFault("error", "404: no such model", "message",
+                            lambda rule, call: replies.unknown_model(call.model)),
+    "bad_request": KnownFault("error", "400: the request is refused, with this `code`", "code message",
+                              lambda rule, call: ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code"))),
     "slow_first_byte": KnownFault("wait", "the answer takes `seconds` longer", "seconds", seconds=1.0),
     "hang": KnownFault("wait", "no answer ever comes, and nothing is charged"),
-    "cut": KnownFault(
-        "sending", "the connection closes: before the answer, or after `after_bytes` of it", "after_bytes"
-    ),
+    "cut": KnownFault("sending", "the connection closes: before the answer, or after `after_bytes` of it",
+                      "after_bytes"),
     "invalid_body": KnownFault("sending", "the body is a page of HTML"),
     "malformed_json": KnownFault("answer", "the text is not valid JSON", "", malformed_json),
     "wrong_schema": KnownFault("answer", "the text is JSON that does not fit the schema", "", wrong_schema),
-    "length": KnownFault(
-        "answer",
-        "the text is cut in the middle, as by a limit of tokens",
-        "",
-        lambda rule, call, answer: ModelAnswer(half(answer), "length"),
-    ),
-    "refusal": KnownFault(
-        "answer",
-        "the model refuses to answer",
-        "message",
-        lambda rule, *_: ModelAnswer(None, "stop", rule.value("message") or "I'm sorry, I can't help with that."),
-    ),
+    "length": KnownFault("answer", "the text is cut in the middle, as by a limit of tokens", "",
+                         lambda rule, call, answer: ModelAnswer(half(answer), "length")),
+    "refusal": KnownFault("answer", "the model refuses to answer", "message", lambda rule, *_: ModelAnswer(
+        None, "stop", rule.value("message") or "I'm sorry, I can't help with that.")),
     "filter": KnownFault("answer", "a filter withholds the text", "", lambda *_: ModelAnswer("", "content_filter")),
     "empty": KnownFault("answer", "the text is empty", "", lambda *_: ModelAnswer("", "stop")),
-    "early_cut": KnownFault(
-        "answer", "a response has a first message that was cut, then the answer", "marked", begun_again, marked=True
-    ),
+    "early_cut": KnownFault("answer", "a response has a first message that was cut, then the answer", "marked",
+                            begun_again, marked=True),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
-    "stream_error": KnownFault(
-        "sending",
-        "an error ends the answer halfway; with `failed` a response ends as failed",
-        "code message failed",
-        code="server_error",
-        failed=False,
-    ),
+    "stream_error": KnownFault("sending", "an error ends the answer halfway; with `failed` a response ends as failed",
+                               "code message failed", code="server_error", failed=False),
     "batch_drop_before": KnownFault("call", "the connection closes, and nothing happened", "op", op="create"),
-    "batch_drop_after": KnownFault(
-        "call", "it happens, and the connection closes without an answer", "op", op="create"
-    ),
-    "batch_status": KnownFault(
-        "call",
-        "an error, before the call has its effect or after (`when`); 500 by default",
-        STATUS_KEYS,
-        op="create",
-        status=500,
-        when="before",
-    ),
-    "batch_slow": KnownFault(
-        "call", "the call waits `seconds` before its effect", "op seconds", op="create", seconds=1.0
-    ),
-    "batch_truncate": KnownFault(
-        "call", "a download ends with the connection, after half of it or `after_bytes`", "after_bytes", op="download"
-    ),
-    "batch_junk": KnownFault(
-        "call",
-        "a download comes with status 200 and is no whole file of results: see `body`",
-        "body",
-        op="download",
-        body="error",
-    ),
+    "batch_drop_after": KnownFault("call", "it happens, and the connection closes without an answer", "op",
+                                   op="create"),
+    "batch_status": KnownFault("call", "an error, before the call has its effect or after (`when`); 500 by default",
+                               STATUS_KEYS, op="create", status=500, when="before"),
+    "batch_slow": KnownFault("call", "the call waits `seconds` before its effect", "op seconds",
+                             op="create", seconds=1.0),
+    "batch_truncate": KnownFault("call", "a download ends with the connection, after half of it or `after_bytes`",
+                                 "after_bytes", op="download"),
+    "batch_junk": KnownFault("call", "a download comes with status 200 and is no whole file of results: see `body`",
+                             "body", op="download", body="error"),
     "batch_file_lag": KnownFault("call", "`times` creates do not find an uploaded file", "times", op="upload", times=2),
-    "batch_list_lag": KnownFault(
-        "created", "the list leaves the batch out for `seconds` after its creation", "seconds", seconds=90.0
-    ),
+    "batch_list_lag": KnownFault("created", "the list leaves the batch out for `seconds` after its creation",
+                                 "seconds", seconds=90.0),
     "batch_get_404": KnownFault("created", "it is not found for `seconds` after its creation", "seconds", seconds=60.0),
     "batch_no_metadata": KnownFault("created", "its metadata is not echoed"),
-    "batch_reject": KnownFault(
-        "checked", "it fails its validation, with this code, line and message", "code line message"
-    ),
-    "batch_enqueued_cap": KnownFault(
-        "checked", "it is refused if more than `tokens` of its model would wait then", "tokens", tokens=0
-    ),
+    "batch_reject": KnownFault("checked", "it fails its validation, with this code, line and message",
+                               "code line message"),
+    "batch_enqueued_cap": KnownFault("checked", "it is refused if more than `tokens` of its model would wait then",
+                                     "tokens", tokens=0),
     "batch_expire": KnownFault("ended", "it expires with half of it done, or `after` N requests", "after"),
-    "batch_stuck": KnownFault(
-        "created", "it stays finalizing, or at another `word`, until it is cancelled; `after` N requests", "word after"
-    ),
-    "batch_unknown_status": KnownFault(
-        "created",
-        "its status is an unknown `word` for `seconds` after its creation",
-        "word seconds",
-        word="paused",
-        seconds=3600.0,
-    ),
+    "batch_stuck": KnownFault("created", "it stays finalizing, or at another `word`, until it is cancelled; "
+                                         "`after` N requests", "word after"),
+    "batch_unknown_status": KnownFault("created", "its status is an unknown `word` for `seconds` after its creation",
+                                       "word seconds", word="paused", seconds=3600.0),
     "batch_counts_lie": KnownFault("ended", "its counts say that all went well"),
     "batch_counts_short": KnownFault("created", "its counts leave out a third of its requests"),
     "batch_null_output": KnownFault("ended", "it is done and names no output file"),
@@ -313,25 +256,19 @@ FAULTS: dict[str, KnownFault] = {
     "batch_shuffle": KnownFault("ended", "its results come in another order"),
     "batch_bom": KnownFault("ended", "its results begin with a byte order mark"),
     "batch_blank_lines": KnownFault("ended", "an empty line follows each of its results"),
-    "batch_foreign_line": KnownFault(
-        "ended", "one result line is of a request that was never sent, or has another `form`", "form", form="unknown"
-    ),
-    "batch_line_status": KnownFault(
-        "result", "it gets this status instead of an answer, 500 by default", "status type code message", status=500
-    ),
+    "batch_foreign_line": KnownFault("ended", "one result line is of a request that was never sent, or has another "
+                                              "`form`", "form", form="unknown"),
+    "batch_line_status": KnownFault("result", "it gets this status instead of an answer, 500 by default",
+                                    "status type code message", status=500),
     "batch_line_zero": KnownFault("result", "it gets status 0, an empty body, and no error"),
-    "batch_line_error": KnownFault(
-        "result",
-        "it gets no response but an error code, `request_timeout` by default",
-        "code message",
-        code="request_timeout",
-    ),
+    "batch_line_error": KnownFault("result", "it gets no response but an error code, `request_timeout` by default",
+                                   "code message", code="request_timeout"),
     "batch_omit": KnownFault("line", "the request is answered and charged, and its line is missing"),
     "batch_dup_line": KnownFault("line", "its line comes twice"),
     "batch_corrupt_line": KnownFault("line", "its line is cut in the middle"),
     "batch_body_text": KnownFault("line", "the body of its answer is JSON within a text"),
     "batch_paged": KnownFault("list", "a page of a list holds at most `size`, one by default", "size", size=1),
-}
+}  # fmt: skip
 """Every kind of fault. The order is that of the guide and of messages."""
 
 

@@ -23,15 +23,10 @@ CHAT_UNSUPPORTED: dict[str, Any] = {"n": 1, "tools": [], "logprobs": False, "top
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
 CHAT_KINDS: dict[str, Kind] = {
-    "temperature": replies.between(0, 2),
-    "top_p": replies.between(0, 1),
-    "presence_penalty": replies.between(-2, 2),
-    "frequency_penalty": replies.between(-2, 2),
-    "max_tokens": COUNT,
-    "max_completion_tokens": COUNT,
-    "stream": replies.TRUTH,
-    "stream_options": OBJECT,
-}
+    "temperature": replies.between(0, 2), "top_p": replies.between(0, 1), "presence_penalty": replies.between(-2, 2),
+    "frequency_penalty": replies.between(-2, 2), "max_tokens": COUNT, "max_completion_tokens": COUNT,
+    "stream": replies.TRUTH, "stream_options": OBJECT,
+}  # fmt: skip
 
 RESPONSES_PARAMETERS = word_set(
     "model input instructions stream stream_options text max_output_tokens temperature top_p reasoning service_tier "
@@ -39,26 +34,14 @@ RESPONSES_PARAMETERS = word_set(
     "parallel_tool_calls tool_choice tools max_tool_calls top_logprobs previous_response_id conversation prompt"
 )
 RESPONSES_UNSUPPORTED: dict[str, Any] = {
-    "tools": [],
-    "background": False,
-    "previous_response_id": None,
-    "conversation": None,
-    "prompt": None,
+    "tools": [], "background": False, "previous_response_id": None, "conversation": None, "prompt": None,
     "top_logprobs": 0,
-}
+}  # fmt: skip
 RESPONSES_KINDS: dict[str, Kind] = {
-    "temperature": replies.between(0, 2),
-    "top_p": replies.between(0, 1),
-    "max_output_tokens": COUNT,
-    "stream": replies.TRUTH,
-    "store": replies.TRUTH,
-    "stream_options": OBJECT,
-    "instructions": TEXT,
-    "reasoning": OBJECT,
-    "text": OBJECT,
-    "metadata": OBJECT,
-    "service_tier": TEXT,
-}
+    "temperature": replies.between(0, 2), "top_p": replies.between(0, 1), "max_output_tokens": COUNT,
+    "stream": replies.TRUTH, "store": replies.TRUTH, "stream_options": OBJECT, "instructions": TEXT,
+    "reasoning": OBJECT, "text": OBJECT, "metadata": OBJECT, "service_tier": TEXT,
+}  # fmt: skip
 ROLES = ("assistant", "developer", "system", "user")
 FORMATS = ("text", "json_object", "json_schema")
 PARTS = ("input_text", "output_text", "text")

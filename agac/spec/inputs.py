@@ -22,16 +22,9 @@ from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
 SUFFIXES: Mapping[str, InputFormat] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "txt",
-    ".parquet": "parquet",
-    ".xlsx": "xlsx",
-    ".xlsm": "xlsx",
-}
+    ".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt",
+    ".parquet": "parquet", ".xlsx": "xlsx", ".xlsm": "xlsx",
+}  # fmt: skip
 """The format of a file that says none, by its suffix."""
 
 PACKED = (".gz", ".zst")
