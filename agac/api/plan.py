@@ -276,7 +276,7 @@ async def remote_moves(database: Database, opened: Project, workflow: Workflow, 
         message = f"run {last} goes on with the remote content that it began with; --refetch takes it as it is now"
         return [Problem(Where(workflow.file), message, "warning")]
     if opened.remote.pinned:
-        fetch = replace(opened.remote, pinned=(), _fetched={}).fetch
+        fetch = replace(opened.remote, pinned=()).fetch
         for what, reference in now:
             with suppress(Refused):
                 now |= _versions([replace(one, what=what) for one in fetch(reference, what)])

@@ -249,7 +249,7 @@ async def with_pins(
         if retried is None and (record.finished_at or Selection.of(record.selection) != options.selection()):
             return project
         pinned = remote_of(await runs.run_settings_of(database, number), project.root)
-    remote = replace(project.remote, pinned=pinned, _fetched={})
+    remote = replace(project.remote, pinned=pinned)
     return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
 
 

@@ -144,14 +144,11 @@ def _loaders() -> dict[int, type[Any]]:
         return type("Reading", (Loader,), load)
 
     kept = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "bytea"}
-    special: dict[str, Callable[[str], Any]] = {"json": _Json, "jsonb": _Json, "numeric": _decimal}
+    special: dict[str, Callable[[str], Any]] = {"json": _Json, "jsonb": _Json}
+    special["numeric"] = lambda text: float(text) if text in ("NaN", "Infinity", "-Infinity") else text
     special |= dict.fromkeys(("timestamp", "timestamptz"), iso_moment)
     found = {one.oid: loader(special.get(one.name, str)) for one in postgres.types if one.name not in kept}
     return found | {0: loader(str)}
-
-
-def _decimal(text: str) -> float | str:
-    return float(text) if text in ("NaN", "Infinity", "-Infinity") else text
 
 
 class PostgresSource:

@@ -48,7 +48,7 @@ SLOWEST = 10_000
 """Bytes in a second: a transfer may take so much longer than its time-out."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
 _AGREE = "in `remote` of agac.yml"
 
 
@@ -69,22 +69,20 @@ class RemoteContents:
     env: Mapping[str, str]
     ways: Ways
     pinned: tuple[RemoteContent, ...] = ()
-    _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict)
+    _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         """What `reference` names, which is `what` to a workflow: several files of an input only. Raises Refused."""
-        if (found := self._fetched.get(reference)) is not None:
-            return found
-        found = tuple(one for one in self.pinned if one.reference == reference)
-        if not found or not all(one.path.is_file() for one in found):
+        if reference not in self._fetched:
+            found = tuple(one for one in self.pinned if one.reference == reference)
             fetch = {"file": self._local, "hf": self._of_hub}.get(reference.partition(":")[0], self._of_web)
             try:
                 (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
-                found = fetch(reference, what)
+                usable = found and all(one.path.is_file() for one in found)
+                self._fetched[reference] = found if usable else fetch(reference, what)
             except AgacError as error:  # of the disk, or of a proxy's variable
                 raise Refused(f"{error.message}; {error.remedy}") from error
-        self._fetched[reference] = found
-        return found
+        return self._fetched[reference]
 
     def _refuse_size(self, size: int, shown: str, what: str) -> None:
         most = self.rules.max_mb * 1_000_000 if what == INPUT else MAX_BYTES
@@ -116,13 +114,13 @@ class RemoteContents:
             if response.status == 304 and old is not None:
                 return (old,)
             if response.status != 200:
-                remedy = f"give what logs in as `headers` {_AGREE}, by its host"
+                remedy = f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
                 remedy = remedy if response.status in (401, 403) else "check the address, or try again later"
                 raise Refused(f"{shown} answered {response.status}; {remedy}")
             name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
             found = self._kept(response, deadline, RemoteContent(reference, name, ""), what)
-            sent = {"If-None-Match": response.headers["ETag"], "If-Modified-Since": response.headers["Last-Modified"]}
-        sent = {header: value for header, value in sent.items() if value}
+        known = {"If-None-Match": response.headers["ETag"], "If-Modified-Since": response.headers["Last-Modified"]}
+        sent = {header: value for header, value in known.items() if value}
         write_whole(index, json.dumps({"hash": found.hash, "name": name, "sent": sent}))
         return (found,)
 
@@ -167,8 +165,7 @@ class RemoteContents:
         with _Deadline(seconds) as deadline:
             try:
                 for _ in range(MAX_REDIRECTS + 1):
-                    asked = self._asked(url, deadline, sent, secure=reference.startswith("https"))
-                    with closing(asked) as connection, connection.getresponse() as response:
+                    with closing(self._asked(url, deadline, sent)) as asked, asked.getresponse() as response:
                         if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
                             yield response, deadline, url
                             return
@@ -186,16 +183,15 @@ class RemoteContents:
                 raise Refused(f"{shown} cannot be fetched: {reason}") from None
         raise Refused(f"{shown} redirects more than {MAX_REDIRECTS} times; name the address that it leads to")
 
-    def _asked(self, url: str, deadline: _Deadline, sent: Mapping[str, str], *, secure: bool) -> _Connection:
-        """A connection to what `url` names, on which it was asked for, after all checks. What logs in is sent by TLS
-        only where the reference is `secure`."""
+    def _asked(self, url: str, deadline: _Deadline, sent: Mapping[str, str]) -> _Connection:
+        """A connection to what `url` names, on which it was asked for, after all checks."""
         parts, host = self._checked(url)
         tls, proxy = self.ways.tls() if parts.scheme == "https" else None, self.ways.proxy_of(url)
         port, login = parts.port or (443 if tls else 80), dict[str, str]()
         netloc = (f"[{host}]" if ":" in host else host) + (f":{parts.port}" if parts.port else "")
         path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="%/?:@!$&'()*+,;=~[]")
         headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
-        for named, own in self.rules.headers.items() if tls or not secure else ():
+        for named, own in self.rules.headers.items() if tls else ():
             if named.lower() in (host.lower(), netloc.lower()):
                 headers |= {name: self._filled(name, value) for name, value in own.items()}
         addresses, there = self._addresses(host, port, _shown(url), must=proxy is None), port
@@ -265,7 +261,9 @@ class RemoteContents:
             with suppress(ValueError):
                 if ip in ipaddress.ip_network(one, strict=False):
                     return True
-        return host.lower() in map(str.lower, self.rules.allow) or (ip.is_global and not ip.is_multicast)
+        if host.lower() in map(str.lower, self.rules.allow):
+            return True
+        return ip.is_global and not ip.is_multicast and (ip.version == 4 or ip in _UNICAST)
 
     def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its time-outs."""
@@ -414,7 +412,7 @@ def parse_hub(text: str) -> HubReference:
     body, _, query = text.removeprefix("hf://").partition("?")
     parts = body.rstrip("/").split("/")
     kind = _KINDS[parts.pop(0)] if parts[0] in _KINDS else "model"
-    if len(parts) < 2 or not all(parts) or parts[0] == "buckets" or ".." in parts:
+    if len(parts) < 2 or not all(parts) or parts[0] == "buckets" or ".." in map(unquote, parts):
         raise Refused(f"{text} names nothing on the hub; {_HUB_FORM}")
     (owner, head), rest = parts[:2], "/".join(parts[2:])
     name, _, revision = head.partition("@")

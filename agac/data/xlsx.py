@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime, time, timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -59,7 +60,8 @@ class XlsxSource(FileSource):
         data: dict[str, JSONValue] = dict.fromkeys(self._columns)
         for cell in cells:
             name = self._names[cell.column - 1] if cell.column <= len(self._names) else ""
-            problem = f"holds the error {cell.value}; correct the cell, or clear it" if cell.data_type == "e" else ""
+            is_error = cell.data_type == "e" or cell.value in (inf, -inf)
+            problem = f"holds the error {cell.value}; correct the cell, or clear it" if is_error else ""
             if not name and str(cell.value).strip():
                 problem = "has a value, but its column has no name; name it in the header, or clear the cell"
             if problem:
@@ -73,7 +75,7 @@ class XlsxSource(FileSource):
         """The name of each column, empty where it has none, and the row that names them."""
         first, last = self._header_row or 1, self._header_row
         rows = enumerate(sheet.iter_rows(min_row=first, max_row=last), start=first)
-        titles = (([_title(cell) for cell in cells], line) for line, cells in rows)
+        titles = (([str(_value(cell)).strip() for cell in cells], line) for line, cells in rows)
         names, line = next((found for found in titles if any(found[0])), ([], first))
         if not names:
             remedy = "Write the column names above the rows, or say with header_row where they are."
@@ -107,17 +109,14 @@ class XlsxSource(FileSource):
             raise AgacError(f"{self._shown}: {said}", remedy=remedy) from error
 
 
-def _title(cell: Any) -> str:
-    """A cell of the header as a name."""
-    return "" if cell.value is None or cell.data_type == "e" else str(_value(cell)).strip()
-
-
 def _value(cell: Any) -> JSONValue:
-    """JSON of a cell that is not empty."""
+    """JSON of a cell; of one that is empty, or has an error, an empty text."""
     from openpyxl.styles.numbers import is_datetime  # type: ignore[import-untyped]
     from openpyxl.utils.escape import unescape  # type: ignore[import-untyped]
 
     match value := cell.value:
+        case _ if value is None or cell.data_type == "e":
+            return ""
         case float() if value.is_integer() and abs(value) < _EXACT:
             return int(value)
         case datetime() if value.time() == time() and is_datetime(cell.number_format) == "date":

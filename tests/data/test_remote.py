@@ -69,6 +69,7 @@ def test_content_is_kept_by_its_hash_and_not_sent_again_while_it_is_the_same(tmp
         "127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]",
         "169.254.169.254", "[::ffff:169.254.169.254]", "10.1.2.3", "192.168.0.1", "172.16.0.1", "100.64.0.1",
         "[fe80::1]", "[fd00::1]", "[2002:7f00:1::]", "[64:ff9b::7f00:1]", "224.0.0.1", "localhost.",
+        "[::7f00:1]", "[fec0::1]", "[64:ff9b:1::7f00:1]", "[ff0e::1]",
     ],
 )  # fmt: skip
 def test_what_is_no_public_address_is_refused_directly_and_after_a_redirect(
@@ -234,6 +235,7 @@ def test_credentials_are_sent_by_tls_to_their_own_host_alone(tmp_path: Path, mon
     env = {"DATA_TOKEN": "canary-1", "SSL_CERT_FILE": AUTHORITY}
     with serving(Site(tls=True)) as mine, serving(Site(tls=True)) as other, serving(Site()) as plain:
         rules: dict[str, Any] = {"headers": {f"localhost:{mine.port}": {"Authorization": "Bearer ${DATA_TOKEN}"}}}
+        rules["headers"][f"localhost:{plain.port}"] = {"Authorization": "in plain text"}
         rules |= {"allow": ["127.0.0.0/8", "::1"], "http": True}
         mine.pages |= {"/": redirect(f"https://localhost:{other.port}/"), "/p": b"mine"}
         other.pages["/"] = redirect(f"https://localhost:{mine.port}/down")
@@ -243,6 +245,8 @@ def test_credentials_are_sent_by_tls_to_their_own_host_alone(tmp_path: Path, mon
         assert fetched(tmp_path, f"https://localhost:{mine.port}/", env=env, **rules).path.read_bytes() == b"text"
         logins = [[headers.get("authorization") for *_, headers in site.seen] for site in (mine, other, plain)]
         assert logins == [["Bearer canary-1", "Bearer canary-1"], [None], [None]]
+        fetched(tmp_path, f"http://localhost:{plain.port}/", env=env, **rules)
+        assert "authorization" not in plain.seen[-1][2]
         said = refused(tmp_path, f"https://localhost:{mine.port}/p", **rules, env={"SSL_CERT_FILE": AUTHORITY})
         assert "the header Authorization needs the environment variable DATA_TOKEN; set it" in said
         said = refused(tmp_path, f"https://127.0.0.1:{mine.port}/p", **rules)
@@ -275,6 +279,7 @@ def test_proxies_are_those_of_the_environment(tmp_path: Path, site: Site) -> Non
         ("hf://datasets/o/n?config=c&split=s", ("dataset", "o/n", "", None, "c", "s")),
         ("hf://datasets/o", "names nothing on the hub; write hf://datasets/OWNER/NAME/PATH@REVISION"),
         ("hf://datasets/o/n/../x", "names nothing on the hub"),
+        ("hf://datasets/o/n/%2e%2e/x", "names nothing on the hub"),
         ("hf://o/n", "names no file"),
         ("hf://datasets/o/n?split=", "stand config=NAME and split=NAME"),
         ("hf://datasets/o/n?split=a&split=b", "stand config=NAME and split=NAME"),

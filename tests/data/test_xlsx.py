@@ -73,11 +73,15 @@ def test_cells_are_what_they_hold(tmp_path: Path) -> None:
 
 
 def test_a_formula_is_the_value_that_was_saved(tmp_path: Path) -> None:
-    write_sheets(tmp_path / "a.xlsx", {"S": [["sum"], ["=1+1"]]})
+    write_sheets(tmp_path / "a.xlsx", {"S": [["sum"], ["=1+1"], [7]]})
     with zipfile.ZipFile(tmp_path / "a.xlsx") as packed, zipfile.ZipFile(tmp_path / "b.xlsx", "w") as target:
         for name in packed.namelist():
-            target.writestr(name, packed.read(name).replace(b"<v />", b"<v>2</v>"))
-    assert values(tmp_path / "b.xlsx") == [{"sum": 2}]
+            target.writestr(
+                name, packed.read(name).replace(b"<v />", b"<v>2</v>").replace(b"<v>7</v>", b"<v>-1E999</v>")
+            )
+    first, second = opened(tmp_path / "b.xlsx").records()
+    assert first.data == {"sum": 2}
+    assert "the cell A3 holds the error -inf; correct the cell" in str(second.error)
 
 
 def test_a_row_that_cannot_be_used_is_told_with_sheet_row_and_cell(tmp_path: Path) -> None:
