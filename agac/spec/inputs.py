@@ -203,7 +203,7 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
     try:
         return resolver.spec(texts)
     except paths.Refused as error:
-        what, _, todo = str(error).partition("; ")
+        what, _, todo = str(error).removeprefix(shown).lstrip(": ").partition("; ")
         which = f"a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input"
         raise UsageError(f"{flag}{named(shown)}: {what}", remedy=sentence(todo) if todo else f"Name {which}.") from None
 
@@ -253,7 +253,7 @@ class _Resolver:
             self._refuse_no_file(text, path)
         found = {self._format_of(path.name) for path in fetched}
         if None in found or len(found) > 1:
-            raise paths.Refused(f"cannot tell the format of {text}; add {self.says_format}")
+            raise paths.Refused(f"{text}: its name does not tell the format; add {self.says_format}")
         made = self._made(fetched[0], text, found.pop())
         if len(fetched) == 1:
             return made

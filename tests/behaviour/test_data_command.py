@@ -80,7 +80,7 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         (["nope.csv"], "nope.csv: no such file"),
         (["-"], "standard input: nothing came"),
         (["r.csv", "--format", "cvs"], "--format cvs: unknown format"),
-        (["hf://datasets/x"], "hf://datasets/x names nothing on the hub"),
+        (["hf://datasets/x"], "hf://datasets/x: names nothing on the hub"),
         (["."], "error: .: is a folder\n  Name a file in it, or several as './*.csv'"),
     ):
         ended = data(tmp_path, *arguments)

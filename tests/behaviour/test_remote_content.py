@@ -183,7 +183,7 @@ def test_every_format_may_lie_elsewhere(name: str, project: ProjectFolder, site:
     ("page", "said"),
     [
         ("/data.db", "is a database; download it, and say what to read with sqlite://FILE?query=…"),
-        ("/rows", "cannot tell the format of"),
+        ("/rows", "/rows: its name does not tell the format; add "),
         ("/none.csv", "answered 404; check the address"),
     ],
 )
@@ -192,6 +192,8 @@ def test_an_input_that_cannot_be_used_is_one_problem(page: str, said: str, proje
     workflow(project, f"{site.url}{page}")
     (problem,) = problems(project)
     assert said in problem
+    (typed, *_) = project.agac("data", url := f"{site.url}{page}", code=2).err.splitlines()
+    assert typed.count(url) == 1
 
 
 BRINGING = (
