@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
-    from agac.api.plan import plan
+    from agac.api.plan import Quote, plan
     from agac.api.process import ProcessOptions, process, process_plan, resume
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import ResultRow, RowCounts, RunReport, Sink
@@ -68,7 +68,7 @@ _HOMES = {
         "api.graph": "GraphReport graph save_drawing",
         "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.job_files": "read_job save_job",
-        "api.plan": "plan",
+        "api.plan": "Quote plan",
         "api.process": "ProcessOptions process process_plan resume",
         "api.project": "CheckReport RunOptions validate",
         "api.report": "ResultRow RowCounts RunReport Sink",
@@ -92,11 +92,11 @@ _HOMES = {
 __all__ = [
     "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
     "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
-    "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
-    "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
-    "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport",
-    "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor", "aexport",
-    "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry",
+    "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry",
+    "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
+    "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View",
+    "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor",
+    "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry",
     "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
     "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph",
     "init", "inspect", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",

@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from agac.api.project import Project, RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows, with_pins
 from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
+from agac.core.text import duration
 from agac.core.types import counted, dollars
 from agac.data.frames import GivenRows
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import PlanReport, needed
+from agac.engine.estimate import PlanReport, estimate, needed
 from agac.engine.export import lost_store, target_of
 from agac.engine.input_rows import LeftRows, left_rows
 from agac.engine.invocation import Retry, Scope, Work
@@ -28,6 +30,7 @@ from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
+from agac.plan.stage import PlannedStage
 from agac.spec.loader import WorkflowSource
 from agac.spec.paths import Refused, RemoteContent
 from agac.spec.workflow import Workflow
@@ -152,8 +155,53 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
 
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.
 
-Confirm = Callable[[str], bool | None]
-"""Asks the user a question; None: nobody is there to answer. May block: nothing else goes on yet."""
+Confirm = Callable[[Any], bool | Literal["batch"] | None]
+"""Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer. May block: nothing
+else goes on yet."""
+
+FIRST_ROWS = 20
+"""So many rows are run before the others are quoted."""
+
+
+class Quote(NamedTuple):
+    """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so far and the prompts
+    that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`
+    are the first rows. Its text is the question, which "batch" answers too where there is such a price."""
+
+    rows: int
+    usd: float | None
+    batch_usd: float | None
+    seconds: float | None
+    simulated: bool
+    answers: Sequence[Any] = ()
+
+    def __str__(self) -> str:
+        prices = ((self.usd, "now"), (self.batch_usd, "as a batch"))
+        known = [
+            f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}"
+            for usd, how in prices
+            if usd is not None
+        ]
+        known += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
+        return f"rest: {', '.join(known) or 'price not known'}"
+
+
+async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:
+    """What the rest of a run of one stage is expected to cost."""
+    rows, stage, counts = work.rows, work.plan.asking[0], await runs.counters(database, summary["run"])
+    ended = summary["rows"]["total"] - summary["rows"]["open"]
+    (left,) = (await planned(database, work.plan, work.scope, rows)).stages
+    (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
+    longer = left.characters * done.sampled / ((left.sampled * done.characters) or 1)
+    batch = replace(stage, run_mode="batch") if stage.provider.batch else None
+    found = [estimate(one, left.questions, None, counts, longer=longer) for one in (stage, batch) if one is not None]
+    if found[0].basis == "guess":  # all answers were there before
+        found[0] = left.estimate
+    calls, limits, took = found[0].calls, stage.provider.limits, summary["timing_ms"]["duration"]["p50"]
+    at_once = min(work.plan.concurrency, limits.concurrency or calls, calls)
+    paces = ((60, calls, limits.rpm), (60, found[0].input_tokens, limits.tpm), ((took or 0) / 1000, calls, at_once))
+    seconds = max(each * many / by for each, many, by in paces if by) if took else None
+    return Quote(left.run, found[0].usd, found[1].usd if batch else None, seconds, left.simulated)
 
 
 async def _expected(database: Database, work: Work) -> PlanReport:
@@ -190,24 +238,28 @@ def _needs(report: PlanReport) -> str:
     return f"With this store {about}{calls} would be made{cost}"
 
 
-async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) -> None:
-    """Raises UsageError when the run is expected to cost more than `confirm_above` and nobody says yes."""
-    plan = work.plan
-    bound = plan.rules.confirm_above
-    if bound is None:
-        return
-    report = await _expected(database, work)
-    if not report.wants_yes:
-        return
+async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, quotes: str | None) -> Work:
+    """The work, or that of its first rows where a workflow `quotes`. Raises UsageError when the run is expected to cost
+    more than `confirm_above` and nobody says yes."""
+    plan, bound = work.plan, work.plan.rules.confirm_above
+    if quotes == "made" or (bound is None and quotes != "always"):
+        return work
+    report = await _expected(database, work) if quotes != "always" else None
+    if report is not None and not report.wants_yes:
+        return work
+    if report is None or quotes:
+        stages = (replace(one, run_mode="sync") if isinstance(one, PlannedStage) else one for one in plan.stages)
+        return replace(work, plan=replace(plan, stages=tuple(stages)), first=FIRST_ROWS)
     usd = needed(report.stages).usd
     unknown = list(dict.fromkeys(one.stage.lane for one in report.stages if one.estimate.usd is None))
     cost = dollars(usd, simulated=all(stage.provider.simulated for stage in plan.asking))
     if unknown:
         whose = f"{', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}"
         cost += f", and on top what {whose}, whose price is not known"
-    said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
+    said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound or 0.0)}"
     remedy = f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of."
     ask(confirm, "no calls were made", said, "Continue?", remedy)
+    return work
 
 
 def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:

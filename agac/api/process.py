@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from agac.api.adopt import adopt
-from agac.api.plan import Confirm, plan
+from agac.api.plan import FIRST_ROWS, Confirm, Quote, plan
 from agac.api.project import RunOptions
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
@@ -21,6 +22,7 @@ from agac.api.status import database_files, database_path, given_flags, go_on, s
 from agac.api.sync import asynchronous, blocking, calling
 from agac.core.errors import ExitCode, Problem, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
+from agac.core.types import counted
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
 from agac.data.json_formats import encode
 from agac.data.sinks import FORMATS, file_of
@@ -58,7 +60,8 @@ class ProcessOptions:
     Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
     the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
     `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not write; `resume` adopts its
-    results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there is refused. All others are
+    results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there is refused. With `quote`,
+    as above `confirm_above`, 20 rows are run, and `confirm` is asked with a `Quote` of the rest. All others are
     those of `agac.RunOptions` and of a workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay`
     are `retries`; times are seconds. `provider` are keys of a provider of agac.yml, by its `name`. `places` are for
     messages: where in a job's file a key of its workflow stands.
@@ -98,6 +101,7 @@ class ProcessOptions:
     telemetry_output: str | None = None
     summary_output: str | None = None
     provider: dict[str, str] = field(default_factory=dict)
+    quote: bool = False
     fresh: bool = False
     refetch: bool = False
     overwrite: bool = False
@@ -110,7 +114,7 @@ class ProcessOptions:
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
         default = ProcessOptions()
-        once = ("fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes", "places")
+        once = ("quote", "fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes", "places")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
@@ -180,6 +184,7 @@ class EndedRows:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
+            self._file = None
 
     async def tell_others(self) -> None:
         """Tells the rows that were settled before, and whose lines are therefore not told yet, in their order."""
@@ -276,6 +281,7 @@ class Job(BuiltWorkflow):
             if options.run_mode == "batch":
                 what = "batches come back later, when the address and the key of this job's file are not known"
                 raise UsageError(what, remedy=f"Put `providers: {{{provider}: …}}` into agac.yml.")
+        self.quotes = "always" if options.quote else "high"
         grows = self.file if self.format == "jsonl" else None
         self.watcher = EndedRows(root, options, grows, tell if self.file is None else None)
 
@@ -570,9 +576,10 @@ async def _run(
     watcher = job.watcher
     watcher.tell_began = began
     try:
-        report = await asynchronous(run)(
-            job, job.of_run(), project=job.root, progress=progress, confirm=confirm, handle_signals=handle_signals
-        )
+        more: Any = {"project": job.root, "progress": progress, "confirm": confirm, "handle_signals": handle_signals}
+        report = await asynchronous(run)(job, job.of_run(), **more)
+        if report.quote is not None:
+            report = await _rest(job, report, report.quote, more)
     finally:
         watcher.close()
     if report.exit_code is not ExitCode.INTERRUPTED:
@@ -583,6 +590,28 @@ async def _run(
         write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())
     return replace(report, summary=summary, copies=copies)
+
+
+async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) -> RunReport:
+    """The run of the rows after the `first` ones, where they are wanted at that price. Raises UsageError."""
+    quote = quote._replace(answers=tuple(islice(replace(first, kind=None).results(), FIRST_ROWS)))
+    if job.options.run_mode == "batch":
+        quote = quote._replace(usd=None, seconds=None)
+    elif job.options.provider or job.options.stream:  # which have no batches
+        quote = quote._replace(batch_usd=None)
+    answer = more["confirm"](quote) if more["confirm"] is not None else None
+    if not answer:
+        said = f"; {quote}" if answer is None else ""
+        what = f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which are kept{said}"
+        raise UsageError(what, remedy=f"Continue with: agac resume {job_alias(first.summary['run'])} --yes")
+    if answer == "batch":
+        job.options = replace(job.options, run_mode="batch")
+        job.given["job"]["run_mode"] = "batch"
+    job.quotes, job.watcher.tell_began, before = "made", None, first.invocation
+    job.watcher.close()
+    report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)  # which retries failed ones
+    both = {name: before[name] + report.invocation[name] for name in ("rows_done", "calls", "retries")}
+    return replace(report, invocation=report.invocation | both)
 
 
 def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
-from agac.api.plan import planned
+from agac.api.plan import Quote, planned, quote_of
 from agac.api.project import CheckedWorkflow, count_rows
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
@@ -320,6 +320,7 @@ class RunReport(Report):
     At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
     the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
     `copies` the files that keep the changes, in the same order.
+    `quote` is what the rest of a row run costs, where its first rows were run to find out.
     `empty` are the stages that were to have a result (`on_empty`) and have none. `project` is the project's folder,
     `kind` the type of results as far as Pydantic models tell it.
     """
@@ -342,6 +343,7 @@ class RunReport(Report):
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
     empty: Annotated[list[Problem], severities] = field(default_factory=list)
+    quote: Quote | None = None
     project: Path = field(default=Path(), repr=False)
     kind: Any = None
 
@@ -451,6 +453,7 @@ async def report_of(
         tuple(exported.edited),
         tuple(exported.edited.values()),
         empty,
+        await quote_of(database, work, summary) if stop is StopReason.QUOTE else None,
         work.root,
         _kind_of(work.plan.ends),
     )

@@ -154,7 +154,8 @@ async def _invoke(
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
-            await confirm_cost(database, work, confirm)
+            quotes = workflow.quotes if isinstance(workflow, Workflow) else None
+            work = await confirm_cost(database, work, confirm, quotes)
 
         def count_of() -> RowCount | None:
             if retry is None:

@@ -211,5 +211,5 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     if report.wants_yes:
         usd = report.confirm_above or 0.0
         bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
-        yield f"  above confirm_above ({bound}): the run would ask before its first call, or needs --yes"
+        yield f"  above confirm_above ({bound}): the run would ask for confirmation, or needs --yes"
     yield f"Run it with: {command}"

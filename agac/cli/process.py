@@ -17,8 +17,9 @@ from agac import api
 from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
 from agac.cli.plan import print_plans
 from agac.cli.run import batch_lines, next_lines, read_budget, say_stop, summary_lines
-from agac.cli.terminal import confirmed, from_here, print_json, print_text, say
+from agac.cli.terminal import confirmed, first_line, from_here, print_json, print_text, say
 from agac.core.keys import job_alias
+from agac.core.text import plain
 from agac.core.types import counted
 from agac.spec.paths import PROJECT_FILE, STORE, is_project
 
@@ -106,6 +107,7 @@ class ProcessCommand(click.Command):
     click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
                  "write; or refuse one that is there."),
     click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
+    click.option("--quote", is_flag=True, help="Run 20 rows, then show what the rest costs and ask whether to go on."),
     click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
     _path("--config", text="Read the job from a YAML file; options win over its keys."),
     _path("--save-workflow", text="Write the same work as a workflow file."),
@@ -192,13 +194,22 @@ def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary:
     def tell(lines: list[str]) -> None:
         print_text("\n".join(lines), flush=True)
 
+    def confirm(question: Any) -> Any:
+        if not isinstance(question, api.Quote):
+            return confirmed(question)
+        for row in question.answers:
+            found = row.result if row.ok else f"{row.error.type}: {row.error.message}"
+            found = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            say(f"  {row.id}: {first_line(plain(found), 100)}")
+        return confirmed(str(question), "; [y/batch/n]" if None not in question[1:3] else "; [y/n]")
+
     progress: Any = not settings.quiet and every != 0
     if every and progress:
         from agac.api.progress import plainly
 
         progress = partial(plainly, every=every)
     report = long_running(work)(
-        *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
+        *what, project=settings.project_dir, progress=progress, confirm=confirm, handle_signals=True,
         began=began, tell=tell,
     )  # fmt: skip
     command = f"agac resume {job_alias(report.summary['run'])}"

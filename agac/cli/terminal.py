@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -341,18 +341,20 @@ def _flush_results() -> None:
         sys.stdout.flush()
 
 
-def confirmed(question: str) -> bool | None:
+def confirmed(question: str, choices: str = " [y/N]") -> bool | Literal["batch"] | None:
     """Ask the user. None: there is no user at a terminal. Ctrl-C ends the command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
         while True:
-            print(f"{plain(question)} [y/N]: ", end="", file=sys.stderr, flush=True)
+            print(f"{plain(question)}{choices}: ", end="", file=sys.stderr, flush=True)
             # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when a key is pressed
             while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
                 pass
             answer = sys.stdin.readline().strip().lower()
+            if answer == "batch" and answer in choices:
+                return "batch"
             if answer in ("y", "yes", "n", "no", ""):
                 return answer in ("y", "yes")
     finally:

@@ -32,7 +32,7 @@ from agac.store.runs import RunRecord, counters, definition_of, newest_run, read
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
 SAMPLE = 200
-"""Rendered requests of a stage that are measured."""
+"""Requests of a stage that are rendered to be measured, where what they are made of is not there yet."""
 
 HISTORY_RUNS = 5
 """Newest runs of a workflow that are looked at: for one to compare with, and for what calls took before."""
@@ -385,8 +385,7 @@ class StoredAnswers:
 
     def show(self, stage: AnyStage, row_id: RowId, messages: tuple[Message, ...]) -> None:
         """A prompt that would be sent."""
-        if self.of(stage).sampled < SAMPLE:
-            self._sample(stage, messages)
+        self._sample(stage, messages)
         if len(self.found.prompts) < self._show:
             self.found.prompts.append(SamplePrompt(row_id, stage.name, messages))
 

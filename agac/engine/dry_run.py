@@ -75,8 +75,9 @@ async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None
         characters = found.characters / found.sampled if found.sampled else None
         if characters is not None and stage.schema is not None:
             characters += len(str(stage.schema.body))
-        same = not any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
-        found.estimate = estimate(stage, found.questions, characters, counts, same_prompt=same)
+        other = any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
+        longer = None if other else 1.0
+        found.estimate = estimate(stage, found.questions, characters, counts, longer=longer)
         found.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None

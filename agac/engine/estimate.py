@@ -59,18 +59,19 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
 
 
 def estimate(
-    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, same_prompt: bool
+    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None
 ) -> CostEstimate:
     """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
     when nothing could be rendered.
 
-    The history's input counts while the prompt is the same (`same_prompt`), or nothing could be rendered.
+    The history's input counts where these requests are so many times as long (`longer`; None: they are others), or
+    nothing could be rendered.
     """
     most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
     given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
     if past is not None:
         before, made, a_task = past
-        given = before if same_prompt or characters is None else given
+        given = given if longer is None and characters is not None else before * (longer or 1.0)
     else:  # a rough size of an answer of this shape: its names and a short value each
         made = 250.0  # tokens of a free answer, whose length nothing tells
         if stage.schema is not None:
@@ -340,7 +341,7 @@ class PlanReport(Report):
 
     @property
     def wants_yes(self) -> bool:
-        """Whether the run would ask before its first call: it costs more than `confirm_above`, or nobody knows."""
+        """Whether the run would ask for confirmation: it costs more than `confirm_above`, or nobody knows."""
         return self.confirm_above is not None and (self.usd is None or needed(self.stages).usd > self.confirm_above)
 
     @property

@@ -171,7 +171,7 @@ class InputRows:
         with closing(Scratch()) if self._on_duplicate == "last" else nullcontext() as scratch:
             if scratch is not None:
                 await count_ids(self._context.work.rows(), scratch)
-            rows = self._context.work.rows()
+            rows, left = self._context.work.rows(), self._context.work.first
             while self._context.stop_signal.stop is None:
                 chunk = await asyncio.to_thread(read_chunk, rows)
                 if not chunk:
@@ -187,6 +187,12 @@ class InputRows:
                 active_rows = await self._place(chunk, first, last)
                 self._totals.seen += len(chunk)
                 await self._ledger.durable()  # the next chunk is compared with what is committed
+                if left is not None:
+                    some = max(0, left - self._totals.unchanged)
+                    if len(active_rows) > some:
+                        yield active_rows[:some]
+                        return
+                    left -= len(active_rows)
                 if active_rows:
                     yield active_rows
 

@@ -173,7 +173,8 @@ class ShownReplies:
 class Work:
     """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
     takes its rows from the store instead, as `batching` may. `place` names a row of the last reading by its ordinal,
-    for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it."""
+    for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
+    more than `first` rows the others wait, and the run stops."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -189,6 +190,7 @@ class Work:
     batching: Batching
     watcher: CommitWatcher | None = None
     replies: ShownReplies | None = None
+    first: int | None = None
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ class StopReason(StrEnum):
     FATAL = "fatal"  # every further call would fail too
     INPUT = "input"  # the input cannot be read on
     LIMIT = "limit"  # a budget or max_errors: what is finished is kept and shown
+    QUOTE = "quote"  # the first rows are there, and what the rest costs is asked first
     LOSS = "loss"  # nearly everything fails alike from the start: nobody pays for a million rows to learn of a typo
 
 

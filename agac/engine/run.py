@@ -126,6 +126,8 @@ class RowWalk:
             await self._from(retried_rows(context, work.retry))
         else:
             await self._from(input_rows.active_rows())
+            if work.first is not None and not context.totals.all_read:
+                stop_signal.end(StopReason.QUOTE, "its first rows are done, and what the rest costs was to be asked")
         await self._derived_rows()
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:

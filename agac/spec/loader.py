@@ -104,6 +104,9 @@ class BuiltWorkflow:
     allowed: tuple[str, ...] = ()
     """Files outside of the project that its keys may name, as `file://`."""
 
+    quotes: str | None = None
+    """When its first rows are run and the rest is quoted: `always`, above `confirm_above` (`high`), or not again."""
+
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
         document = Document(f"Workflow({name!r})", keys, [], places=self.places)

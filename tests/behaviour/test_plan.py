@@ -247,7 +247,7 @@ def test_prompts_are_shown_as_they_would_be_sent_and_no_key_is_wanted(project: P
 def test_a_run_above_confirm_above_wants_a_yes(project: ProjectFolder, server: Server) -> None:
     project.configure(server.base_url, prices={"small": {"input": 1000.0, "output": 2000.0}})
     project.workflow(rows=20, stages=STAGES, confirm_above={"usd": 0.1})
-    said = "  above confirm_above ($0.10): the run would ask before its first call, or needs --yes\n"
+    said = "  above confirm_above ($0.10): the run would ask for confirmation, or needs --yes\n"
     assert said in project.agac("plan", "-a", "reviews").out
     assert "confirm_above is $0.10" in project.agac("run", "-a", "reviews", code=2).err
     assert server.account()["requests"] == 0
