@@ -24,7 +24,7 @@ from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, estimate, needed
 from agac.engine.export import lost_store, target_of
-from agac.engine.input_rows import LeftRows, left_rows
+from agac.engine.input_rows import LeftRows, left_rows, moved_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
@@ -32,7 +32,7 @@ from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
 from agac.plan.stage import PlannedStage
 from agac.spec.loader import WorkflowSource
-from agac.spec.paths import Refused, RemoteContent
+from agac.spec.paths import Refused, RemoteContent, settings_root
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
@@ -132,7 +132,8 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
     Raises UsageError where the input has no rows any more, and they may not all leave.
     """
     if plan.output.places is not None:  # a row run keeps the file as it was, whatever left the input
-        return None, ""
+        told = database is not None and settings_root(root) != root
+        return None, await moved_rows(database, plan, rows) if told and database else ""
     folder = plan.output.dir.relative_to(root).as_posix()
     try:
         found = await left_rows(database, plan, rows, plan.output.dir)

@@ -35,7 +35,17 @@ from agac.spec.inputs import PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
-from agac.spec.paths import POSTGRES, STATE_FOLDERS, Refused, is_pattern, is_reference, matches, project_root
+from agac.spec.paths import (
+    POSTGRES,
+    SETTINGS,
+    STATE_FOLDERS,
+    Refused,
+    is_pattern,
+    is_reference,
+    matches,
+    project_root,
+    settings_root,
+)
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
@@ -59,12 +69,13 @@ class ProcessOptions:
     stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's.
     Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
     the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
-    `summary_output` are further files. `overwrite` replaces an OUTPUT that this job did not write; `resume` adopts its
-    results instead, after `confirm` or `yes`, and where it is False an OUTPUT that is there is refused. With `quote`,
-    as above `confirm_above`, 20 rows are run, and `confirm` is asked with a `Quote` of the rest. All others are
-    those of `agac.RunOptions` and of a workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay`
-    are `retries`; times are seconds. `provider` are keys of a provider of agac.yml, by its `name`. `places` are for
-    messages: where in a job's file a key of its workflow stands.
+    `summary_output` are further files. `work_dir` is a folder for the job's state, which is then a project of its own.
+    `overwrite` replaces an OUTPUT that this job did not write; `resume` adopts its results instead, after `confirm` or
+    `yes`, and where it is False an OUTPUT that is there is refused. With `quote`, as above `confirm_above`, 20 rows are
+    run, and `confirm` is asked with a `Quote` of the rest. All others are those of `agac.RunOptions` and of a
+    workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds.
+    `provider` are keys of a provider of agac.yml, by its `name`. `places` are for messages: where in a job's file a key
+    of its workflow stands.
     """
 
     prompt: str | None = None
@@ -104,6 +115,7 @@ class ProcessOptions:
     quote: bool = False
     fresh: bool = False
     refetch: bool = False
+    work_dir: str | None = None
     overwrite: bool = False
     resume: bool | None = None
     stream: bool = False
@@ -114,7 +126,7 @@ class ProcessOptions:
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
         default = ProcessOptions()
-        once = ("quote", "fresh", "refetch", "overwrite", "resume", "stream", "wait", "yes", "places")
+        once = ("quote", "fresh", "refetch", "work_dir", "overwrite", "resume", "stream", "wait", "yes", "places")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
@@ -313,7 +325,9 @@ class Job(BuiltWorkflow):
             if path is None:
                 continue
             refuse_target(path, own, "results.jsonl", force=True)
-            if any(path.resolve().is_relative_to(self.root / state) for state in STATE_FOLDERS):
+            own_folders = [self.root / state for state in STATE_FOLDERS]
+            own_folders += [self.root] if settings_root(self.root) != self.root else []
+            if any(map(path.resolve().is_relative_to, own_folders)):
                 raise UsageError(f"{flag} {path}: belongs to agac or git", remedy="Name a file of your own.")
             if is_pattern(source) and _matches(source, path):
                 raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
@@ -540,7 +554,9 @@ async def _ready(
     source: str, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
 ) -> Job:
     """The job, where it may write its OUTPUT. Raises UsageError."""
-    job = Job(project_root(project, bare=True), source, output, options, tell)
+    root = project_root(project, bare=True)
+    root = root if options.work_dir is None else _work_dir(Path(options.work_dir).resolve(), root)
+    job = Job(root, source, output, options, tell)
     if job.file is None or options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:
@@ -565,6 +581,22 @@ async def _ready(
     if options.resume is False and job.file.exists():
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
     return job
+
+
+def _work_dir(folder: Path, root: Path) -> Path:
+    """A folder for the state of jobs alone, with the settings of the project at `root`. Raises UsageError."""
+    settings = folder / SETTINGS
+    if not settings.is_file():
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if names - {SETTINGS.parts[0]}:
+            whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
+            raise UsageError(
+                f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or one that is not there."
+            )
+        with explained(settings, "Name another folder."):
+            settings.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(settings, str(settings_root(root)))
+    return folder
 
 
 _OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,8 @@ PROMPTS = 5
 summary_option = click.option("--final-summary/--no-final-summary", "--json", "as_json", default=None,
                               help="Print the summary as JSON (default); with --dry-run the plan.")  # fmt: skip
 wait_option = click.option("--wait", is_flag=True, help="Wait for batches.")
+work_dir_option = click.option("--work-dir", type=click.Path(file_okay=False), metavar="DIR",
+                               help="Keep the state of the job in this folder, which is empty or its own.")  # fmt: skip
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above).")
 
 
@@ -106,6 +109,7 @@ class ProcessCommand(click.Command):
     click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
     click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
                  "write; or refuse one that is there."),
+    work_dir_option,
     click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
     click.option("--quote", is_flag=True, help="Run 20 rows, then show what the rest costs and ask whether to go on."),
     click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
@@ -140,17 +144,18 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
         report = api.process_plan(source, output, options, show=shown, project=settings.project_dir)
         print_plans([report], (), as_json=bool(as_json))
         return 0
-    if not is_project(settings.project_dir):
+    if options.work_dir is None and not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
     return _run(api.process, settings, source, output, options, summary=as_json is not False, every=every)
 
 
 @click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
 @click.argument("job", metavar="JOB")
-@in_order(budget_option, max_errors_option, wait_option, summary_option, yes_option)
+@in_order(work_dir_option, budget_option, max_errors_option, wait_option, summary_option, yes_option)
 @click.pass_obj
-def resume(settings: Globals, /, job: str, as_json: bool | None, **given: Any) -> int:
+def resume(settings: Globals, /, job: str, as_json: bool | None, work_dir: str | None, **given: Any) -> int:
     """Exit codes as `agac run`."""
+    settings = settings if work_dir is None else replace(settings, project_dir=Path(work_dir))
     given["budget"] = read_budget(given["budget"])
     return _run(partial(api.resume, **given), settings, job, summary=as_json is not False)
 
@@ -186,10 +191,12 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 
 def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary: bool, every: int | None = None) -> int:
     """Run a job, and say how it ended. `every` of 0 rows shows no progress."""
+    folder = next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None) or settings.project_dir
+    where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
 
     def began(alias: str) -> None:
         if not settings.quiet:
-            say(f"{alias}: resume with `agac resume {alias}`, or with the same command")
+            say(f"{alias}: resume with `agac resume {alias}{where}`, or with the same command")
 
     def tell(lines: list[str]) -> None:
         print_text("\n".join(lines), flush=True)
@@ -212,7 +219,7 @@ def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary:
         *what, project=settings.project_dir, progress=progress, confirm=confirm, handle_signals=True,
         began=began, tell=tell,
     )  # fmt: skip
-    command = f"agac resume {job_alias(report.summary['run'])}"
+    command = f"agac resume {job_alias(report.summary['run'])}{where}"
     say_stop(report, command)
     if not settings.quiet:
         for line in _ended_lines(report, command):

@@ -18,7 +18,7 @@ from agac.data.files import PREVIOUS
 from agac.engine.effects import ActiveRow
 from agac.engine.export import read_summary
 from agac.engine.invocation import InvocationContext, InvocationRef
-from agac.plan.plan import Plan
+from agac.plan.plan import Plan, Selection
 from agac.plan.stage import CHOOSING_ROWS
 from agac.spec.workflow import OnDuplicateId
 from agac.store import rows as store
@@ -26,7 +26,7 @@ from agac.store.batches import project_token
 from agac.store.db import Database, write
 from agac.store.records import PRESENT, NewRow
 from agac.store.rows import State, StoredRow
-from agac.store.runs import definition_of, input_read_at, read_run
+from agac.store.runs import counters, definition_of, input_read_at, last_invocation, read_run, row_counts
 from agac.store.scratch import Scratch
 
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
@@ -405,6 +405,27 @@ async def left_rows(
         there += len(ids) if suffixed else await store.rows_with_results(database, shown.run, ids)
         ids = await asyncio.to_thread(read_ids, reading)
     return LeftRows(shown.rows, max(0, shown.rows - there))
+
+
+async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator[Row]]) -> str:
+    """Which rows of the input came, changed and left since the workflow's last run read the same selection to its end;
+    empty where none did."""
+    last = await last_invocation(database, plan.workflow)
+    record = await read_run(database, last.run) if last else None
+    if record is None or Selection.of(record.selection) != plan.selection:
+        return ""
+    if await input_read_at(database, record.id) is None:
+        return ""
+    there, moved, reading = row_counts(await counters(database, record.id))["present"], Counter[str](), rows()
+    while chunk := await asyncio.to_thread(read_chunk, reading):
+        stored = await store.rows_by_id(database, record.id, [new.row.id for new in chunk])
+        for new in chunk:
+            known = [old.hash for old in stored.get(new.row.id, ()) if old.ordinal is not None]
+            moved["changed" if known else "added"] += new.hash not in known
+        there -= len(chunk)
+    moved["gone"] = there + moved["added"]
+    words = ", ".join(f"{count:,} {how}" for how, count in sorted(moved.items()) if count)
+    return f"of the rows of the input, since run {record.id}: {words}" if words else ""
 
 
 async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:

@@ -29,8 +29,8 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
 
     `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
     """
-    root = root.resolve()
-    file, document, problems = _read(ProjectFile, root / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
+    root, home = root.resolve(), paths.settings_root(root.resolve())
+    file, document, problems = _read(ProjectFile, home / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
     if file is None:
         return None, in_order(problems)
 
@@ -49,7 +49,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     folders: dict[str, Path] = {}
     for key in PathsFile.model_fields:
         try:
-            folders[key] = paths.inside(root, getattr(file.paths, key))
+            folders[key] = paths.inside(root if key == "output" else home, getattr(file.paths, key))
         except paths.Refused as error:
             folders[key] = root / str(PathsFile.model_fields[key].default)
             problems.append(document.problem(("paths", key), str(error)))

@@ -18,6 +18,8 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean
 PROJECT_FILE = "agac.yml"
 STORE = Path(".agac") / "agac.db"
 STATE_FOLDERS = (".agac", ".git")
+SETTINGS = Path(".agac") / "settings"
+"""Names, in a work dir, the folder of the project in which it was made."""
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
@@ -46,6 +48,12 @@ def find_project(start: Path, explicit: Path | None = None, *, bare: bool = Fals
 def project_root(project: Path | str | None, start: Path | None = None, *, bare: bool = False) -> Path:
     """The root of the project that a caller names, else of the one around `start` or the current folder."""
     return find_project(start or Path.cwd(), Path(project) if project is not None else None, bare=bare)
+
+
+def settings_root(root: Path) -> Path:
+    """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the project it was made in."""
+    link = root / SETTINGS
+    return Path(link.read_text("utf-8")) if link.is_file() else root
 
 
 def is_project(explicit: Path | None = None) -> bool:

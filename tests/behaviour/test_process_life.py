@@ -134,3 +134,47 @@ def test_a_damaged_file_is_not_adopted(project: ProjectFolder, text: str, words:
     file = project.write("out.jsonl", text)
     assert said in process(project, "--resume", "--yes", *words, code=2).err
     assert file.read_text("utf-8") == text
+
+
+def test_a_work_dir_has_the_state_and_the_settings_of_the_project(project: ProjectFolder, tmp_path: Path) -> None:
+    project.numbered(3)
+    project.write("models.py", "from pydantic import BaseModel\n\n\nclass Label(BaseModel):\n    label: str\n")
+    work, places = tmp_path / "work", (project.root / "data/rows.csv", project.root / "out.jsonl")
+    options = agac.ProcessOptions(
+        prompt=PROMPT, id_field="id", schema_model="models:Label", model="simulator/small", work_dir=str(work)
+    )
+    first = agac.process(*places, options, project=project.root)
+    assert (first.summary["ok_rows"], first.warnings) == (3, [])
+    assert not (project.root / ".agac").exists()
+    project.rows([{"id": "r-1", "text": "new"}, {"id": "r-3", "text": "I love number 3"}, {"id": "r-4", "text": "x"}])
+    mine = work / "mine.txt"
+    mine.write_text("x")
+    words = ("--work-dir", str(work), "--schema-model", "models:Label", "--model", "simulator/small")
+    ran = process(project, *words, "--overwrite")
+    said = "of the rows of the input, since run 1: 1 added, 1 changed, 1 gone"
+    assert ran.err.index(said) < ran.err.index(f"resume with `agac resume job_1 --project-dir {work}`")
+    assert ran.json["skipped_rows"] == 1
+    assert project.agac("resume", "job_1", "--work-dir", str(work), cwd=tmp_path, code=0).json["skipped_rows"] == 3
+    for command in ("status", "inspect job_1 r-1", "why job_1 r-1 result", "sql SELECT(1)", "gc --keep-runs 1", "runs"):
+        assert project.agac(*command.split(), "--project-dir", str(work), cwd=tmp_path, code=0).out
+    assert agac.resume("job_1", project=work).summary["ok_rows"] == 3
+    assert mine.exists()
+    assert [path.name for path in (project.root / ".agac").glob("*")] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "output", "said"),
+    [
+        ({"work/notes.txt": ""}, "out.jsonl", "work is not empty, and no work dir of agac\n  Name an empty folder"),
+        ({"work/manifest.json": '{"shards": []}'}, "out.jsonl", "work is the work dir of another tool"),
+        ({"work": ""}, "out.jsonl", "--work-dir: Directory 'work' is a file"),
+        ({}, "work/out.jsonl", "work/out.jsonl: belongs to agac or git"),
+    ],
+)
+def test_a_work_dir_is_empty_or_ours(project: ProjectFolder, files: dict[str, str], output: str, said: str) -> None:
+    project.numbered(1)
+    for name, text in files.items():
+        project.write(name, text)
+    ran = project.agac("process", "data/rows.csv", output, "--work-dir", "work", code=2)
+    assert said in ran.err
+    assert [(project.root / name).read_text() for name in files] == list(files.values())
