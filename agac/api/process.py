@@ -20,7 +20,7 @@ from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
-from agac.core.errors import ExitCode, Problem, RowError, UsageError, Where, listed
+from agac.core.errors import ErrorType, ExitCode, Problem, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
 from agac.core.types import counted
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
@@ -250,6 +250,7 @@ class EndedRows:
 
 def _row(new: NewRow, state: State, error: RowError | None, value: str | None) -> ExportRow:
     kind, message = (error.type.value, error.message) if error else (None, None)
+    value = error.detail if error and error.type is ErrorType.TRUNCATED else value
     return ExportRow(new.row.ordinal, new.row.id, state, new.data, value, kind, message, new.key)
 
 
@@ -435,7 +436,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     target |= {"merge": options.merge} if options.merge else {}
     target |= {"format": [format]} if format not in ("json", "jsonl") else {}
     target |= {"csv_safe": True} if options.csv_safe else {}
-    told = {"telemetry": {"file": True}} if options.telemetry_output else {}
+    told = {"telemetry": {"file": True, "ttft": options.run_mode != "batch"}} if options.telemetry_output else {}
     read = {} if is_outside(source) else {"path": source}
     read |= {"id_field": options.id_field} if options.id_field else {}
     more: dict[str, Any] = {"vars": dict(options.vars)} if options.vars else {}
@@ -651,16 +652,19 @@ def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
     invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the model, the files, the duration
     in milliseconds."""
     summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
-    processed = done["rows_done"] + done["rows_failed"]
+    processed, calls = done["rows_done"] + done["rows_failed"], summary["calls"]
+    named = {"prompt": "input", "completion": "output", "reasoning": "reasoning"}
+    usage = {f"{name}_tokens": calls[f"{own}_tokens"] for name, own in named.items()}
     return {
         "job": job_alias(summary["run"]),
         "model": summary["stages"][0]["model"],
         "input": job.input,
         "output": job.output,
         "template": options.template or ("<inline>" if options.prompt else "<default>"),
-        **{name: getattr(options, name) for name in ("json_schema", "schema_model", *_READ[2:], "agent")},
+        **{name: getattr(options, name) for name in ("json_schema", "schema_model", *_READ[2:], "agent", "sql")},
         "variables": sorted(options.vars),
         "output_mode": "structured" if options.json_schema or options.schema_model else "text",
+        "input_rows": None if summary["selection"] else rows.total,
         "selected_rows": rows.total,
         "processed_rows": processed,
         "skipped_rows": max(0, rows.total - rows.open - processed),
@@ -670,5 +674,8 @@ def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
         "duration_ms": round(1000 * summary["duration_s"], 1),
         "interrupted": report.exit_code is ExitCode.INTERRUPTED,
         "exit_code": int(report.exit_code),
+        "exit_reason": report.exit_code.name.lower(),
+        "usage": usage | {"total_tokens": calls["input_tokens"] + calls["output_tokens"]},
+        "cache": {"read_tokens": calls["cached_tokens"]},
         **{name: value for name, value in summary.items() if name not in ("input", "output")},
     }

@@ -173,7 +173,8 @@ class LeaseLost(AgacError):
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row failed, as it stands in its envelope. `detail` is for those who look closer: a traceback."""
+    """Why one row failed, as it stands in its envelope. `detail` is for those who look closer: a traceback, or the
+    text of a reply that was cut."""
 
     type: ErrorType
     message: str

@@ -204,7 +204,8 @@ def envelope(
 
     `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null.
     """
-    failure = "null" if error is None else encode({"type": error.type, "message": error.message})
+    partial = {"partial": error.detail} if error is not None and error.detail else {}
+    failure = "null" if error is None else encode({"type": error.type, "message": error.message, **partial})
     tail = f',"input":{"null" if input_json is None else input_json}' if include_input else ""
     number = "null" if row_number is None else row_number
     return (

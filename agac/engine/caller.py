@@ -343,7 +343,7 @@ class Caller:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
         if isinstance(answer, Answer) or not tried:
             return answer
-        return RowError(answer.type, f"{answer.message}{tried})")
+        return replace(answer, message=f"{answer.message}{tried})")
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""

@@ -580,7 +580,8 @@ class Lines:
             self.results.append(envelope(row.id, row.ordinal, True, value, None, row.data, self._include_input))
             self.values.append(value)
         elif row.state == State.FAILED:
-            failed = RowError(ErrorType(row.error_type or ErrorType.INVALID_ROW), row.error_message or "")
+            kind = ErrorType(row.error_type or ErrorType.INVALID_ROW)
+            failed = RowError(kind, row.error_message or "", row.value or "")
             if layout is not None:
                 data = _fields(row)
                 cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")

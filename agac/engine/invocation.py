@@ -162,10 +162,11 @@ class ShownReplies:
 
     def ended(self, text: str, error: str) -> None:
         """The reply is whole, or why it is no result; one that did not come in pieces is shown now."""
+        end = "\n" if text or not self._head else ""
         if self._head:
             self.piece(text)
         if self._open:
-            self._show(plain(self._held) + (f"\n[{on_one_line(error, 'utf-8')}]\n" if error else "\n"))
+            self._show(plain(self._held) + end + (f"[{on_one_line(error, 'utf-8')}]\n" if error else ""))
         self._open = False
 
 

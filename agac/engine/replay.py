@@ -279,6 +279,9 @@ class FinalRows:
         several stages are joined in one object; one that was skipped is null in it."""
         wanted = self._inputs or self._joins
         made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
+        if cut := [row.key for row in rows if row.error_type == ErrorType.TRUNCATED]:
+            came = await store.partial_replies(database, cut)
+            rows = [row._replace(value=came.get(row.key, row.value)) for row in rows]
         if not (self._joins or self._formed or made):
             return rows
         keys = [row.key for row in rows]

@@ -287,7 +287,8 @@ class Settler:
         self._ledger.batch.tally((stage.name, *counted_as, "")).count += 1
         if fingerprint is None:
             self._forget_replicas(row, stage)
-        note = canonical({"traceback": error.detail}) if error.detail else None
+        what = "partial" if error.type is ErrorType.TRUNCATED else "traceback"
+        note = canonical({what: error.detail}) if error.detail else None
         self._add(row, stage, Outcome.FAILED, fingerprint, error=error, failures=failures, note=note)
         self._earlier_ends.pop(new.key, None)
         own = self._totals.stages[stage.name]

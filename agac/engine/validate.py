@@ -182,7 +182,7 @@ def _unusable(reply: Reply) -> RowError | None:
     match reply.finish:
         case Finish.LENGTH:
             message = "the reply was cut at the limit of tokens; raise max_tokens or ask for less"
-            return RowError(ErrorType.TRUNCATED, message)
+            return RowError(ErrorType.TRUNCATED, message, reply.text)
         case Finish.REFUSAL:
             said = reply.refusal or reply.text or "without a reason"
             return RowError(ErrorType.REFUSED, f"the model refused: {said}")

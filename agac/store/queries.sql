@@ -834,6 +834,11 @@ WHERE r.run_id = :run AND r.id > :after AND r.occurrence = -1 - :origin AND r.pl
 SELECT parent_key, origin, count(*) FROM row WHERE parent_key IN (:many) AND place >= 0 AND state <> 6
 GROUP BY parent_key, origin;
 
+-- name: partial_replies
+-- What came of the replies that were cut, of these rows.
+SELECT row_key, json_extract(note, '$.partial') FROM task
+WHERE row_key IN (:many) AND json_extract(note, '$.partial') IS NOT NULL;
+
 -- name: children_export
 -- The children of these rows in their order, with their results.
 SELECT r.parent_key, r.place, NULL, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key, NULL, 1

@@ -330,7 +330,8 @@ def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
 
 
 class ExportRow(NamedTuple):
-    """One row as an export needs it; `data` and `value` are JSON texts. `form`: the fields that the row had in the end,
+    """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed row is what came of a
+    reply that was cut. `form`: the fields that the row had in the end,
     where they are not its own alone. `made`: by a stage. `ordinal` is that of the row of the input that it descends
     from; None: a group."""
 
@@ -382,6 +383,10 @@ child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
     "child_counts", tuple[int, int, int], lambda found: {(key, origin): count for key, origin, count in found}
 )
 """How many children of each row there are, by its key and the position of the stage that made them."""
+
+
+partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
+"""What came of replies that were cut, by the keys of the rows that failed so."""
 
 
 async def children_export(

@@ -7,10 +7,11 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
-from scripted_server import Step, answering
+from scripted_server import Step, answering, scripted
 from support.processes import interrupt, killed, listening, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty, Server
@@ -44,17 +45,22 @@ def test_it_writes_one_file_and_prints_the_summary_as_json(project: ProjectFolde
     assert isinstance(found[0]["result"], str)
     summary = ran.json
     assert summary == json.loads((project.root / "s.json").read_text("utf-8"))
-    counts = ("job", "model", "template", "output_mode", "selected_rows", "processed_rows", "skipped_rows", "ok_rows",
-              "failed_rows", "interrupted", "exit_code")  # fmt: skip
+    counts = ("job", "model", "template", "output_mode", "input_rows", "selected_rows", "processed_rows",
+              "skipped_rows", "ok_rows", "failed_rows", "interrupted", "exit_code", "exit_reason")  # fmt: skip
     assert [summary[name] for name in counts] == [
-        "job_1", "local/small", "<inline>", "text", 3, 3, 0, 3, 0, False, 0,
+        "job_1", "local/small", "<inline>", "text", 3, 3, 3, 0, 3, 0, False, 0, "done",
     ]  # fmt: skip
     assert summary["duration_ms"] >= 0
     assert summary["timing_ms"]["duration"]["p95"] > 0
     assert (project.root / "e.jsonl").read_text() == ""
     told = lines(project.root / "t.jsonl")
     assert [one["id"] for one in told] == ["r-1", "r-2", "r-3"]
-    assert told[0]["usage"]["turn"]["input_tokens"] > 0
+    turn = told[0]["usage"]["turn"]
+    assert turn["input_tokens"] > 0
+    assert all(0 < one["timing"]["ttft_ms"] <= one["timing"]["time_to_response_ms"] for one in told), "streamed for it"
+    assert summary["usage"]["prompt_tokens"] == sum(one["usage"]["turn"]["input_tokens"] for one in told)
+    assert summary["usage"]["total_tokens"] == summary["calls"]["input_tokens"] + summary["calls"]["output_tokens"]
+    assert summary["timing_ms"]["ttft"]["count"] == 3
     assert "Results: out.jsonl, e.jsonl, t.jsonl" in ran.err
     assert "job_1: resume with `agac resume job_1`" in ran.err
     assert not (project.root / "output").exists()
@@ -280,6 +286,81 @@ def test_failed_rows_are_no_success(project: ProjectFolder, faulty: Faulty) -> N
     assert (ran.json["failed_rows"], ran.json["exit_code"]) == (1, 3)
     assert "see them with: agac inspect 1" in project.agac("status").out
     assert "was made by `agac process`" in project.agac("retry", "job_1", code=2).err
+
+
+FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("Truncated", {"kind": "length"}),
+    ("Refused", {"kind": "refusal"}),
+    ("Filtered", {"kind": "filter"}),
+    ("EmptyResponse", {"kind": "empty"}),
+    ("SchemaMismatch", {"kind": "malformed_json"}),
+    ("ProviderError", {"kind": "server_error", "status": 500}),
+    ("ProviderError", {"kind": "bad_request"}),
+    ("ProviderError", {"kind": "cut", "after_bytes": 300}),
+    ("ProviderError", {"kind": "invalid_body"}),
+    ("Timeout", {"kind": "hang"}),
+]
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "streamed"])
+def test_errors_are_what_they_are_and_nothing_of_them_is_a_result(
+    project: ProjectFolder, faulty: Faulty, more: dict[str, Any]
+) -> None:
+    """A fault a row, for ever: each has its envelope, its kind, its line of telemetry; the job ends with 3."""
+    rules = [{**fault, "match": f"number {n}.", "always": True} for n, (_, fault) in enumerate(FAULTS, 1)]
+    project.configure(faulty(rules).base_url)
+    project.rows({"id": f"r-{n}", "text": f"number {n}."} for n in range(1, len(FAULTS) + 2))
+    options = agac.ProcessOptions(
+        prompt=PROMPT,
+        json_schema=SCHEMA,
+        row_timeout=0.3,
+        max_retries=2,
+        telemetry_output=str(project.root / "t.jsonl"),
+        **more,
+    )
+    report = agac.process(project.root / "data/rows.csv", project.root / "out.jsonl", options, project=project.root)
+    found = lines(project.root / "out.jsonl")
+    assert [one["error"] and one["error"]["type"] for one in found] == [*(kind for kind, _ in FAULTS), None]
+    assert [one["ok"] for one in found] == [one["error"] is None for one in found]
+    assert [one["result"] for one in found[:-1]] == [None] * len(FAULTS)
+    assert [one["ok"] for one in lines(project.root / "t.jsonl")] == [one["ok"] for one in found]
+    assert (report.exit_code, report.summary["failed_rows"], report.summary["ok_rows"]) == (3, len(FAULTS), 1)
+
+
+def test_what_came_of_a_cut_reply_is_kept(project: ProjectFolder) -> None:
+    """In the line that grows, in the file as it is in the end, in that of errors, and after runs that ask no more."""
+    project.numbered(1)
+    places, told = (project.root / "data/rows.csv", project.root / "out.jsonl"), []
+    error = {"type": "Truncated", "message": ANY, "partial": "half a \u00fc re"}
+    with project.asking(scripted(Step("half a \u00fc re", finish="length"))) as server:
+        options = agac.ProcessOptions(prompt=PROMPT, error_output=str(project.root / "e.jsonl"))
+        for _ in range(5):
+            assert agac.process(*places, options, project=project.root).exit_code == 3
+            found = [*lines(project.root / "out.jsonl"), *lines(project.root / "e.jsonl")]
+            assert [one["error"] for one in found] == [error] * 2
+        assert len(server.asked) < 5, "it is left alone"
+        options = agac.ProcessOptions(prompt="Now ${text}")
+        agac.process(places[0], "-", options, project=project.root, tell=told.extend)
+    assert [json.loads(line)["error"] for line in told] == [error]
+
+
+def test_a_second_interrupt_leaves_no_envelope_of_the_call_in_flight(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "hang", "match": "number 2", "first": 1}])
+    project.configure(server.base_url)
+    project.numbered(3)
+    words = ("process", "data/rows.csv", "out.jsonl", "--prompt", PROMPT, "--stream")
+    started = listening(project.start(*words))
+    output = project.root / "out.jsonl"
+    wait_until(lambda: output.exists() and server.account()["requests"] == 2, "the second call", started)
+    interrupt(started)
+    interrupt(started)
+    out, err = started.communicate()
+    assert started.returncode == 130
+    assert (json.loads(out)["interrupted"], json.loads(out)["exit_reason"]) == (True, "interrupted")
+    assert "1 call in flight was cancelled" in err.decode()
+    assert [(one["id"], one["ok"]) for one in lines(output)] == [(1, True)]
+    assert project.agac(*words, code=0).json["ok_rows"] == 3
 
 
 def test_what_stops_a_job_says_how_it_goes_on(project: ProjectFolder, faulty: Faulty) -> None:
