@@ -247,17 +247,12 @@ def show_data(
 
 def _project(project: Path | str | None) -> ProjectSpec:
     """The project around, whose paths and folders hold; else the current folder as if it were one."""
-    spec = None
-    try:
-        root = project_root(project)
-        spec, _ = load_project(root, environment(root)[0])
-    except UsageError as error:
-        if project is not None and not isinstance(error, SpecError):
-            raise
-    if spec is None:
-        root = Path.cwd().resolve()
+    root = project_root(project, bare=project is None)
+    env, _ = environment(root)
+    spec, _ = load_project(root, env)
+    if spec is None:  # agac.yml cannot be read
         folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
-        spec = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), environment(root)[0])
+        spec = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), env)
     return replace(spec, fetch=remote_contents(spec).fetch)
 
 

@@ -119,6 +119,15 @@ def _field_with_surrogate(root: JSONValue) -> str | None:
     return None
 
 
+def json_column(text: str) -> JSONValue:
+    """The value of a cell with JSON, which databases take that know more than JSON. Raises ValueError with what is
+    wrong with it."""
+    try:
+        return decode(text)
+    except ValueError as error:
+        raise ValueError(f"holds JSON that cannot be read: {error}") from None
+
+
 def encode(value: JSONValue, *, indent: bool = False) -> str:
     """JSON of `value`: not ASCII-escaped, in one line unless `indent`; a number that JSON cannot hold becomes null."""
     encoder = _indented if indent else _compact

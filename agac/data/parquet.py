@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
-from agac.data.json_formats import decode, encode
+from agac.data.json_formats import encode, json_column
 from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
@@ -47,10 +47,6 @@ class _ColumnType(NamedTuple):
         return value if value is None or self.convert is None else self.convert(value)
 
 
-class _Infinite(ValueError):
-    """A number that JSON does not have."""
-
-
 class TypedRows:
     """What a table or a query of duckdb gives, as JSON. `json`: columns of JSON text are the values that it writes.
     `mixed` are columns of doubles whose integers were written as such."""
@@ -77,10 +73,8 @@ class TypedRows:
             try:
                 for column, reading, value in zip(self.columns, self._readings, values, strict=True):
                     data[column] = reading.read(value)
-            except _Infinite:
-                problem = f"the column {column!r} holds an infinity, which JSON cannot hold; write null"
-            except ValueError as error:  # duckdb's JSON has more than JSON
-                problem = f"the column {column!r}: {error}"
+            except ValueError as error:
+                problem = f"the column {column!r} {error}"
             yield (None if problem else data), problem
 
 
@@ -120,7 +114,7 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
     """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
     match kind.id:
         case _ if json and str(kind) == "JSON":
-            return _ColumnType(_TEXT, decode)
+            return _ColumnType(_TEXT, json_column)
         case name if name in _AS_THEY_ARE:
             return _ColumnType(str(kind), None)
         case "double":
@@ -148,7 +142,7 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
 
 def _number(value: float) -> float | None:
     if math.isinf(value):
-        raise _Infinite
+        raise ValueError("holds an infinity, which JSON cannot hold; write null")
     return None if math.isnan(value) else value
 
 

@@ -7,18 +7,29 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
-from math import isfinite, isinf, isnan
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of
+from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue
 from agac.data.files import Record
-from agac.data.json_formats import RefusedValue, decode, encode
+from agac.data.json_formats import encode, json_column
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
-from agac.data.sqlite import NO_NUMBERS, OTHER_TABLE, Known, TableSink, check_key, find_column, quoted, refuse_repeated
+from agac.data.sqlite import (
+    NO_NUMBERS,
+    OTHER_TABLE,
+    Known,
+    TableSink,
+    check_key,
+    find_column,
+    plain,
+    quoted,
+    record_of,
+    refuse_repeated,
+)
 from agac.data.tables import Kind, TableColumn, TableLayout
 from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 
@@ -174,17 +185,7 @@ class PostgresSource:
             if start:
                 cursor.scroll(start)
             for ordinal, values in enumerate(cursor, start=start + 1):
-                yield self._record(ordinal, values)
-
-    def _record(self, ordinal: int, values: tuple[Any, ...]) -> Record:
-        data: dict[str, JSONValue] = {}
-        for column, value in zip(self._columns, values, strict=True):
-            try:
-                data[column] = _plain(value)
-            except ValueError as error:
-                problem = f"{self.describe()}: row {ordinal}: the column {text_quoted(column)} {error}"
-                return Record(ordinal, None, RowError(ErrorType.INVALID_ROW, problem))
-        return Record(ordinal, data)
+                yield record_of(self.describe(), ordinal, self._columns, values, _plain)
 
     @contextmanager
     def _cursor(self) -> Iterator[ServerCursor[Any]]:
@@ -195,23 +196,9 @@ class PostgresSource:
 
 
 def _plain(value: Any) -> JSONValue:
-    """A value as JSON has it. Raises ValueError with what is wrong with it."""
-    try:
-        if isinstance(value, _Json):
-            return decode(value)
-        if isinstance(value, bytes):
-            return value.decode()
-        if isinstance(value, str) and not value.isascii():
-            value.encode()
-    except UnicodeError:
-        raise ValueError("holds bytes that are not UTF-8; leave it out, or take encode(…, 'hex')") from None
-    except RefusedValue as error:
-        raise ValueError(f"holds JSON that cannot be read: {error}") from None
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    if isinstance(value, float) and isinf(value):
-        raise ValueError("holds an infinity, which JSON cannot hold; select null instead")
-    return None if isinstance(value, float) and isnan(value) else value
+    return json_column(value) if isinstance(value, _Json) else plain(value, "encode(…, 'hex')")
 
 
 def reads_table(server: Server, statement: str, target: Server, table: str) -> bool:
@@ -221,9 +208,7 @@ def reads_table(server: Server, statement: str, target: Server, table: str) -> b
         if connection.execute(identity).fetchone() != other.execute(identity).fetchone():
             return False
         plan = connection.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {statement}", prepare=True).fetchone()
-        names = [
-            f"{quoted(schema)}.{quoted(name)}" for schema, name in _relations(json.loads(plan[0]) if plan else None)
-        ]
+        names = [".".join(map(quoted, relation)) for relation in _relations(json.loads(plan[0]) if plan else None)]
         found = connection.execute(
             "SELECT 1 FROM unnest($1::text[]) AS name WHERE to_regclass($2) IN (to_regclass(name), "
             "pg_partition_root(to_regclass(name)))",

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
-from math import isfinite, isinf
+from math import isfinite, isinf, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from agac.core.errors import AgacError, UsageError, did_you_mean, sentence
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, did_you_mean, sentence
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
 from agac.data.json_formats import encode
@@ -54,29 +54,7 @@ class SqliteSource(FileSource):
         with self._opened(), self.connected() as connection:
             for ordinal, values in enumerate(connection.execute(self._statement), start=1):
                 if ordinal > start:
-                    yield self._record(ordinal, values)
-
-    def _record(self, ordinal: int, values: tuple[JSONValue, ...]) -> Record:
-        data: dict[str, JSONValue] = {}
-        problem = ""
-        for column, value in zip(self._columns, values, strict=True):
-            kind = type(value)
-            if kind is str and not value.isascii():
-                try:
-                    value.encode()
-                except UnicodeEncodeError:
-                    problem = "holds text that is not UTF-8; select it as a blob, or take hex()"
-            elif kind is bytes:
-                try:
-                    value = value.decode()
-                except UnicodeDecodeError:
-                    problem = "holds bytes that are not UTF-8; leave it out, or take hex()"
-            elif kind is float and isinf(value):
-                problem = "holds an infinity, which JSON cannot hold; select null instead"
-            if problem:
-                return self._refused(ordinal, None, f"the column {text_quoted(column)} {problem}")
-            data[column] = value
-        return Record(ordinal, data)
+                    yield record_of(self._shown, ordinal, self._columns, values)
 
     def _meant(self, message: str) -> str | None:
         """Which table or column a name that does not exist may have meant."""
@@ -106,6 +84,35 @@ class SqliteSource(FileSource):
         except sqlite3.Error as error:
             problem, remedy = _explained(str(error))
             raise AgacError(f"{self._shown}: {problem}", remedy=remedy) from error
+
+
+def plain(value: Any, hexed: str = "hex()") -> JSONValue:
+    """A value of a database as JSON has it. Raises ValueError with what is wrong with it; `hexed` shows any bytes."""
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeError:
+        raise ValueError(f"holds bytes that are not UTF-8; leave it out, or take {hexed}") from None
+    if isinstance(value, float) and isinf(value):
+        raise ValueError("holds an infinity, which JSON cannot hold; select null instead")
+    return None if isinstance(value, float) and isnan(value) else value
+
+
+def record_of(
+    shown: str, ordinal: int, columns: Sequence[str], values: Sequence[Any], read: Callable[[Any], JSONValue] = plain
+) -> Record:
+    """The record of a row that a query of the database `shown` gives; `read` raises ValueError as `plain` does."""
+    data: dict[str, JSONValue] = {}
+    for column, value in zip(columns, values, strict=True):
+        kind = type(value)
+        try:
+            data[column] = value if kind is int or (kind is str and value.isascii()) else read(value)
+        except ValueError as error:
+            problem = f"{shown}: row {ordinal}: the column {text_quoted(column)} {error}"
+            return Record(ordinal, None, RowError(ErrorType.INVALID_ROW, problem))
+    return Record(ordinal, data)
 
 
 def refuse_repeated(shown: str, columns: Sequence[str]) -> None:

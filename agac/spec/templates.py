@@ -206,11 +206,9 @@ _MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
 
 def _syntax_of(text: str) -> Syntax:
     """What `auto` means for a text: the first syntax that replaces or escapes a name in it; dollar where none does."""
-
-    def used(syntax: Syntax, mark: _Mark) -> bool:
-        return bool(mark.name or (mark.literal and syntax != "brace"))  # doubled braces alone are in any JSON
-
-    return next((one for one, marks in _MARKS.items() if any(used(one, mark) for mark in marks(text))), "dollar")
+    # doubled braces alone are in any JSON
+    used = (one for one, marks in _MARKS.items() if any(m.name or (m.literal and one != "brace") for m in marks(text)))
+    return next(used, "dollar")
 
 
 def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tuple[Template | None, list[Problem]]:

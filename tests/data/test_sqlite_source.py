@@ -109,7 +109,7 @@ def test_kinds_of_values(tmp_path: Path) -> None:
     assert [error and error.message for error in errors] == [
         f'{SHOWN}: row 2: the column "f" holds an infinity, which JSON cannot hold; select null instead',
         f'{SHOWN}: row 3: the column "b" holds bytes that are not UTF-8; leave it out, or take hex()',
-        f'{SHOWN}: row 4: the column "s" holds text that is not UTF-8; select it as a blob, or take hex()',
+        f'{SHOWN}: row 4: the column "s" holds bytes that are not UTF-8; leave it out, or take hex()',
     ]
 
 
