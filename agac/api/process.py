@@ -24,14 +24,16 @@ from agac.core.errors import ErrorType, ExitCode, Problem, RowError, UsageError,
 from agac.core.keys import job_alias, job_name
 from agac.core.types import counted
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
+from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.data.sinks import FORMATS, file_of
+from agac.data.sources import keep_rows
 from agac.data.tables import Observed
 from agac.engine.estimate import PlanReport
 from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
 from agac.engine.replay import FinalRows
 from agac.spec.agent_cards import chosen_card
-from agac.spec.inputs import PIPED, SCHEME, format_of, parse_database
+from agac.spec.inputs import INPUTS, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
@@ -466,7 +468,7 @@ def _stored(options: ProcessOptions, root: Path) -> dict[str, Any]:
 
 @calling
 async def process(
-    input: str | Path,  # noqa: A002 - the option's name
+    input: str | Path | GivenRows,  # noqa: A002 - the option's name
     output: str | Path,
     options: ProcessOptions | None = None,
     *,
@@ -483,7 +485,7 @@ async def process(
     they end. `began` is given the alias of the job. All others are those of `agac.run`, and so are the errors; an
     OUTPUT that this job did not write raises UsageError.
     """
-    job = await _ready(str(input), str(output), options or ProcessOptions(), project, tell)
+    job = await _ready(input, str(output), options or ProcessOptions(), project, tell)
     if job.adopts:
         job.warn(f"adopted {await adopt(job, confirm)}")
     return await _run(job, progress, confirm, handle_signals, began)
@@ -491,7 +493,7 @@ async def process(
 
 @blocking
 async def process_plan(
-    input: str | Path,  # noqa: A002 - the option's name
+    input: str | Path | GivenRows,  # noqa: A002 - the option's name
     output: str | Path,
     options: ProcessOptions | None = None,
     *,
@@ -499,7 +501,7 @@ async def process_plan(
     project: Path | str | None = None,
 ) -> PlanReport:
     """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
-    job = await _ready(str(input), str(output), options or ProcessOptions(), project, None)
+    job = await _ready(input, str(output), options or ProcessOptions(), project, None)
     if job.adopts:
         job.warn(f"--resume adopts {await adopt(job, None, dry=True)}. This plan is without them")
     return await asynchronous(plan)(job, job.of_run(), show=show, project=job.root)
@@ -552,12 +554,15 @@ def _from(stored: str, root: Path) -> str:
 
 
 async def _ready(
-    source: str, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
+    source: str | Path | GivenRows, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
 ) -> Job:
-    """The job, where it may write its OUTPUT. Raises UsageError."""
+    """The job, where it may write its OUTPUT; rows of a program are kept as piped ones are. Raises UsageError."""
     root = project_root(project, bare=True)
     root = root if options.work_dir is None else _work_dir(Path(options.work_dir).resolve(), root)
-    job = Job(root, source, output, options, tell)
+    rows = None if isinstance(source, str | Path) else source
+    job = Job(root, PIPED if rows is not None else str(source), output, options, tell)
+    if rows is not None:
+        job.piped = str(await keep_rows(rows, job.root / INPUTS))
     if job.file is None or options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:

@@ -71,6 +71,20 @@ def test_rows_of_a_program_are_those_of_a_file_and_pay_for_nothing_again(
     assert (again.summary["run"], again.invocation["rows_unchanged"]) == (report.summary["run"], 3)
 
 
+def test_rows_of_a_program_may_be_those_of_a_row_run(
+    project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    job = agac.ProcessOptions(prompt="{{text}}", model="local/echo", id_field="id")
+    assert agac.process_plan(iter(ROWS), "out.jsonl", job).calls == 3
+    report = agac.process(iter(ROWS), "out.jsonl", job)
+    assert (report.exit_code, report.invocation["calls"]) == (0, 3)
+    assert [json.loads(line)["id"] for line in Path("out.jsonl").read_text().splitlines()] == ["r-1", "r-2", "r-3"]
+    assert agac.process([*ROWS, {"id": "r-4", "text": "x"}], "out.jsonl", job).invocation["calls"] == 1
+    again = agac.resume("last")
+    assert (again.invocation["calls"], again.summary["rows"]["done"]) == (0, 4)
+
+
 PROGRAM = """
 import agac
 report = agac.run("reviews", agac.RunOptions(input=({"id": str(n), "text": f"I love {n}"} for n in range(40))))
