@@ -92,8 +92,7 @@ def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
 
 
 def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
-    """Stands for a task that was asked several times: for its replicas' fingerprints, in their order, and for what is
-    made of their answers."""
+    """Stands for a task asked several times: its replicas' fingerprints in order, and what is made of their answers."""
     return digest(canonical(["replicas", vote, [one.hex() for one in prints]]))
 
 

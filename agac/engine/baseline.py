@@ -390,8 +390,7 @@ class StoredAnswers:
             self.found.prompts.append(SamplePrompt(row_id, stage.name, messages))
 
     async def answer(self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]) -> list[TaskResult | None]:
-        """The results of one stage's tasks, with one look-up for all of them; None: the row left the run before the
-        stage began."""
+        """The results of a stage's tasks, with one look-up for all; None: the row left the run before it."""
         known: list[TaskResult | None] = []
         wanted: dict[bool, list[bytes]] = {True: [], False: []}
         for row, task in begun:
@@ -416,8 +415,7 @@ class StoredAnswers:
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
     ) -> dict[bytes, store.EarlierResult]:
-        """The results of the stage that are there for these fingerprints, and that would be taken for rows that are
-        `chosen` or not."""
+        """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not."""
         found: dict[bytes, store.EarlierResult] = {}
         if self.baseline.database is not None and not self.baseline.fresh:
             since = self.baseline.since(stage, chosen=chosen)

@@ -365,8 +365,7 @@ class Caller:
             attempts.request, attempts.purpose = repair_request(request, reply, answer, wants_json=wants_json), "repair"
 
     async def _reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, Answer | RowError]:
-        """Sends until something is answered or the policy gives up. A reply is given with what it is worth. Raises
-        CapReached."""
+        """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises CapReached."""
         connection, faults = attempts.connection, Counter[FaultKind]()
         body, fresh = connection.body(attempts.request), False  # a lost connection may have lain in the pool too long
         while True:

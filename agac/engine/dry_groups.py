@@ -102,8 +102,7 @@ class ForecastDeriver:
                     yield self._child(maker, row, child, descended(row.view, maker, fields))
 
     def kept(self, maker: AnyStage, row: ForecastRow, content: bytes, times: int = 1) -> ForecastRow:
-        """The row as it goes on after a stage that keeps the first of equal ones; or as many of which it is not known
-        which they are."""
+        """The row as it goes on after a stage that keeps the first of equal ones; or as many, not known which."""
         made = self._child(maker, row, Child(row.id, content, "{}"), descended(row.view, maker, {}))
         made.times = times
         made.guessed = made.guessed or not content

@@ -177,8 +177,7 @@ class DryWalk:
                     await self.through(rows)
 
     async def _ended(self, rows: Iterable[ForecastRow]) -> AsyncIterator[list[ForecastRow]]:
-        """These rows in their order, after all stages of their levels; in the place of one for which functions gave
-        others, it and those."""
+        """These rows in order, after all stages of their levels; beside one for which functions gave others, those."""
         left = iter(rows)
         while some := list(islice(left, CHUNK_ROWS)):
             await self._stages([row for row in some if not row.ended])

@@ -405,8 +405,7 @@ class Finishing(Report):
 
 
 def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter | None) -> Finishing:
-    """What is `left` to do of so many open `rows`, and a limit in place of the one that was reached when so many had
-    `failed`."""
+    """What is `left` to do of so many open `rows`, and a limit for the one reached when so many had `failed`."""
     need, usd = needed(left.stages), left.usd
     reached = limiter.reached if limiter else None
     if limiter is None or reached is None:

@@ -163,8 +163,7 @@ class LevelStages(Generic[R]):
         self._guards, self._filters = guards(self.stages), filters(self.stages)
 
     def settle(self, row: R, stage: AnyStage) -> bool | None:
-        """Settles a stage of a row where that takes no answer: whether those that need it may follow; None: its task is
-        needed."""
+        """Settles a stage of a row where that takes no answer: whether others may follow; None: its task is needed."""
         if stage.rows_of is not None and stage.rows_of not in row.view.forms:
             message = f"the function of {stage.rows_of!r} gave a list, this row has none of it"
             return self.fail(row, stage, ErrorType.INVALID_ROW, message, why.UNFIT)
@@ -366,8 +365,7 @@ class Executor:
                 self._on_made(derived)
 
     def _derived(self, row: ActiveRow, state: State) -> DerivedRows:
-        """What is made of the row, which may be nothing in the place of what was made before; it fails where that
-        cannot be made."""
+        """What is made of the row, perhaps nothing in the place of what was; it fails where that cannot be made."""
         if not (row.dropped or row.failed):
             lists = {index: rows for index, rows in row.lists.items() if rows is not None}
             try:

@@ -566,8 +566,7 @@ class Lines:
         return {"results.jsonl": self.results, "results.json": self.values, "errors.jsonl": self.errors}
 
     def _add(self, row: ExportRow) -> None:
-        """Adds a row; one without an outcome, or dropped, has no line. Of one whose results were all skipped it is
-        null."""
+        """Adds a row; one without an outcome, or dropped, has no line. Where all results were skipped it is null."""
         layout = self._layout
         if row.state == State.SKIPPED or (row.state == State.DONE and row.value is not None):
             value = row.value if row.value is not None else "null"

@@ -196,9 +196,8 @@ class Work:
 
 @dataclass(slots=True)
 class WriteProof:
-    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real writes into the
-    store and into each of the `folders`. `body` is its record from then on: one that was killed before has lost no
-    call."""
+    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real writes into the store
+    and into each of the `folders`. `body` is its record from then on: one killed before that has lost no call."""
 
     ledger: Ledger
     folders: tuple[Path, ...]

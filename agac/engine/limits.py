@@ -315,8 +315,7 @@ class BudgetLimiter:
         return fits
 
     def has_room(self, stage: str, worst: Amount) -> bool:
-        """Whether the worst case of a task in a batch would fit; what does not is remembered, should the run end for
-        it."""
+        """Whether the worst case of a task in a batch would fit; what does not is remembered, if the run ends so."""
         over = _over(self._balances_of(stage), worst)
         if over or self._waiting:
             self.missed, self.reached = worst, over[0] if over else self.reached

@@ -59,8 +59,7 @@ class RowViews:
         return found
 
     def begun(self, data: str, origin: int | None, parent: RowView | None) -> RowView:
-        """What a row sees before its own stages: the stage at `origin` made it of the row that saw `parent`; `data` is
-        JSON."""
+        """What a row sees before its own stages: it was made at `origin` of one that saw `parent`; `data` is JSON."""
         fields: dict[str, JSONValue] = json.loads(data) or {}
         if parent is None or origin is None:
             return RowView(fields, self._vars)
@@ -170,8 +169,7 @@ class RowHistory:
 
     def stages_met(self) -> list[RecordedStage]:
         """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where
-        a function gave a list, its rows go through those that follow, and not this one; a record that repeats an id
-        comes to none."""
+        a function gave a list, its rows go through those that follow, not this one; one that repeats an id, none."""
         if self.row.place is not None and self.row.place < 0 and self.row.origin is not None:
             return [self.stages[self.row.origin]]
         repeats = self.row.state == State.DROPPED or self.row.error_type == ErrorType.DUPLICATE_ID
@@ -356,8 +354,7 @@ class WrittenRows:
         self.met = {*origins, *(position for functions in self._functions for position in functions)}
 
     async def rows(self, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
-        """All of them, and those of which nothing was made since they failed, some hundred at a time; of all rows or,
-        with its key, of one."""
+        """All, and those of which nothing was made since they failed, some hundred at a time; `top`: of that row."""
         origin = self._groups.index if self._groups is not None else None
         if top is not None:
             first = store.export_row(self._db, top, -1 if origin is None else origin)
@@ -421,8 +418,7 @@ class WrittenRows:
                 yield found
 
     async def _wanted(self, rows: list[At]) -> dict[int, tuple[tuple[int, ...], int]]:
-        """In the place of which rows others are written: by their keys, the positions of the stages that made those,
-        and their depth."""
+        """For which rows others are written: by their keys, the positions of the stages that made those, and depth."""
         through = [at for at in rows if at.row.state in (State.DONE, State.SKIPPED)]
         asked = sorted({at.row.key for at in through if self._functions[at.depth]})
         results = await store.results_of_rows(self._db, asked) if asked else {}

@@ -27,8 +27,7 @@ MAX_RETRY_DELAY_S = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
 
 MAX_ROW_WAIT_S = 3600.0
-"""Seconds that one row waits in total between its calls of one invocation; then its task fails, and the next run asks
-again."""
+"""Seconds that one row waits in total between calls of one invocation; then its task fails; the next run asks again."""
 
 FURTHER_RUNS = 2
 """Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""

@@ -194,8 +194,7 @@ class RowWalk:
             await run_workers([rows], stop_signal, context.workers)
 
     async def until_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Waits for the rows; after a Ctrl-C only so long, after a second one no longer: calls in flight are given
-        up."""
+        """Waits for the rows; after a Ctrl-C only so long, after a second no longer: calls in flight are given up."""
         stop_signal, walking = self.context.stop_signal, self.group.create_task(work)
 
         async def give_up() -> None:

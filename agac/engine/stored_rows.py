@@ -90,8 +90,7 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
 
 async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     """Whether rows of a level that a stage makes may need work, as the store stands once everything is committed. A
-    level that looks at all rows before it has to wait where some of those are left open: its own open rows are then
-    counted as left."""
+    level that looks at all rows before it waits where some of those are open: its own are then counted as left."""
     await context.ledger.durable()
     (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None

@@ -40,8 +40,7 @@ V = TypeVar("V")
 
 
 class LookupBatcher(Generic[K, V]):
-    """Looks keys up many at a time with `fetch`: keys that come during a look-up share the next one. Its `run` must be
-    going."""
+    """Looks keys up many at a time with `fetch`: what comes during a look-up shares the next one; needs its `run`."""
 
     def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._fetch = fetch

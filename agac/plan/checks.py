@@ -109,8 +109,7 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where) -> 
 
 
 def _params(stage: WrittenStage, ref: ModelRef, problems: list[Problem]) -> Params:
-    """A level's keys, then its model string's; the next level wins over both. What is given twice joins the
-    `problems`."""
+    """A level's keys, then its model string's; the next level wins over both. What is given twice joins `problems`."""
     merged: dict[str, Any] = {}
     of_model = stage.levels.get("model")
     for level in _STRONGEST_LAST:

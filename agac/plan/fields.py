@@ -136,8 +136,7 @@ def _item(path: tuple[str, ...], scope: StageScope) -> tuple[FieldShape, str | N
 
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     """Every placeholder that nothing can satisfy, and every key that names a field that rows do not have. `columns` are
-    the input's declared ones, None when rows bring theirs: then an unknown name is a warning, since some rows may have
-    it."""
+    the input's declared ones, None when rows bring theirs: then an unknown name is a warning, as some may have it."""
     problems: list[Problem] = []
     shapes = {"sqlite": SINGLE, "xlsx": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}
     # what a statement makes may be anything

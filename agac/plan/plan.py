@@ -180,11 +180,10 @@ def _stage(stage: WrittenStage, models: Sequence[PlannedModel], root: Path) -> P
 
 # How a run is resumed without the project's files: batches come back after days.
 #
-# `run_settings` is what a Plan holds beyond its definition, as JSON; `restored_plan` makes the same Plan of both and
-# of the providers of today. Prompts, schemas, models and rules are those of the day on which the run began; what a
+# `run_settings` is what a Plan holds beyond its definition, as JSON; `restored_plan` makes the same Plan of both and of
+# the providers of today. Prompts, schemas, models and rules are those of the day on which the run began; what a
 # definition keeps in another order (it is sorted) is held here as text. What is stored is made of the fields
-# themselves: a key that is new is stored and read without a line here, and one that an older run did not store is at
-# its default.
+# themselves: a new key is stored and read without a line here, one that an older run did not store is at its default.
 
 _NO_BOUND = "none"
 """An endless time-out: JSON has no infinity."""
@@ -310,8 +309,7 @@ def restored_plan(
     """The Plan that a run was made with. Imports Python schemas of the project. Without `functions` it is only good for
     reading answers: whatever became of functions of the project is not looked at.
 
-    Raises UsageError when a provider is gone or speaks another dialect, and when a function or a schema in Python is
-    no longer what it was.
+    Raises UsageError when a provider is gone or speaks another dialect, or a function or schema in Python has changed.
     """
     variables = json.loads(settings["vars"])
     recorded = recorded_stages({**definition, "vars": variables})

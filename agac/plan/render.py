@@ -57,8 +57,7 @@ class RowView:
         return made
 
     def unknown_need(self, stage: Stage) -> str | None:
-        """The first name that the stage cannot do without and that is not known yet: of a stage that it needs, or of
-        the rows of its group."""
+        """The first name that the stage needs and that is not known yet: of another stage, or of its group's rows."""
         if not self.unknown:
             return None
         return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
@@ -119,8 +118,7 @@ class Preparer:
 
     def __init__(self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
         self._vars, self._run = dict(variables), run
-        # stages that see the row as it came and have no other one beside them: every result that is there when they
-        # are prepared is upstream
+        # stages that see the row as it came, with no other beside them: every result there by then is upstream
         after = Counter(name for stage in stages for name in stage.ancestors)
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
         self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None)

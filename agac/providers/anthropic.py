@@ -15,8 +15,7 @@ from agac.providers.structured import anthropic_format, shape_of
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 
 VERSION = "2023-06-01"
-"""The API version. The one of 2026-10-21 has no sampling parameters any more, also for models that take them; what
-answers look like is the same."""
+"""The API version. 2026-10-21 has no sampling parameters, also for models that take them; its answers look the same."""
 
 _NO_WORD = "Anthropic's API has no such parameter; leave it out"
 

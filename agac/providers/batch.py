@@ -1,5 +1,4 @@
-"""Files and batches at a provider: as values, and through its maker's SDK, one request a call, paged lists, what errors
-mean."""
+"""Files and batches at a provider: as values, and through its maker's SDK: a request a call, lists, errors."""
 
 from __future__ import annotations
 
@@ -309,8 +308,7 @@ class BatchApi:
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
-        """A batch as it was reported; None when it has no id. Whatever else is missing or odd is read as not
-        reported."""
+        """A batch as it was reported; None without an id. Whatever else is missing or odd counts as not reported."""
         raise NotImplementedError
 
     @staticmethod
@@ -477,8 +475,7 @@ class BatchApi:
         return (size, response.headers.get("content-length", "").isdecimal()) if is_whole else self._torn(size)
 
     def _is_whole(self, path: str, response: httpx2.Response, size: int, last: bytes | Fault) -> bool:
-        """Whether a body of `size` bytes came to its end; where it did not, and its server offers ranges, the next call
-        continues it."""
+        """Whether a body of `size` bytes came to its end; else, where its server has ranges, the next call goes on."""
         headers, continues = response.headers, response.status_code == 206
         length = headers.get("content-length", "")
         is_whole = not length.isdecimal() or int(length) == response.num_bytes_downloaded

@@ -32,8 +32,7 @@ _NOT_YET = re.compile(
     r"|\bfile\b.{0,80}(?:not found|not be found|does not exist|doesn't exist|no access)",
     re.IGNORECASE,
 )
-"""Words for a file that was just uploaded and is nowhere yet (github.com/bespokelabsai/curator/issues/116); there is no
-code for it."""
+"""Words for a file just uploaded that is nowhere yet (github.com/bespokelabsai/curator/issues/116); it has no code."""
 
 _ENDED: dict[str, batch.EndedBatch] = {
     "batch_expired": "expired",
@@ -136,8 +135,7 @@ class OpenAIBatches(BatchApi):
         size, declared = saved
         if declared:
             return size
-        # whether it has more than it sent without saying how much that would be; one that sends the same again has all
-        # of it: its own count is wrong
+        # whether it has more than it sent without saying how much; one that sends the same again has all: it miscounts
         found = await self._ask("get", address, known=True)
         whole = None if isinstance(found, Fault) else count(found, "bytes")
         short = whole is not None and whole > size and self._cut.get(address) != size
@@ -292,8 +290,7 @@ def _one_line(body: bytes) -> bytes:
 
 
 # Anthropic. Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the anthropic SDK
-# 2.12, November 2026. Requests are sent inline, and a batch carries nothing of ours: it is found by the number of its
-# requests.
+# 2.12, November 2026. Requests are sent inline, and a batch has nothing of ours: it is found by their number.
 
 _OPEN, _CLOSE = b'{"requests":[', b"]}"
 _FAILURES = ("errored", "canceled", "expired")
@@ -303,8 +300,7 @@ _STATUSES: dict[str, int] = {
     "not_found_error": 404, "timeout_error": 504, "conflict_error": 409, "request_too_large": 413,
     "rate_limit_error": 429, "api_error": 500, "overloaded_error": 529,
 }  # fmt: skip
-"""The status with which each error comes where it comes by itself (the SDK's `ErrorType`): a result has only its
-name."""
+"""The status of each error where it comes by itself (the SDK's `ErrorType`): a result has only its name."""
 
 
 class AnthropicBatches(BatchApi):
@@ -345,8 +341,7 @@ class AnthropicBatches(BatchApi):
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.
 
-        The address is made of the batch's id: the one that the batch names (`results_url`) may be elsewhere, where our
-        key has no business.
+        The address is made of the batch's id: the one that it names (`results_url`) may be elsewhere, not for our key.
         """
         saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary", most)
         if not isinstance(saved, Fault):

@@ -22,8 +22,7 @@ Heard = Callable[[str], None] | None
 
 
 class Assembly:
-    """One streamed answer being put together, into the body that its dialect reads, whatever the transport. Times are
-    `time.monotonic()` seconds."""
+    """One streamed answer, put together into the body that its dialect reads. Times are `time.monotonic()` seconds."""
 
     done = False
     """The end that the protocol promises has come, or an error in its place."""
@@ -73,8 +72,7 @@ class Dialect:
     headers: Callable[[Provider], dict[str, str]]
     """What identifies us to the provider. Built once a sender, not once a call."""
     build: Callable[[Request, str, Provider], dict[str, JSONValue]]
-    """The request as the provider wants its JSON, to a model. `encode` makes bytes of it; batches put it into their
-    lines."""
+    """The request to a model as the provider wants its JSON. `encode` makes bytes; batches put it into their lines."""
     shaping: Shaping
     """How it says to what schema answers are held."""
     read: Callable[[Any, int, Provider, str], Reply | Fault]

@@ -1,5 +1,4 @@
-"""The senders: bytes to a provider, bytes back, over HTTP, server-sent events and WebSockets. Neither retries, waits or
-interprets."""
+"""The senders: bytes to a provider, bytes back, over HTTP, events and WebSockets. None retries, waits or interprets."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class HttpReply:
     time_to_response: float | None = None
 
 
-# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: all dialects say an event's kind
-# within its JSON.
+# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON says an event's kind.
 
 DONE = b"[DONE]"
 """OpenAI's last event of a chat completion, the one that is no JSON."""
@@ -105,8 +103,7 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
 
 
 async def _read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The decoded body, `most` bytes of it. Raises ReplyTooLarge when it has more, but of an error the beginning says
-    enough."""
+    """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the beginning will do."""
     pieces, size = [], 0
     while piece := await response.content.readany():
         pieces.append(piece)

@@ -201,8 +201,7 @@ def _write_query(values: Mapping[str, Any]) -> str:
 
 # The names and what they stand for are those that AgentCards are written with (fast-agent's, read November 2026), in
 # the words of agac's providers. A run stores the expansion, and its fingerprints are made of it: a name that moves
-# makes a changed run, never an unnoticed one. Whoever changes a target raises VERSION and writes it into the line's
-# `since`.
+# makes a changed run, never an unnoticed one. Who changes a target raises VERSION and writes it as `since`.
 
 VERSION = 1
 """Of the table. 1: November 2026."""

@@ -183,8 +183,7 @@ _INCOMPLETE = {"max_output_tokens": Finish.LENGTH, "content_filter": Finish.FILT
 
 
 def _build_response(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /responses. Nothing is kept at the provider: `store` is false. The first system message becomes
-    the instructions.
+    """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`.
 
     But where a schema travels as text it stays an item: JSON mode is refused unless `input` itself speaks of JSON
     (instructions do not count everywhere; github.com/miracodeai/mira/pull/267, August 2026).
@@ -249,8 +248,7 @@ _LAST = frozenset(("response.completed", "response.incomplete", "response.failed
 
 
 class ResponseAssembly(Assembly):
-    """A response: its last event carries it whole. Some servers leave `output` empty there; then the items' own events
-    fill it."""
+    """A response: its last event has it whole. Some servers leave `output` empty there; items' own events fill it."""
 
     def __init__(self) -> None:
         self._items: list[Any] = []

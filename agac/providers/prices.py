@@ -22,8 +22,7 @@ def price_of(provider: Provider, model: str, service_tier: str | None = None) ->
 
     `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
     factor for the tier where it has one. `BATCH` is the ordinary price times the factor that agac.yml names, else the
-    provider's own, unless the library has a price for it. The first look-up in the library imports it, which takes a
-    third of a second.
+    provider's own, unless the library has a price for it. The first look-up imports the library: a third of a second.
     """
     own = _own(provider, model)
     price = own or _listed(provider, model, None)

@@ -130,8 +130,7 @@ class Provider:
     renames: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Wire names of other parameters where they differ from OpenAI's."""
     extras: tuple[str, ...] | None = None
-    """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None: not known, all are
-    sent."""
+    """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None: unknown, all sent."""
     seeds: bool = True
     """Can be told a seed; False: it refuses to be told. (Where the dialect has no word for it nothing is told.)"""
     service_tiers: tuple[str, ...] | None = None
@@ -163,8 +162,7 @@ class Provider:
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Values that must never be shown: the key, whatever came from the environment into a header or the URL, and the
-    values of headers that log in."""
+    """Values never to be shown: the key, what the environment put into a header or the URL, headers that log in."""
     header_values: tuple[str, ...] = field(default=(), repr=False)
     """Values of headers as agac.yml writes them: in no message, log or stored error, but perhaps words of an answer."""
 

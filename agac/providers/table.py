@@ -69,8 +69,7 @@ AZURE_BATCHES = replace(
 #
 # A row is a default, not a promise: agac.yml can say otherwise. Endpoints, keys and abilities are from the providers'
 # API references, read November 2026. Where a reference leaves an ability to the model behind the endpoint, the row
-# takes the weaker one: an answer is always validated here, so a weak row costs a few re-asks and a wrong strong one
-# every row.
+# takes the weaker one: an answer is always validated here, so a weak row costs a few re-asks, a wrong strong one all.
 
 _chat = partial(Provider, dialect="openai-chat")
 """A row of what speaks chat completions, as most do."""
@@ -427,8 +426,7 @@ def _filled(
 
 
 def _batch(spec: ProviderSpec, base: Provider) -> BatchTraits | None:
-    """The batch API as agac.yml tells it: over what the provider's own row says of the same API, else over what is
-    known of all that speak it."""
+    """The batch API as agac.yml tells it: over the provider's own row of the same API, else over all that speak it."""
     known = base.batch
     if known is not None and spec.base_url is not None and not base.simulated:
         # somebody's gateway: whether it hands our key through, and how late its list is, nobody has said

@@ -1,7 +1,6 @@
 """Files and batches over HTTP: OpenAI's, Azure's, which are the same at another address, and Anthropic's.
 
-All three share the way of a call (`BatchCall`), the store and the work; what differs in writing is in each provider's
-module.
+All three share a call's way (`BatchCall`), the store and the work; how each writes is in its provider's module.
 """
 
 from __future__ import annotations
@@ -429,8 +428,7 @@ def file_mentions(path: Path, text: str) -> bool:
 
 
 class Upload(NamedTuple):
-    """A file that came in: its bytes, its name and purpose, and for how many seconds it is to be kept, None if nothing
-    was said."""
+    """A file that came in: its bytes, name and purpose, and for how many seconds it is to be kept, None if unsaid."""
 
     content: IO[bytes]
     name: str

@@ -1,7 +1,6 @@
 """Faults on purpose: one table of all kinds, the rules of a faults file, and what each kind does to a reply.
 
-`FAULTS` is the table. The checks of a faults file, the help of the command, the guide and the places where faults take
-effect are made of it.
+`FAULTS` is the table. The checks of a faults file, the command's help, the guide and what takes effect are made of it.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ FOREIGN_FORMS = ("unknown", "null", "list", "no_custom_id", "not_utf8")
 """Which lines `batch_foreign_line` adds that are no result of any request."""
 
 JUNK_BODIES = ("error", "array", "half", "empty", "endless")
-"""What `batch_junk` sends for results: an error object, the lines as a JSON array, the first half of them, nothing, or
-one line without an end."""
+"""What `batch_junk` sends for results: an error, the lines as an array, half of them, nothing, or an endless line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,7 @@ def stream_error(rule: FaultRule) -> ApiError:
 
 
 class KnownFault:
-    """A row of the table: when a fault takes effect, its meaning in a sentence, the keys that only it takes, separated
-    by blanks, and their defaults.
+    """A row of the table: when a fault takes effect, its meaning, the keys that only it takes, and their defaults.
 
     `effect` makes the error of a kind of the phase `error` (of the rule and the call), or the answer of a kind of the
     phase `answer` (of these and the right answer).

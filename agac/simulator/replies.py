@@ -157,8 +157,7 @@ class AnswerMessage:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The model's `content`, or None and a `refusal`. `earlier` are messages before that, where an API has them: the
-    model began, and began again."""
+    """The model's `content`, or None and a `refusal`. `earlier`: messages before that, where an API has them."""
 
     content: str | None
     finish: Literal["stop", "length", "content_filter"] = "stop"

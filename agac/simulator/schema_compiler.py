@@ -399,8 +399,7 @@ class SchemaCompiler:
         shape.draw, shape.measure = draw, measure
 
     def items(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
-        """A list: `first` by place, then `rest` for every further one. A list under `items` is what `prefixItems` is
-        today."""
+        """A list: `first` by place, then `rest` for the others. A list under `items` is what `prefixItems` is today."""
         prefix, further = list_of(schema, "prefixItems", least=0), schema.get("items", True)
         if isinstance(further, list):
             prefix, further = further, schema.get("additionalItems", True)

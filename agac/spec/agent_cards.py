@@ -42,8 +42,7 @@ _SYSTEM = "---SYSTEM"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """An AgentCard as a stage uses it. `instruction` is filled: no placeholder is left in it. `where` says where its
-    keys stand."""
+    """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `where`: where its keys stand."""
 
     name: str
     file: str
@@ -234,8 +233,7 @@ class _Turn(NamedTuple):
 def stage_examples(
     written: Sequence[MessageFile], document: Document, path: Path_, syntax: Syntax = "dollar"
 ) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of a stage, and what is wrong with them. A mapping or a list is the JSON of a result, in which
-    nothing is a placeholder."""
+    """The messages of a stage, and what is wrong with them. A mapping or list is JSON, without placeholders."""
     found: list[Example] = []
     problems: list[Problem] = []
     turns: list[_Turn] = []

@@ -119,8 +119,7 @@ class CelNode:
                 yield from part.computed()
 
     def references(self) -> dict[Chain, CelNode]:
-        """Every way that is read, as far as the text says it, and where it stands first; without the names that macros
-        bind."""
+        """Every way that is read, as far as the text says it, and where it is first; without macros' own names."""
         found: dict[Chain, CelNode] = {}
         for node in self.computed():
             if node.chain is not None and node.chain == node.way and node.chain[0] not in TYPES:

@@ -169,8 +169,7 @@ class _Places:
         return rows[stage.name] == (maker.name if maker else None)
 
     def beside_dedupe(self) -> list[tuple[str, str]]:
-        """The makers that begin with the same rows as a stage that keeps some of them, and are not upstream of it, each
-        with that stage."""
+        """The makers that begin with the rows of which a stage keeps some, not upstream of it; each with that stage."""
         return [
             (maker, one)
             for one, kept in self._makes.items()

@@ -352,8 +352,7 @@ class _Resolver:
         return replace(self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
     def _several(self, texts: Sequence[str]) -> InputSpec:
-        """Files and patterns. With the format files each file is a row; a folder stands for all that is in it, and the
-        path is the id."""
+        """Files and patterns. With the format files each file is a row with its path as id, and a folder all in it."""
         whole, named = self.keys.format == "files", list(texts)
         if whole:
             named = [

@@ -157,8 +157,7 @@ BACKTRACK_LIMIT = 1_000_000
 """How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
 
 _READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
-"""A repetition within a look-around, or after a back-reference, may read the whole text each time that matching goes
-back: `^(?:(?!.*bad).)*$`."""
+"""A repetition in a look-around or after a back-reference may read the whole text at each step: `^(?:(?!.*bad).)*$`."""
 _CHARACTERS = 100_000_000
 """How many such patterns may read of a reply in all, which takes some 0.2 s."""
 GAVE_UP = "given up"
@@ -391,8 +390,7 @@ class FieldShape:
     def names(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
         """The names that a way may go on with after `rest`: none when it ends there, None when they are not known.
 
-        Properties that are listed count as all there are, unless the schema says `additionalProperties` or the like
-        itself.
+        Listed properties count as all there are, unless the schema says `additionalProperties` or the like itself.
         """
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]

@@ -384,8 +384,7 @@ def output_stages(
 def _with_results(chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile) -> tuple[str, ...]:
     """The stages that have the results of those that were chosen.
 
-    What only lets rows through has none, so it stands for what it follows; a filter that is named stands for the rows
-    that pass it.
+    What only lets rows through has none: it stands for what it follows; a named filter for the rows that pass it.
     """
     left, found, seen = list(chosen), set(), set()
     while left:

@@ -245,8 +245,7 @@ class RemoteContent:
 
 
 Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
-"""From a reference, and what it is to the workflow, to its content: of an input perhaps several files. Raises
-Refused."""
+"""From a reference, and what it is for, to its content: of an input perhaps several files. Raises Refused."""
 
 
 def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:

@@ -63,8 +63,7 @@ def module_parts(file: str) -> tuple[str, ...]:
 # Seen: every `import` and `from … import` in the text, wherever it stands (in functions and behind `if TYPE_CHECKING`
 # too), absolute from the project's root or relative, with the `__init__.py` of every folder on the way. A changed
 # comment counts. Not seen, and so in no fingerprint: data files that a function reads, installed packages, compiled
-# modules, the Python version, environment variables, and modules imported by a name made at run time (`importlib`,
-# `exec`).
+# modules, the Python version, environment variables, modules imported by a name made at run time (`importlib`).
 
 Parts = tuple[str, ...]
 
@@ -265,8 +264,7 @@ def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _unfit(node: ast.stmt) -> str | None:
-    """Why what stands here cannot be given a row, after its line. What a decorator makes of a function's parameters is
-    seen when it is imported."""
+    """Why this cannot be given a row, after its line. What a decorator makes of it is seen when it is imported."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return _unfit_function(node)
@@ -300,8 +298,7 @@ def _unfit_function(node: _Function) -> str | None:
 # The modules of a project live under a package of their own (`agac_project_1.tools.clean`), of which `sys.path` knows
 # nothing. What they import is looked for in the project first, as Python does for a script that stands at its root:
 # `from tools.words import x` and `from .words import x` find the same module, also from inside a function that is
-# called later. A file that changed since it was imported makes a new package, so that a long-lived process never runs
-# old text.
+# called later. A file that changed since it was imported makes a new package, so no long-lived process runs old text.
 
 _PREFIX = "agac_project_"
 _ours = re.compile(rf"\b{_PREFIX}\d+\.")

@@ -290,8 +290,7 @@ _DOTTED = re.compile(r"[\w.]+")
 
 
 def foreign_placeholders(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
-    """A warning for each that would name a field or a result, did the template's syntax read it. Others may be
-    meant."""
+    """A warning for each that would name a field or a result if the template's syntax read it. Others may be meant."""
     found: dict[str, str] = {}
     for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
         for match in _FOREIGN.finditer(piece):

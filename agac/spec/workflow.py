@@ -37,8 +37,7 @@ class DayTime:
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """How a stage's batches are cut, waited for and ended. Bytes and seconds; None: as the provider's row says, or as
-    agac's default is.
+    """How a stage's batches are cut, waited for and ended. Bytes, seconds; None: the provider's, or agac's default.
 
     `retry`: where a request is asked again that a batch left without a good answer; `max_rounds` in how many batches it
     may be. A `deadline` in seconds counts from the submission of a batch, one of a day is the next after it; None: only
@@ -419,8 +418,7 @@ class Stage(StageNode):
 
     @property
     def shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of its results as far as it is known, `{}` when nothing is known of them; None: plain
-        text."""
+        """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain text."""
         return shape_of_replicas(self.answer_shape, self.replicas, self.vote)
 
     @property
@@ -522,8 +520,7 @@ class ProjectSpec:
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
-    typed it. `output` is a folder of which no rows are read. `budget` takes the place of the project's and the
-    workflow's."""
+    typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None

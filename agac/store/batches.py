@@ -86,8 +86,7 @@ class TaskState(IntEnum):
 class BatchRecord:
     """A batch as it is stored: the columns of the table, in their order. Times in seconds since 1970, `held_…` is what
     is set aside for it. `state` is a step of its life (`BatchStep`), `status` what its provider last said, in the words
-    that are the same for all of them, and `word` its own. `outputs` are the downloaded files, each with its size and
-    sha256."""
+    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256."""
 
     id: int
     run_id: int

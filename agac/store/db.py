@@ -31,8 +31,7 @@ BUSY_SECONDS = 30.0
 """How long a commit waits for another workflow's commit. Theirs take milliseconds."""
 
 LOG_BYTES = 1 << 20
-"""The write-ahead log begins anew once it is so long, so that a disk which took that much takes every commit for which
-the database has room."""
+"""The write-ahead log begins anew at this length: a disk that took so much takes every commit that the database has."""
 
 _PRAGMAS = (
     "PRAGMA synchronous = FULL",  # a commit survives a power cut: a lost one would be paid again
@@ -146,8 +145,7 @@ def sql_many(name: str, count: int) -> str:
 
 
 def padded(values: Sequence[Any]) -> list[Any]:
-    """`values` filled up with NULL, which equals nothing, to the next of a few sizes: so SQLite's statement cache keeps
-    working."""
+    """`values` filled up with NULL, which equals nothing, to one of a few sizes, for SQLite's statement cache."""
     size = max(8, 1 << (len(values) - 1).bit_length())
     return [*values, *([None] * (size - len(values)))]
 

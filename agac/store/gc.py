@@ -102,8 +102,7 @@ class GarbageCollector:
         await self.transaction(lambda writer: [writer.execute(sql(name), (run,)) for name in _OF_A_RUN])
 
     async def drop_left_rows(self, run: int) -> None:
-        """Drops the rows of a run that stays which left the input, and those that stages no longer make. They are
-        counted nowhere."""
+        """Drops rows of a run that stays which left the input, or that stages no longer make. They count nowhere."""
 
         def write(writer: sqlite3.Connection, before: int) -> list[_Row]:
             found = [_Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))]

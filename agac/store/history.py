@@ -132,8 +132,7 @@ runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)
 
 
 async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[StoredRow]:
-    """Every row of a run that has one of these ids, repetitions too, in the order of the input, and then those that
-    stages made."""
+    """Every row of a run with one of these ids, repetitions too, in input order, then those that stages made."""
     found = await select(database, "rows_look", StoredRow, run, ids)
     return sorted(found, key=lambda row: (row.ordinal is None, row.ordinal, row.key))
 

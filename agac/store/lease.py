@@ -1,8 +1,7 @@
 """The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing token.
 
 A dead holder is taken over at once when it ran on this machine and its process is gone, else once its heartbeat is
-older than `STALE_SECONDS`. A holder that slept through that finds its token outdated in its next commit, and writes
-nothing.
+older than `STALE_SECONDS`. One that slept through that finds its token outdated in its next commit, and writes nothing.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ class Call:
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
     what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
-    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: the one that served it, as the provider
-    says.
+    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it.
     """
 
     number: int

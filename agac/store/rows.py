@@ -331,9 +331,8 @@ def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
 
 class ExportRow(NamedTuple):
     """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed row is what came of a
-    reply that was cut. `form`: the fields that the row had in the end,
-    where they are not its own alone. `made`: by a stage. `ordinal` is that of the row of the input that it descends
-    from; None: a group."""
+    reply that was cut. `form`: the fields that the row had in the end, where they are not its own alone. `made`: by a
+    stage. `ordinal`: of the row of the input above it; None: a group."""
 
     ordinal: int | None
     id: RowId
@@ -399,8 +398,7 @@ async def children_export(
 
 
 async def failed_rows(database: Database, run: int, origin: int | None) -> AsyncIterator[list[ExportRow]]:
-    """The failed rows of the input in order, or those among the rows that a stage made by their ids, some hundred at a
-    time."""
+    """The failed rows of the input in order, or those that a stage made by id, some hundred at a time."""
     all_rows = export_rows(database, run)
     if origin is not None:
         all_rows = group_rows(database, run, origin, "made_failed")

@@ -1,5 +1,4 @@
-"""What a dry run has to remember of all rows, and a run of their ids: on disk when it is much, in a database of its own
-that goes with it."""
+"""What a dry run has to remember of all rows, and a run of their ids: in a temporary database, on disk if long."""
 
 from __future__ import annotations
 

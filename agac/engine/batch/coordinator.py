@@ -287,8 +287,7 @@ class Batches:
 
 
 async def give_up_torn(context: BatchContext, record: BatchRecord) -> str:
-    """Ends a batch that is PLANNED while no process fills it: its file is torn, and no provider knows of it. Returns
-    the reason."""
+    """Ends a batch that is PLANNED while no process fills it: its file is torn, no provider has it. Returns why."""
     note = "the command that filled it ended before it was whole"
     await context.journal.release(record, "batch", note)
     return note

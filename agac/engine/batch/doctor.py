@@ -34,8 +34,7 @@ PREFIX = "agac-"
 async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
 ) -> AsyncIterator[BatchContext]:
-    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another process works on the
-    workflow."""
+    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another process has that."""
     async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
             database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None

@@ -252,8 +252,7 @@ CAP_KEPT = 86_400.0
 """Seconds for which a limit that an account showed is believed: others may have used it up that day."""
 
 MAX_WAIT_S = 60.0
-"""Seconds that a command stays for a provider that asks for a pause, or for a list that may lag, unless it was to
-wait."""
+"""Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was to wait."""
 
 
 @dataclass

@@ -39,8 +39,7 @@ LATE = ".late"
 
 
 async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Takes a batch from SUBMITTED as far as it goes now: CLEANED, or a step before it. Raises RunStopped when the run
-    stops."""
+    """Takes a batch from SUBMITTED as far as it goes now: CLEANED, or a step before it. Raises RunStopped."""
     steps = {
         BatchStep.SUBMITTED: _follow,
         BatchStep.TERMINAL: _fetch,
@@ -247,8 +246,7 @@ async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
-    """Keeps the answers of a batch whose tasks were sent again, where no other is there: how many, and how many were
-    paid for twice."""
+    """Keeps answers of a batch whose tasks were sent again, where there is no other: how many, how many paid twice."""
     form = await context.format(record)
     assert form is not None
     kept = twice = 0

@@ -84,8 +84,7 @@ def order_of(context: BatchContext, record: BatchRecord, form: BatchFormat) -> O
 
 
 async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -> Verdict | Fault:
-    """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises RunStopped when the
-    run stops meanwhile."""
+    """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises RunStopped."""
     account = context.account(record.provider)
     assert record.created_after is not None
     grace = account.traits.grace if form.stage.batch.grace is None else form.stage.batch.grace
