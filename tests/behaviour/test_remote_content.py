@@ -13,6 +13,7 @@ import zstandard
 from support.project import ProjectFolder
 from support.remote import Hub, Site, redirect, serving
 from support.server import Server
+from support.sources import write_sheets
 
 import agac
 from agac.core.keys import snapshot
@@ -165,13 +166,15 @@ LINES = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
 FORMATS = {
     "rows.csv": ROWS, "rows.tsv": ROWS.replace(b",", b"\t"), "rows.jsonl": LINES, "rows.parquet": b"",
     "rows.json": b"[" + LINES.strip().replace(b"\n", b",") + b"]", "rows.csv.gz": gzip.compress(ROWS),
-    "rows.csv.zst": zstandard.compress(ROWS), "rows.jsonl.gz": gzip.compress(LINES),
+    "rows.csv.zst": zstandard.compress(ROWS), "rows.jsonl.gz": gzip.compress(LINES), "rows.xlsx": b"",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_may_lie_elsewhere(name: str, project: ProjectFolder, site: Site, tmp_path: Path) -> None:
-    body = FORMATS[name] or parquet_of([("a", "one"), ("b", "two")], tmp_path / name)
+    write_sheets(tmp_path / "rows.xlsx", {"Rows": [["id", "text"], ["a", "one"], ["b", "two"]]})
+    parquet_of([("a", "one"), ("b", "two")], tmp_path / "rows.parquet")
+    body = FORMATS[name] or (tmp_path / name).read_bytes()
     site.pages |= {f"/data/{name}": body, f"/to/{name}": redirect(f"/data/{name}")}
     workflow(project, f"{site.url}/to/{name}?signature=1")
     planned = agac.plan("reviews", project=project.root, show=1)
