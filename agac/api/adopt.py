@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agac.api.plan import Confirm, ask
 from agac.api.project import project_of, ready_workflow, selected_rows
 from agac.api.status import database_path
-from agac.core.errors import RowError, UsageError
+from agac.core.errors import Problem, RowError, UsageError, Where
 from agac.core.text import cropped
 from agac.core.types import Finish, Reply, Usage, counted
+from agac.engine.export import PLAIN_MERGES
 from agac.engine.validate import Checker
 from agac.plan.plan import Selection, make_plan
 from agac.plan.render import Preparer
@@ -24,62 +24,67 @@ from agac.store.writer import keep_adopted, open_database
 if TYPE_CHECKING:
     from agac.api.process import Job
 
-RANGE = 4096
-"""Answers in one transaction."""
+_OVERWRITE = "replace the file with --overwrite, which keeps a copy."
 
 
-async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> str:
-    """Adopts what fits the job: results that are not empty and pass its schema or format. Says how many there are, and
-    shows some; asks first, and with `dry` keeps nothing. Raises UsageError for a line that is damaged, but for a torn
-    last one, and where nobody says yes.
-    """
-    assert job.file is not None
+async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None:
+    """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says how many there are and
+    shows some, and asks first; with `dry` it only says so. Raises UsageError for a damaged line, but for a torn last
+    one, and where nobody says yes."""
+    options, name = job.options, job.output
+    if options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl":
+        what = f"{name}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"
+        raise UsageError(what, remedy=f"Leave them out, or {_OVERWRITE}")
     opened = project_of(job, job.root)
     checked, _ = ready_workflow(opened, job, job.of_run())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     (stage,), preparer, found = plan.asking, Preparer(plan.stages, plan.vars, 0), FoundAnswers()
-    torn = _read(job.file, stage, found)
+    torn = _read(job, stage, found)
     for row in selected_rows(checked, Selection()):
         task = preparer.prepare(stage, preparer.view(row.data), row.id) if row.error is None else row.error
         if not isinstance(task, RowError):
             found.match(row.id, task.fingerprint)
-    said = _said(found, torn=torn)
-    foreign = f"{job.file.name} was not written by this job; it has {said}"
-    if not found.counts()[2]:
-        raise UsageError(f"nothing was adopted: {foreign}", remedy="Replace the file with --overwrite; a copy is kept.")
-    if dry:
-        return said
-    if not job.options.yes:
-        remedy = "Add --yes to adopt them, or replace the file with --overwrite."
-        ask(confirm, "nothing was adopted", foreign, "Adopt them as the answers of these rows?", remedy)
-    async with open_database(database_path(job.root)) as database:
-        for some in found.of_rows(RANGE):
-            answers = [(fingerprint, value) for _, value, fingerprint in some]
-            await keep_adopted(database, job.name, job.output, answers, time.time())
-    return said
+    (ids, answers, rows), common = found.told()
+    told = {
+        "empty, failed or unfit": ids - answers, "of other rows": answers - rows,
+        "repeated further down, where the last line counts": found.lines - ids, "torn at the end": torn,
+    }  # fmt: skip
+    said = f"{name} has {counted(rows, 'result')} for rows of the input"
+    said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
+    said += "".join(f"; {count:,} × {cropped(value, 60)}" for value, count in common)
+    said += "".join(f"; {row_id!r}: {cropped(value, 60)}" for row_id, _, value in next(found.of_rows(3), ()))
+    if not rows:
+        raise UsageError(f"nothing was adopted: {said}", remedy=f"Check --id-field and the schema, or {_OVERWRITE}")
+    if not (dry or options.yes):
+        ask(
+            confirm, "nothing was adopted", said, "Adopt these as answers?", f"Add --yes to adopt them, or {_OVERWRITE}"
+        )
+    file, document, problems = job.read
+    text = f"this plan is without what --resume adopts: {said}" if dry else f"adopted: {said}"
+    job.read = file, document, [*problems, Problem(Where(name), text, "warning")]
+    if not dry:
+        async with open_database(database_path(job.root)) as database:
+            for some in found.of_rows(4096):
+                await keep_adopted(database, (job.name, name), [one[1:] for one in some], time.time())
 
 
-def _read(file: Path, stage: PlannedStage, found: FoundAnswers) -> bool:
+def _read(job: Job, stage: PlannedStage, found: FoundAnswers) -> bool:
     """Whether the last line is torn. Raises UsageError."""
     checker = Checker(stage)
-    with file.open("rb") as lines:
+    with (job.root / job.output).open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.isspace():
-                continue
             try:
                 envelope = json.loads(line)
-                if isinstance(row_id := envelope["id"], bool) or not isinstance(row_id, int | str):
+                row_id = envelope["id"]
+                if isinstance(row_id, bool) or not isinstance(row_id, int | str):
                     raise TypeError("its `id` is no id")
-                value = envelope["result"] if envelope["ok"] is True else None
-                found.put(row_id, _answer(value, stage, checker))
+                found.put(row_id, _answer(envelope["result"], stage, checker) if envelope["ok"] is True else None)
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return True
                 why = f"it has no {error}" if isinstance(error, KeyError) else error
-                what = f"{file}, line {number} is not the result of a row: {why}. Nothing was adopted"
-                raise UsageError(
-                    what, remedy="Mend or remove the line, or replace the file with --overwrite."
-                ) from None
+                what = f"{job.output}, line {number} is not the result of a row: {why}. Nothing was adopted"
+                raise UsageError(what, remedy=f"Mend or remove the line, or {_OVERWRITE}") from None
     return False
 
 
@@ -90,21 +95,3 @@ def _answer(value: object, stage: PlannedStage, checker: Checker) -> str | None:
     text = value if isinstance(value, str) and not stage.wants_json else json.dumps(value, ensure_ascii=False)
     checked = checker.check(Reply(text, Finish.STOP, Usage(), ""))
     return None if isinstance(checked, RowError) else checked.text
-
-
-def _said(found: FoundAnswers, *, torn: bool) -> str:
-    ids, answers, rows = found.counts()
-    said = f"results of {counted(rows, 'row')} of the input that fit the job"
-    more = {
-        "empty, failed or unfit": ids - answers,
-        "of other rows": answers - rows,
-        "repeated further down, where the last line counts": found.lines - ids,
-    }
-    said += "".join(f"; {count:,} {what}" for what, count in more.items() if count)
-    said += "; its torn last line is left out" if torn else ""
-    if rows:
-        common = ", ".join(f"{count:,} × {cropped(value, 60)}" for value, count in found.commonest())
-        examples = next(found.of_rows(3), [])
-        shown = ", ".join(f"{row_id!r}: {cropped(value, 60)}" for row_id, value, _ in examples)
-        said += f". The commonest: {common}. For example {shown}"
-    return said

@@ -44,7 +44,6 @@ from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
-from agac.store.records import ADOPTED
 from agac.store.rows import State, StoredRow, group_sizes, kept_rows
 from agac.store.runs import counters, definition_of, read_run, row_counts, run_settings_of
 from agac.store.writer import open_database
@@ -497,7 +496,7 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
         "failures": task.failures,
         "answered_by": answered_by if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
-        "reused_from": reused_from if task.outcome == Outcome.REUSED and task.how != ADOPTED else None,
+        "reused_from": reused_from if task.outcome == Outcome.REUSED and task.how != "adopted" else None,
     }
 
 

@@ -32,7 +32,7 @@ from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
 from agac.plan.stage import PlannedStage
 from agac.spec.loader import WorkflowSource
-from agac.spec.paths import Refused, RemoteContent, settings_root
+from agac.spec.paths import Refused, RemoteContent, home_of
 from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
@@ -132,7 +132,7 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
     Raises UsageError where the input has no rows any more, and they may not all leave.
     """
     if plan.output.places is not None:  # a row run keeps the file as it was, whatever left the input
-        told = database is not None and settings_root(root) != root
+        told = database is not None and home_of(root) != root
         return None, await moved_rows(database, plan, rows) if told and database else ""
     folder = plan.output.dir.relative_to(root).as_posix()
     try:

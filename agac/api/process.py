@@ -20,7 +20,7 @@ from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
-from agac.core.errors import ErrorType, ExitCode, Problem, RowError, UsageError, Where, listed
+from agac.core.errors import ErrorType, ExitCode, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
 from agac.core.types import counted
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
@@ -37,17 +37,7 @@ from agac.spec.inputs import INPUTS, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
-from agac.spec.paths import (
-    POSTGRES,
-    SETTINGS,
-    STATE_FOLDERS,
-    Refused,
-    is_pattern,
-    is_reference,
-    matches,
-    project_root,
-    settings_root,
-)
+from agac.spec.paths import POSTGRES, Refused, is_pattern, is_reference, matches, project_root, state_folders, work_dir
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
 from agac.store import runs
@@ -305,11 +295,6 @@ class Job(BuiltWorkflow):
         given = self.options.of_run()
         return replace(given, input=self.piped or self.input) if self.piped or is_outside(self.input) else given
 
-    def warn(self, text: str) -> None:
-        """A warning with which its runs and plans begin."""
-        file, document, problems = self.read
-        self.read = file, document, [*problems, Problem(Where(self.output), text, "warning")]
-
     def placed(self, output: OutputSpec) -> OutputSpec:
         """The files that are written, and no folder."""
         named = {"errors.jsonl": self.options.error_output, "telemetry.jsonl": self.options.telemetry_output}
@@ -328,9 +313,7 @@ class Job(BuiltWorkflow):
             if path is None:
                 continue
             refuse_target(path, own, "results.jsonl", force=True)
-            own_folders = [self.root / state for state in STATE_FOLDERS]
-            own_folders += [self.root] if settings_root(self.root) != self.root else []
-            if any(map(path.resolve().is_relative_to, own_folders)):
+            if any(map(path.resolve().is_relative_to, state_folders(self.root))):
                 raise UsageError(f"{flag} {path}: belongs to agac or git", remedy="Name a file of your own.")
             if is_pattern(source) and _matches(source, path):
                 raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
@@ -487,7 +470,7 @@ async def process(
     """
     job = await _ready(input, str(output), options or ProcessOptions(), project, tell)
     if job.adopts:
-        job.warn(f"adopted {await adopt(job, confirm)}")
+        await adopt(job, confirm)
     return await _run(job, progress, confirm, handle_signals, began)
 
 
@@ -503,7 +486,7 @@ async def process_plan(
     """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
     job = await _ready(input, str(output), options or ProcessOptions(), project, None)
     if job.adopts:
-        job.warn(f"--resume adopts {await adopt(job, None, dry=True)}. This plan is without them")
+        await adopt(job, None, dry=True)
     return await asynchronous(plan)(job, job.of_run(), show=show, project=job.root)
 
 
@@ -558,7 +541,7 @@ async def _ready(
 ) -> Job:
     """The job, where it may write its OUTPUT; rows of a program are kept as piped ones are. Raises UsageError."""
     root = project_root(project, bare=True)
-    root = root if options.work_dir is None else _work_dir(Path(options.work_dir).resolve(), root)
+    root = work_dir(Path(options.work_dir).resolve(), root) if options.work_dir else root
     rows = None if isinstance(source, str | Path) else source
     job = Job(root, PIPED if rows is not None else str(source), output, options, tell)
     if rows is not None:
@@ -572,37 +555,19 @@ async def _ready(
     known = [one for run in written for one in run.files.values()]
     others = [path for path in map(_path, (options.error_output, options.telemetry_output)) if path is not None]
     foreign = [path for path in others if path.exists() and path.stat().st_size and stamp(path) not in known]
-    job.adopts = bool(before is None and options.resume and job.file.is_file())
-    if job.file.exists() and before is None and not job.adopts:
-        foreign.insert(0, job.file)
+    job.adopts = before is None and job.file.exists()
+    if job.adopts and not options.resume:
+        raise UsageError(
+            f"{output} exists, and this job did not write it", remedy=f"{_OVERWRITE} --resume adopts its results."
+        )
     if foreign:
-        adopting = " --resume adopts its results as answers of this job." if foreign[0] is job.file else ""
-        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE + adopting)
-    if job.adopts and (options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl"):
-        what = f"{output}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"
-        raise UsageError(what, remedy=_OVERWRITE)
+        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
     if before is not None and job.file.exists() and before["input"] != job.input:
         what = f"{output} has the results of another INPUT, {before['input']}"
         raise UsageError(what, remedy=_OVERWRITE)
     if options.resume is False and job.file.exists():
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
     return job
-
-
-def _work_dir(folder: Path, root: Path) -> Path:
-    """A folder for the state of jobs alone, with the settings of the project at `root`. Raises UsageError."""
-    settings = folder / SETTINGS
-    if not settings.is_file():
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        if names - {SETTINGS.parts[0]}:
-            whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
-            raise UsageError(
-                f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or one that is not there."
-            )
-        with explained(settings, "Name another folder."):
-            settings.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(settings, str(settings_root(root)))
-    return folder
 
 
 _OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."

@@ -42,7 +42,7 @@ from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.paths import output_folder, project_root, refused_by_windows, settings_root
+from agac.spec.paths import home_of, output_folder, project_root, refused_by_windows
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 from agac.store import runs
 from agac.store.db import open_for_reading
@@ -255,7 +255,7 @@ async def with_pins(
 
 def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:
     """The process's environment over the project's .env (what is exported wins), and each line that cannot be read."""
-    file, raw, problems = settings_root(root) / ".env", b"", list[Problem]()
+    file, raw, problems = home_of(root) / ".env", b"", list[Problem]()
     try:
         raw = file.read_bytes() if file.is_file() else b""
     except OSError as error:

@@ -362,13 +362,7 @@ def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how
     help="Keep the most recently used runs of each workflow; delete older runs, answers that no kept run uses and rows "
     "that left the input, and free their space."
 )
-@click.option(
-    "--keep-runs",
-    metavar="N",
-    type=click.IntRange(1),
-    required=True,
-    help="Keep N runs per workflow, and N of all row runs.",
-)
+@click.option("--keep-runs", metavar="N", type=click.IntRange(1), required=True, help="Keep N per workflow (or jobs).")
 @main.workflow_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @main.json_option

@@ -73,18 +73,14 @@ def _runs_table(
     names = terminal.outcome_names(terminal.ROW_OUTCOMES, [run["rows"] for run in report.runs])
     rows = [
         [
-            run["run"], _name_of(run), run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
+            run["run"], f"{job_alias(run['run'])}: {run['output']}" if is_job(run["workflow"]) else run["workflow"],
+            run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
             run["calls"]["count"], terminal.cost_of(run["calls"]), *(value(run) for value in more.values()),
         ]
         for run in report.runs
     ]  # fmt: skip
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
     return [terminal.table(header, rows), "", f"Store: {terminal.megabytes(report.database_bytes)}"]
-
-
-def _name_of(run: dict[str, Any]) -> str:
-    """The workflow of a run, or which job it is."""
-    return f"{job_alias(run['run'])}: {run['output']}" if is_job(run["workflow"]) else str(run["workflow"])
 
 
 def changes_of(run: dict[str, Any]) -> str:

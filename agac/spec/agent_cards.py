@@ -17,15 +17,7 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, counted
 from agac.spec.models import CardFile, MessageFile
-from agac.spec.paths import (
-    OutsideProject,
-    RemoteContent,
-    Unusable,
-    existing_file,
-    files_called,
-    read_text,
-    settings_root,
-)
+from agac.spec.paths import OutsideProject, RemoteContent, Unusable, existing_file, files_called, home_of, read_text
 from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
@@ -64,7 +56,7 @@ def card_names(project: ProjectSpec) -> list[str]:
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
     try:
-        found = files_called(name, settings_root(project.root), project.paths.agentcards, SUFFIXES)
+        found = files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
         return None, str(error)
     if not found:
@@ -274,7 +266,7 @@ def _card_examples(
     problems: list[Problem] = []
     for name in names:
         try:
-            path = existing_file(name, settings_root(project.root), where, base=card.parent)
+            path = existing_file(name, home_of(project.root), where, base=card.parent)
             shown = project.shown(path)
             text = read_text(path, shown)
         except Unusable as error:

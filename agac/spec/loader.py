@@ -29,7 +29,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
 
     `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
     """
-    root, home = root.resolve(), paths.settings_root(root.resolve())
+    root, home = root.resolve(), paths.home_of(root.resolve())
     file, document, problems = _read(ProjectFile, home / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
     if file is None:
         return None, in_order(problems)

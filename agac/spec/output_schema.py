@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, nearest
 from agac.core.types import JSONValue, Schema
 from agac.spec.json_schema import KEYWORDS, TYPES, Fault, FieldShape, compiled, schema_faults, schema_warnings
-from agac.spec.paths import Refused, Unusable, inside, is_reference, read_text, settings_root
+from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, read_text
 from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
 
@@ -47,7 +47,7 @@ def load_schema(
             return None, [document.problem(path, f"{error.message}. {error.remedy}")]
     try:
         if value.startswith(PREFIX):
-            return _python_schema(value, settings_root(project.root)), []
+            return _python_schema(value, home_of(project.root)), []
         if is_reference(value):
             (found,) = project.fetch(value, f"schema of {name}")
             return _from_file(found.path, value)
@@ -192,7 +192,7 @@ def _module_file(root: Path, module: str) -> Path | None:
 
 def same_schema(spec: PythonSchema, root: Path) -> None:
     """Raises UsageError when the text of a recorded schema is no longer what it was."""
-    root = settings_root(root)
+    root = home_of(root)
     file = _module_file(root, spec.module)
     if file is None or source_hash(file, root)[0] != spec.source:
         name = f"{PREFIX}{spec.module}.{spec.cls}"
@@ -209,7 +209,7 @@ def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
         return Resolved(spec.schema) if spec.model is None else _of_model(spec.model, told, told)
     name = f"{PREFIX}{spec.module}.{spec.cls}"
     with redirect_stdout(sys.stderr):  # stdout belongs to what agac itself says
-        return _of_model(_imported(spec, name, settings_root(root)), spec.name, name)
+        return _of_model(_imported(spec, name, home_of(root)), spec.name, name)
 
 
 def _of_model(model: object, told: str, name: str) -> Resolved:

@@ -18,8 +18,7 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean
 PROJECT_FILE = "agac.yml"
 STORE = Path(".agac") / "agac.db"
 STATE_FOLDERS = (".agac", ".git")
-SETTINGS = Path(".agac") / "settings"
-"""Names, in a work dir, the folder of the project in which it was made."""
+_HOME = Path(".agac") / "home"
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
@@ -50,10 +49,29 @@ def project_root(project: Path | str | None, start: Path | None = None, *, bare:
     return find_project(start or Path.cwd(), Path(project) if project is not None else None, bare=bare)
 
 
-def settings_root(root: Path) -> Path:
+def home_of(root: Path) -> Path:
     """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the project it was made in."""
-    link = root / SETTINGS
+    link = root / _HOME
     return Path(link.read_text("utf-8")) if link.is_file() else root
+
+
+def work_dir(folder: Path, root: Path) -> Path:
+    """A folder for nothing but the state of jobs, made for the project at `root`. Raises UsageError."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not (folder / _HOME).is_file():
+        if names - {_HOME.parts[0]}:
+            whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
+            raise UsageError(
+                f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or one that is not there."
+            )
+        (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
+        (folder / _HOME).write_text(str(home_of(root)), "utf-8")
+    return folder
+
+
+def state_folders(root: Path) -> list[Path]:
+    """Where nothing is written but state: of a work dir, all of it."""
+    return [root / state for state in STATE_FOLDERS] if home_of(root) == root else [root]
 
 
 def is_project(explicit: Path | None = None) -> bool:

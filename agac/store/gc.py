@@ -321,18 +321,15 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     concerned = [line for line in lines if workflow in (None, line.workflow)]
     stay = {line.id for line in lines} - {line.id for line in concerned}
     tidied: set[int] = set()
-    for name in {_counted_as(line) for line in concerned}:
-        own = [line for line in concerned if _counted_as(line) == name]
+    named = [(JOB if is_job(line.workflow) else line.workflow, line) for line in concerned]
+    for name in {name for name, _ in named}:
+        own = [line for one, line in named if one == name]
         whole = [line for line in own if not line.partial]
         tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
     stay |= tidied | set(needed)
     tidied -= set(needed)
     doomed = [line for line in lines if line.id not in stay]
     return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
-
-
-def _counted_as(line: RunLine) -> str:
-    return JOB if is_job(line.workflow) else line.workflow
 
 
 async def clear(

@@ -293,6 +293,15 @@ INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES
 SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? AND (how <> 'adopted'
     OR endpoint_id IN (SELECT id FROM endpoint WHERE provider = 'adopted' AND base_url = ?)) ORDER BY id;
 
+-- name: endpoint_adopt
+-- Of adopted results the workflow stands in the place of the address, and the file in that of the model.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES ('adopted', ?, ?, 0) ON CONFLICT DO NOTHING;
+
+-- name: result_adopt
+-- A result is kept that stood in a file.
+INSERT INTO result (fingerprint, value, created_at, how, endpoint_id)
+SELECT ?, ?, ?, 'adopted', id FROM endpoint WHERE provider = 'adopted' AND base_url = ? AND model = ?;
+
 -- name: rows_adopted
 -- How many rows of a run have a result that its workflow adopted.
 SELECT count(*) FROM row r JOIN result v ON v.id = r.result_id

@@ -60,11 +60,6 @@ class Result:
     like: Result | None = None
 
 
-ADOPTED = "adopted"
-"""How a result came about that stood in an OUTPUT which agac did not write, and the provider of its endpoint, whose
-model is that OUTPUT, and whose base URL the workflow: for others it does not count."""
-
-
 class TaskEnd(NamedTuple):
     """What became of a task."""
 

@@ -178,36 +178,29 @@ class Scratch:
 
 
 class FoundAnswers:
-    """Answers that stand in a file, by the ids of its rows, the last one of each; None: what is no answer. Those of
-    rows that are there get their fingerprints."""
+    """Answers that stand in a file, by ids, the last one of each (None: no answer), with the fingerprints of the rows
+    that are there. Its `lines` are counted."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level="DEFERRED")
-        self._db.execute("CREATE TABLE answer (id PRIMARY KEY, value TEXT, print BLOB)")
-        self.lines = 0
+        self._ask, self.lines = sqlite3.connect("", isolation_level="DEFERRED").execute, 0
+        self._ask("CREATE TABLE answer (id PRIMARY KEY, value TEXT, print BLOB)")
 
     def put(self, row_id: RowId, value: str | None) -> None:
         """What a line has."""
-        self._db.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, NULL)", (row_id, value))
+        self._ask("INSERT OR REPLACE INTO answer VALUES (?, ?, NULL)", (row_id, value))
         self.lines += 1
 
     def match(self, row_id: RowId, fingerprint: bytes) -> None:
         """A row that is there."""
-        self._db.execute("UPDATE answer SET print = ? WHERE id = ? AND value IS NOT NULL", (fingerprint, row_id))
+        self._ask("UPDATE answer SET print = ? WHERE id = ? AND value IS NOT NULL", (fingerprint, row_id))
 
-    def counts(self) -> tuple[int, int, int]:
-        """How many ids there are, how many of them have an answer, and how many of these a row."""
-        found: tuple[int, int, int] = self._db.execute(
-            "SELECT count(*), count(value), count(print) FROM answer"
-        ).fetchone()
-        return found
+    def told(self) -> tuple[tuple[int, int, int], list[tuple[str, int]]]:
+        """How many ids there are, answers, and answers of rows; the commonest of these with their counts."""
+        (counts,) = self._ask("SELECT count(*), count(value), count(print) FROM answer").fetchall()
+        common = "SELECT value, count(*) FROM answer WHERE print IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"
+        return counts, self._ask(common).fetchall()
 
-    def commonest(self) -> list[tuple[str, int]]:
-        """The commonest answers of rows, and how often each comes."""
-        statement = "SELECT value, count(*) FROM answer WHERE print IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"
-        return self._db.execute(statement).fetchall()
-
-    def of_rows(self, some: int) -> Iterator[list[tuple[RowId, str, bytes]]]:
-        """The answers of rows with their fingerprints, some at a time."""
-        found = self._db.execute("SELECT id, value, print FROM answer WHERE print IS NOT NULL ORDER BY rowid")
+    def of_rows(self, some: int) -> Iterator[list[tuple[RowId, bytes, str]]]:
+        """The answers of rows with their ids and fingerprints, some at a time."""
+        found = self._ask("SELECT id, print, value FROM answer WHERE print IS NOT NULL ORDER BY rowid")
         return iter(lambda: found.fetchmany(some), [])

@@ -71,15 +71,13 @@ def migrate(writer: sqlite3.Connection) -> None:
 
 
 async def keep_adopted(
-    database: db.Database, workflow: str, file: str, answers: Sequence[tuple[bytes, str]], at: float
+    database: db.Database, whose: tuple[str, str], found: list[tuple[bytes, str]], at: float
 ) -> None:
-    """Stores answers, by their fingerprints, that a workflow takes out of a file."""
+    """Stores answers, with their fingerprints, that one workflow takes out of a file: `whose` are these two."""
 
     def add(writer: sqlite3.Connection) -> None:
-        number = _endpoint(records.Endpoint(records.ADOPTED, workflow, file, False), writer)
-        values = enumerate(answers, _last(writer, "result_id_max") + 1)
-        results = [(key, fingerprint, value, number, at, records.ADOPTED) for key, (fingerprint, value) in values]
-        writer.executemany(db.sql("result_insert"), results)
+        writer.execute(db.sql("endpoint_adopt"), whose)
+        writer.executemany(db.sql("result_adopt"), [(*one, at, *whose) for one in found])
 
     await change(database, add)
 
@@ -430,13 +428,11 @@ class Ledger:
     def _endpoint(self, endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
-            found = self._endpoints[endpoint] = _endpoint(endpoint, writer)
+            row = writer.execute(db.sql("endpoint_find"), endpoint).fetchone()
+            found = row[0] if row else writer.execute(db.sql("endpoint_make"), endpoint).lastrowid
+            assert found is not None
+            self._endpoints[endpoint] = found
         return found
-
-
-def _endpoint(endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
-    row = writer.execute(db.sql("endpoint_find"), endpoint).fetchone()
-    return int(row[0]) if row else writer.execute(db.sql("endpoint_make"), endpoint).lastrowid or 0
 
 
 def _rows(batch: records.WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:

@@ -39,13 +39,13 @@ def test_results_of_an_unknown_file_are_adopted_and_never_paid(project: ProjectF
     assert "replace it with --overwrite" in ran.err
     ran = process(project, "--resume", code=2)
     for said in (
-        "nothing was adopted: out.jsonl was not written by this job; it has results of 2 rows of the input that fit",
-        "4 empty, failed or unfit; 1 of other rows; 1 repeated further down, where the last line counts",
-        "its torn last line is left out", 'The commonest: 2 × "x". For example ', "'r-3': \"x\"", "Add --yes",
-    ):  # fmt: skip
+        "nothing was adopted: out.jsonl has 2 results for rows of the input; 4 empty, failed or unfit; 1 of other rows",
+        '; 1 repeated further down, where the last line counts; 1 torn at the end; 2 × "x"; \'r-1\': "x"; \'r-3\': "x"',
+        "Add --yes to adopt them, or replace the file with --overwrite",
+    ):
         assert said in ran.err, said
     assert file.read_text("utf-8") == text
-    assert "This plan is without them" in process(project, "--resume", "--dry-run").err
+    assert "this plan is without what --resume adopts: out.jsonl has 2" in process(project, "--resume", "--dry-run").err
     asked: list[str] = []
 
     def answer(prompt: str) -> Step:
@@ -113,7 +113,7 @@ def test_only_what_fits_the_job_is_adopted(
         assert lines(file)[0]["result"] == result
         assert "Adopted: the answers of 1 row" in ran.err
     else:
-        assert "nothing was adopted: out.jsonl was not written by this job; it has results of 0 rows" in ran.err
+        assert "nothing was adopted: out.jsonl has 0 results for rows of the input" in ran.err
         assert lines(file)[0]["result"] == result
 
 
