@@ -359,7 +359,7 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
 
 
 def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
-    if not known.is_readable:
+    if known.row.origin is None and json.loads(known.row.data) is None:
         return ShownPrompt(None, "this record of the input could not be read")
     lacking = known.unknown(stage.ancestors)
     if lacking:

@@ -114,7 +114,6 @@ class Fingerprinter:
 
     def __init__(
         self,
-        *,
         provider: str,
         model: str,
         params: Params,

@@ -359,7 +359,7 @@ class Executor:
         else:
             settled = row.settled | self._later if self._makes else None
             settler.row_ended(row, state, None if self._joins or in_place else row.written, settled=settled)
-        if derived is not None and (row.known or row.made or not derived.is_empty):
+        if derived is not None and (row.known or row.made or derived.children or derived.groups or derived.alike):
             self._ledger.batch.makings.append(derived)
             if self._on_made is not None:
                 self._on_made(derived)

@@ -556,14 +556,10 @@ class Lines:
         self.results: list[str] = []
         self.values: list[str] = []
         self.errors: list[str] = []
+        self.by_file = {"results.jsonl": self.results, "results.json": self.values, "errors.jsonl": self.errors}
         self.rows: list[OutputRow] = []
         for row in rows:
             self._add(row)
-
-    @property
-    def by_file(self) -> dict[str, list[str]]:
-        """The lines of each file."""
-        return {"results.jsonl": self.results, "results.json": self.values, "errors.jsonl": self.errors}
 
     def _add(self, row: ExportRow) -> None:
         """Adds a row; one without an outcome, or dropped, has no line. Where all results were skipped it is null."""

@@ -147,11 +147,6 @@ class RowHistory:
         return RowHistory(run, stages, row, tasks, replicas, in_batches, await _first_view(database, run, stages, row))
 
     @property
-    def is_readable(self) -> bool:
-        """Whether the input gave a row that stages can see."""
-        return self.row.origin is not None or json.loads(self.row.data) is not None
-
-    @property
     def own(self) -> frozenset[str]:
         """The names of the stages that the row goes through: of others upstream it was made."""
         return frozenset(stage.name for stage in levels_of(self.stages).by_origin[self.row.origin].stages)

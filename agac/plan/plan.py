@@ -149,14 +149,7 @@ def planned_stage(
         extra_check=resolved.validate_extra if resolved else None,
         model=resolved.model if resolved else None,
         python_schema=python_schema,
-        prints=Fingerprinter(
-            provider=first.provider.name,
-            model=first.model,
-            params=first.params,
-            schema=schema,
-            output_field=stage.output_field,
-            reply=stage.reply,
-        ),
+        prints=Fingerprinter(first.provider.name, first.model, first.params, schema, stage.output_field, stage.reply),
     )
 
 

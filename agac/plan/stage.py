@@ -160,14 +160,7 @@ class RecordedStage(Stage):
         """The fingerprints that the engine gave this task and its replicas."""
         provider, _, model = self.model.partition("/")
         params = Params(**tupled(self.params))
-        prints = Fingerprinter(
-            provider=provider,
-            model=model,
-            params=params,
-            schema=self.schema,
-            output_field=self.output_field,
-            reply=self.reply,
-        )
+        prints = Fingerprinter(provider, model, params, self.schema, self.output_field, self.reply)
         return task_prints(self, prints, messages, row_id, run)
 
 

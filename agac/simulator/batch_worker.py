@@ -66,7 +66,7 @@ def input_problem(code: str, message: str, line: int | None = None, param: str |
 
 class CheckedInput:
     """The input of OpenAI's or Azure's batch, read in one pass, as these do once they have accepted the batch: `errors`
-    as a batch lists them, the count of requests, their model and their tokens. Only the ids of its requests are held.
+    as a batch lists them, the hashes of its requests' ids, their model and their tokens.
     """
 
     def __init__(self, path: Path, batch: Batch) -> None:
@@ -74,7 +74,7 @@ class CheckedInput:
         self.errors: list[dict[str, Any]] = []
         self.model = ""
         self.tokens = 0
-        self._ids: set[int] = set()
+        self.ids: set[int] = set()
         if path.stat().st_size > MAX_INPUT_BYTES:
             message = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
             self.errors = [input_problem("file_too_large", message)]
@@ -95,11 +95,6 @@ class CheckedInput:
         if not self.errors and "missing" in self.model:
             self.errors = [input_problem("model_not_found", unknown_model(self.model).message, 1, "body.model")]
 
-    @property
-    def total(self) -> int:
-        """How many requests there are."""
-        return len(self._ids)
-
     def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
         """What is wrong with a line, nothing for a good one."""
         try:
@@ -117,11 +112,11 @@ class CheckedInput:
         if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
             message = f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
             yield input_problem("invalid_custom_id", message, number, "custom_id")
-        elif hash(custom_id) in self._ids:
+        elif hash(custom_id) in self.ids:
             message = f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
             yield input_problem("duplicate_custom_id", message + "Every custom_id must be unique.", number, "custom_id")
         else:
-            self._ids.add(hash(custom_id))
+            self.ids.add(hash(custom_id))
         if line["method"] != "POST":
             yield input_problem("invalid_method", "Invalid 'method': expected 'POST'.", number, "method")
         if line["url"] != self.endpoint:
@@ -242,7 +237,7 @@ class BatchWorker:
                 message = f"Enqueued token limit reached for {checked.model}. {limit}"
                 message += "Please try again once some batches have completed."
                 errors = [input_problem("token_limit_exceeded", message)]
-        self.settle_input(batch.id, errors, total=checked.total, model=checked.model, enqueued_tokens=checked.tokens)
+        self.settle_input(batch.id, errors, total=len(checked.ids), model=checked.model, enqueued_tokens=checked.tokens)
 
     def settle_input(self, batch_id: str, errors: list[dict[str, Any]], **found: Any) -> None:
         """Writes what was found about the input of a batch, which has failed if there are errors."""
@@ -447,16 +442,11 @@ class SimulatedBatches:
     """The batches of one simulator. The thread that works on them is started when the first one is."""
 
     def __init__(
-        self,
-        store: BatchStore,
-        faults: BatchFaults,
-        seconds: float,
-        plan: FaultPlan,
-        charged_before: Callable[[bytes], bool],
+        self, store: BatchStore, faults: BatchFaults, seconds: float, plan: FaultPlan, charged: Callable[[bytes], bool]
     ) -> None:
         self.store, self.faults, self.seconds = store, faults, seconds
         self._stopping = threading.Event()
-        self._worker = BatchWorker(store, plan, charged_before, self._stopping)
+        self._worker = BatchWorker(store, plan, charged, self._stopping)
         self._thread = ThreadPoolExecutor(1, "simulator-batches")
         self._queue_lock = threading.Lock()
         self._early: Counter[str] = Counter()

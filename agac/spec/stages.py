@@ -160,7 +160,8 @@ class StageBuilder:
         prompt = self._prompt(written, path, keys.syntax, tuple(name for name in answers if name not in never))
         system = card.instruction if card else None
         if written.instructions:
-            system = self._instructions(written, path, keys.syntax)
+            source = self._text(templates.text_or_file, written.instructions, (*path, "instructions"), written.name)
+            system = self._noted(templates.fill(source, self.variables, syntax=keys.syntax)) if source else None
         schema, at = None, (*path, "output_schema")
         if written.output_schema is not None:
             found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
@@ -239,10 +240,6 @@ class StageBuilder:
         if (source := self._text(read, value, at, written.name)) is None:
             return None
         return self._noted(templates.compile_template(*source, syntax))
-
-    def _instructions(self, written: StageFile, path: Path_, syntax: Syntax) -> str | None:
-        source = self._text(templates.text_or_file, written.instructions or "", (*path, "instructions"), written.name)
-        return self._noted(templates.fill(source, self.variables, syntax=syntax)) if source else None
 
     def _fetched(self, reference: str, at: Path_, what: str, stage: str) -> RemoteContent | None:
         """What a reference of the stage named `stage` names."""

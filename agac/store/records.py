@@ -90,12 +90,12 @@ class Call:
     purpose: str
     started_at: float
     duration: float
-    status: int | None
-    error: RowError | None
-    ambiguous: bool
-    usage: Usage
-    cost: float | None
-    body: bytes | None
+    status: int | None = None
+    error: RowError | None = None
+    ambiguous: bool = False
+    usage: Usage = field(default_factory=Usage)
+    cost: float | None = None
+    body: bytes | None = None
     again: bool = False
     mended: bool = False
     held_usd: float = 0.0
@@ -168,11 +168,6 @@ class DerivedRows(NamedTuple):
     children: Mapping[int, Sequence[Child]] = {}
     groups: Mapping[int, Membership] = {}
     alike: Mapping[int, DedupeCandidate] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is made of it."""
-        return not (self.children or self.groups or self.alike)
 
 
 class Children(NamedTuple):

@@ -276,19 +276,9 @@ class ResultReader:
             after = left[-1].place
             for task in left:
                 if missing == "missing":
-                    lost = Call(
-                        number=task.round + task.repairs,
-                        endpoint=form.endpoint(None),
-                        purpose="ask",
-                        started_at=record.submitted_at or record.planned_at,
-                        duration=0.0,
-                        status=None,
-                        error=missing_error("missing"),
-                        usage=Usage(),
-                        cost=None,
-                        body=None,
-                        **self._held(),
-                    )
+                    number, began = task.round + task.repairs, record.submitted_at or record.planned_at
+                    fault = missing_error("missing")
+                    lost = Call(number, form.endpoint(None), "ask", began, 0.0, error=fault, **self._held())
                     self._keep(task, lost)
                 self._not_answered(task, missing, "")
             await self.put()
