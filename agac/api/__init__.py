@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     # isort: off
     # fmt: off
     from agac.api.batches import BatchReport, batch_list, batch_status
+    from agac.api.compare import ComparisonReport, compare
     from agac.api.extras import (
         BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
         show_card, show_data, sql, write_schemas,
@@ -57,12 +58,13 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
     aretry, aretry_choice, arun = asynchronous(retry), asynchronous(retry_choice), asynchronous(run)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
-    ashow = asynchronous(show)
+    acompare, ashow = asynchronous(compare), asynchronous(show)
 
 _HOMES = {
     name: f"agac.{module}"
     for module, names in {
         "api.batches": "BatchReport batch_list batch_status",
+        "api.compare": "ComparisonReport compare",
         "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
         "show_card show_data sql write_schemas",
         "api.graph": "GraphReport graph save_drawing",
@@ -90,18 +92,18 @@ _HOMES = {
 """The public names, each with the module that has it."""
 
 __all__ = [
-    "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport", "DataReport",
-    "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
-    "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry",
-    "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
-    "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "UsageError", "View",
-    "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "adoctor",
-    "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry",
-    "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list",
-    "batch_status", "batch_wait", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph",
-    "init", "inspect", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",
-    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
-    "status", "validate", "views", "why", "write_schemas",
+    "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport",
+    "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport",
+    "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "Quote",
+    "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport",
+    "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
+    "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list",
+    "abatch_status", "abatch_wait", "acompare", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess",
+    "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy",
+    "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "doctor", "embedded_simulator",
+    "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan", "process", "process_plan",
+    "read_job", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing",
+    "save_job", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

@@ -17,9 +17,10 @@ from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
-from agac.core.text import duration
+from agac.core.text import cropped, duration
 from agac.core.types import counted, dollars
 from agac.data.frames import GivenRows
+from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, estimate, needed
@@ -167,7 +168,7 @@ FIRST_ROWS = 20
 class Quote(NamedTuple):
     """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so far and the prompts
     that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`
-    are the first rows. Its text is the question, which "batch" answers too where there is such a price."""
+    are the first rows. Its text is the question, which "batch" answers too where there are both prices."""
 
     rows: int
     usd: float | None
@@ -184,7 +185,15 @@ class Quote(NamedTuple):
             if usd is not None
         ]
         known += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
-        return f"rest: {', '.join(known) or 'price not known'}"
+        found = ((one.id, one.error.message if one.error else one.result) for one in self.answers)
+        shown = ((id, text if isinstance(text, str) else encode(text)) for id, text in found)  # noqa: A001
+        lines = [f"  {id}: {cropped(' '.join(text.split()), 100)}" for id, text in shown]  # noqa: A001
+        return "\n".join([*lines, f"rest: {', '.join(known) or 'price not known'}"])
+
+    @property
+    def choices(self) -> str:
+        """What a terminal takes for an answer."""
+        return "; [y/n]" if None in (self.usd, self.batch_usd) else "; [y/batch/n]"
 
 
 async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:

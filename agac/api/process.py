@@ -4,6 +4,7 @@ known by its OUTPUT; it is an `agac.Workflow` made in memory, and runs as every 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -604,9 +605,10 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
         quote = quote._replace(batch_usd=None)
     answer = more["confirm"](quote) if more["confirm"] is not None else None
     if not answer:
-        said = f"; {quote}" if answer is None else ""
+        said = f":\n{quote}" if answer is None else ""
         what = f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which are kept{said}"
-        raise UsageError(what, remedy=f"Continue with: agac resume {job_alias(first.summary['run'])} --yes")
+        where = f" --work-dir {shlex.quote(job.options.work_dir)}" if job.options.work_dir else ""
+        raise UsageError(what, remedy=f"Continue with: agac resume {job_alias(first.summary['run'])}{where} --yes")
     if answer == "batch":
         job.options = replace(job.options, run_mode="batch")
         job.given["job"]["run_mode"] = "batch"

@@ -336,7 +336,8 @@ async def walk_through(
 # Several workflows in one command: all are checked before the first one runs.
 
 WORST_FIRST = (
-    ExitCode.INTERRUPTED, ExitCode.FAILED, ExitCode.LIMIT, ExitCode.NOT_READY, ExitCode.ROWS_FAILED, ExitCode.DONE
+    ExitCode.INTERRUPTED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.LIMIT, ExitCode.NOT_READY, ExitCode.ROWS_FAILED,
+    ExitCode.DONE,
 )  # fmt: skip
 """Of several ends the one that comes first here is reported."""
 

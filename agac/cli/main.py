@@ -117,7 +117,7 @@ def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-# which rows, and what replaces the workflow's model, run mode and vars
+# which rows, and what replaces the workflow's run mode and vars, and its model
 row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
     click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
@@ -128,7 +128,6 @@ row_options = in_order(
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
     click.option("--sql", metavar="SELECT", help="Use the rows that this statement makes of those of the input."),
-    click.option("-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."),
     click.option(
         "--run-mode", type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
@@ -136,6 +135,9 @@ row_options = in_order(
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
     click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
 )  # fmt: skip
+model_option = click.option(
+    "-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."
+)
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
@@ -333,7 +335,7 @@ def _main() -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except AgacError as error:
-        return _say_known(error, context)
+        return say_known(error, context)
     except KeyboardInterrupt:
         terminal.say("Interrupted; nothing is lost. Run the same command again to resume.")
         return ExitCode.INTERRUPTED
@@ -342,14 +344,14 @@ def _main() -> int:
     except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
         if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("agac."):
             lack = f"agac needs a package that is missing: {error.name} is not installed for {sys.executable}"
-            return _say_known(AgacError(lack, remedy="`agac doctor --install` says what installs it."), context)
+            return say_known(AgacError(lack, remedy="`agac doctor --install` says what installs it."), context)
         if isinstance(error, OSError) and (error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ):
             raise  # completions are written past the stream
         # a word of the command line whose bytes are not text in the encoding of this environment
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
             return _say_bug(error)
-        return _say_known(
+        return say_known(
             UsageError(
                 f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
                 remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
@@ -358,7 +360,8 @@ def _main() -> int:
         )
 
 
-def _say_known(error: AgacError, context: click.Context | None) -> int:
+def say_known(error: AgacError, context: click.Context | None) -> int:
+    """Say what a user can mend."""
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
     terminal.say_error(error.message, *([named_here(error.remedy, context)] if error.remedy else []))

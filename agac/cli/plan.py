@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli import terminal
-from agac.cli.main import Globals, json_option, read_variables, row_options, stage_options, workflow_options
+from agac.cli import main, terminal
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
@@ -27,17 +26,18 @@ MAX_PATHS = 20
 
 
 @click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")
-@workflow_options("The workflow: its name, or its file; may be given more than once.")
-@row_options
+@main.workflow_options("The workflow: its name, or its file; may be given more than once.")
+@main.row_options
+@main.model_option
 @click.option("--fresh", is_flag=True, help="As if no earlier result were reused.")
 @click.option("--stage", metavar="NAME", help="Run only this stage.")
-@stage_options
+@main.stage_options
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first N rendered prompts.")
-@json_option
+@main.json_option
 @click.pass_obj
-def plan(settings: Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
+def plan(settings: main.Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
     """Reads files and the store only."""
-    given |= {"vars": read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
+    given |= {"vars": main.read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
     options = api.RunOptions(**given)
     plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
     print_plans(plans, workflows, as_json=as_json)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.cli import main
 from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
 from agac.cli.plan import print_plans
-from agac.cli.run import batch_lines, next_lines, read_budget, say_stop, summary_lines
-from agac.cli.terminal import confirmed, first_line, from_here, print_json, print_text, say
+from agac.cli.run import batch_lines, call_time, next_lines, read_budget, say_stop, summary_lines
+from agac.cli.terminal import confirmed, from_here, price, print_json, print_text, row_words, say, table
 from agac.core.keys import job_alias
-from agac.core.text import plain
 from agac.core.types import counted
 from agac.spec.paths import PROJECT_FILE, STORE, is_project
 
@@ -111,6 +111,8 @@ class ProcessCommand(click.Command):
                  "write; or refuse one that is there."),
     work_dir_option,
     click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
+    click.option("-m", "--model", "models", metavar="MODEL", multiple=True,
+                 help="The model: provider/model?key=value. Several are compared, with an OUTPUT each."),
     click.option("--quote", is_flag=True, help="Run 20 rows, then show what the rest costs and ask whether to go on."),
     click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
     _path("--config", text="Read the job from a YAML file; options win over its keys."),
@@ -133,20 +135,27 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
     given["budget"] = read_budget(given["budget"])
     config, workflow, every = (given.pop(name) for name in ("config", "save_workflow", "progress_every"))
     every = every if given.pop("progress") else 0
+    models = given.pop("models")
+    given["model"] = models[0] if len(models) == 1 else None
     options = api.ProcessOptions(**{name: value for name, value in given.items() if value is not None})
     if config is not None:
         options = api.read_job(config, options)
     if workflow is not None:
+        if models[1:]:
+            raise click.UsageError("--save-workflow: a workflow has one model; leave out the others")
         path = api.save_job(source, output, options, workflow, project=settings.project_dir)
         say(f"The workflow is in {from_here(path)}")
     if dry_run:
-        shown = options.limit or PROMPTS
-        report = api.process_plan(source, output, options, show=shown, project=settings.project_dir)
-        print_plans([report], (), as_json=bool(as_json))
+        from agac.api.compare import jobs_of  # loads the API
+
+        jobs, shown = jobs_of(output, options, models) if models[1:] else [(output, options)], options.limit or PROMPTS
+        plans = [api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs]
+        print_plans(plans, (), as_json=bool(as_json))
         return 0
     if options.work_dir is None and not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
-    return _run(api.process, settings, source, output, options, summary=as_json is not False, every=every)
+    what = source, output, options
+    return _run(api.process, settings, *what, summary=as_json is not False, every=every, models=models)
 
 
 @click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
@@ -189,7 +198,14 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
     return dict(found) | read_variables(pairs)
 
 
-def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary: bool, every: int | None = None) -> int:
+def _run(
+    work: Callable[..., Any],
+    settings: Globals,
+    *what: Any,
+    summary: bool,
+    every: int | None = None,
+    models: Sequence[str] = (),
+) -> int:
     """Run a job, and say how it ended. `every` of 0 rows shows no progress."""
     folder = next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None) or settings.project_dir
     where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
@@ -201,32 +217,54 @@ def _run(work: Callable[..., RunReport], settings: Globals, *what: Any, summary:
     def tell(lines: list[str]) -> None:
         print_text("\n".join(lines), flush=True)
 
-    def confirm(question: Any) -> Any:
-        if not isinstance(question, api.Quote):
-            return confirmed(question)
-        for row in question.answers:
-            found = row.result if row.ok else f"{row.error.type}: {row.error.message}"
-            found = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-            say(f"  {row.id}: {first_line(plain(found), 100)}")
-        return confirmed(str(question), "; [y/batch/n]" if None not in question[1:3] else "; [y/n]")
-
     progress: Any = not settings.quiet and every != 0
     if every and progress:
         from agac.api.progress import plainly
 
         progress = partial(plainly, every=every)
-    report = long_running(work)(
-        *what, project=settings.project_dir, progress=progress, confirm=confirm, handle_signals=True,
+
+    def ended(report: Any) -> None:
+        if isinstance(report, api.AgacError):
+            main.say_known(report, click.get_current_context())
+            return
+        command = f"agac resume {job_alias(report.summary['run'])}{where}"
+        say_stop(report, command)
+        if not settings.quiet:
+            say("\n".join(_ended_lines(report, command)))
+
+    work = partial(api.compare, models=models, ended=ended) if models[1:] else work
+    found = long_running(work)(
+        *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
         began=began, tell=tell,
     )  # fmt: skip
-    command = f"agac resume {job_alias(report.summary['run'])}{where}"
-    say_stop(report, command)
-    if not settings.quiet:
-        for line in _ended_lines(report, command):
-            say(line)
-    if summary and report.summary["output"] != "-":  # there are the results
-        print_json(report.summary)
-    return report.exit_code
+    if not models[1:]:
+        ended(found)
+    elif not settings.quiet:
+        say("\n".join(_model_lines(found.summary["models"])))
+    if summary and found.summary["output"] != "-":  # there are the results
+        print_json(found.summary)
+    return int(found.exit_code)
+
+
+def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """What models did, in a line each, and how far they agree with the first one."""
+    rows = []
+    for one in models:
+        if "error" in one:
+            rows.append([one["model"], "not run", *[""] * 6])
+            continue
+        calls, times = one["calls"], one["timing_ms"]["duration"]
+        took = [call_time(times[name]) if times["count"] else "" for name in ("p50", "p95")]
+        alike = one["agreement"] and one["agreement"]["share"]
+        cost = price(calls["cost_usd"], simulated=calls["cost_is_simulated"])
+        tokens = calls["input_tokens"], calls["output_tokens"]
+        rows.append(
+            [one["model"], row_words(one["rows"]), cost, *tokens, *took, "" if alike is None else f"{alike:.0%}"]
+        )
+    yield from ("", table(["model", "rows", "cost", "tokens in", "out", "p50", "p95", "agrees"], rows))
+    for one in models:
+        if fields := (one.get("agreement") or {}).get("fields"):
+            yield f"{one['model']} agrees: {', '.join(f'{name} {share:.0%}' for name, share in fields.items())}"
 
 
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:

@@ -52,6 +52,7 @@ def read_budget(text: str | None) -> Budget | None:
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
 @main.workflow_options("The workflow: its name, or its file. Several run one after the other.")
 @main.row_options
+@main.model_option
 @main.concurrency_option
 @click.option(
     "-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project."

@@ -341,14 +341,15 @@ def _flush_results() -> None:
         sys.stdout.flush()
 
 
-def confirmed(question: str, choices: str = " [y/N]") -> bool | Literal["batch"] | None:
-    """Ask the user. None: there is no user at a terminal. Ctrl-C ends the command at once."""
+def confirmed(question: Any) -> bool | Literal["batch"] | None:
+    """Ask the user, a text or a `Quote`. None: there is no user at a terminal. Ctrl-C ends the command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
+    choices = getattr(question, "choices", " [y/N]")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
     try:
         while True:
-            print(f"{plain(question)}{choices}: ", end="", file=sys.stderr, flush=True)
+            print(f"{plain(str(question))}{choices}: ", end="", file=sys.stderr, flush=True)
             # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when a key is pressed
             while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
                 pass

@@ -1,0 +1,111 @@
+"""Several models on the rows of a row run: a job for each of them, and how far their results agree."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agac.api.process import STDOUT, ProcessOptions, process
+from agac.api.report import RunReport
+from agac.api.run import WORST_FIRST
+from agac.api.sync import asynchronous, calling
+from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.spec.workflow import Budget
+
+_FILES = ("error_output", "telemetry_output", "summary_output")
+
+
+class ComparisonReport(NamedTuple):
+    """How several models did: `models` in the `summary` has of each its `model`, `output`, and what its own summary has
+    as `job`, `rows`, `calls` and `timing_ms`, or the `error` that kept it from running; as `agreement` the `rows` that
+    it and the first one answered, the `share` of them with equal results, and that of each of the `fields` of objects.
+    `exit_code` is the worst of theirs, `reports` are of those that ran."""
+
+    summary: dict[str, Any]
+    reports: list[RunReport]
+    exit_code: ExitCode
+
+
+def jobs_of(output: str, options: ProcessOptions, models: Sequence[str]) -> list[tuple[str, ProcessOptions]]:
+    """The OUTPUT and the options of each model's job; all files that it writes have the model in their names. Raises
+    UsageError for an OUTPUT that is no file."""
+    if output == STDOUT:
+        raise UsageError("OUTPUT - cannot hold the results of several models", remedy="Name a file.")
+    jobs: dict[str, tuple[str, ProcessOptions]] = {}
+    for model in dict.fromkeys(models):
+        name = short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]
+        while name.casefold() in jobs:
+            name = f"{short}-{len(jobs) + 1}"
+        files: Any = {one: _named(path, name) for one in _FILES if (path := getattr(options, one)) is not None}
+        jobs[name.casefold()] = _named(output, name), replace(options, model=model, **files)
+    return list(jobs.values())
+
+
+def _named(path: str, name: str) -> str:
+    return str(Path(path).with_name(f"{Path(path).stem}.{name}{Path(path).suffix}"))
+
+
+@calling
+async def compare(
+    input: str | Path,  # noqa: A002 - the option's name
+    output: str | Path,
+    options: ProcessOptions | None = None,
+    *,
+    models: Sequence[str],
+    ended: Callable[[RunReport | AgacError], None] = lambda _: None,
+    **more: Any,
+) -> ComparisonReport:
+    """Runs `process` with the same arguments and each of the models in turn, whatever becomes of the others: results go
+    into `results.MODEL.jsonl` beside the OUTPUT `results.jsonl`. `ended` is told each report, or error.
+
+    A budget is for all of them: each may spend what those before it left. Ctrl-C ends the comparison.
+    """
+    options = options or ProcessOptions()
+    if options.wait and options.run_mode == "batch" and not options.quote:  # all are at work before one is waited for
+        await asynchronous(compare)(input, output, replace(options, wait=False), models=models, **more)
+        options, more = replace(options, fresh=False), more | {"began": None}
+    left, lines, codes, reports = options.of_run().budget, list[dict[str, Any]](), [], list[RunReport]()
+    for place, job in jobs_of(str(output), options, models):
+        try:
+            report = await asynchronous(process)(input, place, replace(job, budget=left), **more)
+        except AgacError as error:
+            lines.append({"model": job.model, "output": place, "error": str(error)})
+            codes.append(error.exit_code)
+            ended(error)
+            continue
+        ended(report)
+        reports.append(report)
+        codes.append(report.exit_code)
+        facts = {name: report.summary[name] for name in ("job", "rows", "calls", "timing_ms")}
+        agreement = _agreement(reports[0], report) if report is not reports[0] else None
+        lines.append({"model": job.model, "output": place, **facts, "agreement": agreement})
+        if report.exit_code is ExitCode.INTERRUPTED:
+            break
+        if left is not None:
+            caps = ((unit, report.invocation["budgets"][0].get(unit)) for unit in ("usd", "tokens", "calls"))
+            left = Budget(**{unit: max(0, cap["limit"] - cap["spent"] - cap["held"]) for unit, cap in caps if cap})
+    code = min(codes, key=WORST_FIRST.index)
+    return ComparisonReport({"output": str(output), "models": lines, "exit_code": int(code)}, reports, code)
+
+
+def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:
+    """How many rows both have done, and which share of their results is equal; one row of each is in memory."""
+    rows, equal, fields, same = 0, 0, Counter[str](), Counter[str]()
+    theirs = (row for row in replace(other, kind=None).results() if row.ok)
+    row = next(theirs, None)
+    for mine in replace(first, kind=None).results():
+        while row is not None and (row.row_number or 0) < (mine.row_number or 0):
+            row = next(theirs, None)
+        if row is None or not mine.ok or row.row_number != mine.row_number:
+            continue
+        rows, equal = rows + 1, equal + (mine.result == row.result)
+        if isinstance(mine.result, dict) and isinstance(row.result, dict):
+            names = [name for name in {**mine.result, **row.result} if name in fields or len(fields) < 100]
+            fields.update(names)
+            same.update(name for name in names if mine.result.get(name) == row.result.get(name))
+    shares = {name: round(same[name] / count, 4) for name, count in fields.items()}
+    return {"rows": rows, "share": round(equal / rows, 4) if rows else None, "fields": shares}
