@@ -253,15 +253,12 @@ def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
         if "error" in one:
             rows.append([one["model"], "not run", *[""] * 6])
             continue
-        calls, times = one["calls"], one["timing_ms"]["duration"]
-        took = [call_time(times[name]) if times["count"] else "" for name in ("p50", "p95")]
-        alike = one["agreement"] and one["agreement"]["share"]
+        calls, times, share = one["calls"], one["timing_ms"]["duration"], (one["agreement"] or {}).get("share")
         cost = price(calls["cost_usd"], simulated=calls["cost_is_simulated"])
-        tokens = calls["input_tokens"], calls["output_tokens"]
-        rows.append(
-            [one["model"], row_words(one["rows"]), cost, *tokens, *took, "" if alike is None else f"{alike:.0%}"]
-        )
-    yield from ("", table(["model", "rows", "cost", "tokens in", "out", "p50", "p95", "agrees"], rows))
+        took = [call_time(times[name]) if times["count"] else "" for name in ("p50", "p95")]
+        facts = ["" if share is None else f"{share:.0%}", cost, calls["input_tokens"], calls["output_tokens"], *took]
+        rows.append([one["model"], row_words(one["rows"]), *facts])
+    yield from ("", table(["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"], rows))
     for one in models:
         if fields := (one.get("agreement") or {}).get("fields"):
             yield f"{one['model']} agrees: {', '.join(f'{name} {share:.0%}' for name, share in fields.items())}"

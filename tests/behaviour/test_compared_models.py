@@ -53,7 +53,7 @@ def test_each_model_has_a_job_and_a_line(project: ProjectFolder) -> None:
     assert second["agreement"] == {"rows": 4, "share": 0.5, "fields": {"mood": 1.0, "score": 0.5}}
     assert first["timing_ms"]["duration"]["p95"] > 0
     assert "local/b/c?temperature=1 agrees: mood 100%, score 50%" in ran.err
-    assert "local/b/c?temperature=1  4 done  price unknown" in ran.err
+    assert "local/b/c?temperature=1  4 done  50%     price unknown" in ran.err
     names = {one.name for one in project.root.glob("*.json*")}
     assert names == {
         "out.local-a.jsonl", "out.local-b-c-temperature-1.jsonl", "s.local-a.json", "s.local-b-c-temperature-1.json",
