@@ -233,6 +233,9 @@ class _Resolver:
             return self._database(text)
         if len(texts) == 1 and paths.is_reference(text):
             return self._fetched(text)
+        if len(texts) == 1 and text.startswith(paths.SCHEMES):
+            todo = "percent-encode it, and put what logs in into `headers` of `remote` in agac.yml"
+            raise paths.Refused(f"an address holds no white space and no ${{…}}; {todo}")
         if len(texts) == 1 and "://" in text:
             raise paths.Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
         if len(texts) > 1 or self.keys.format == "files":

@@ -132,6 +132,19 @@ def test_one_more_row_elsewhere_asks_one_row(project: ProjectFolder, site: Site)
     assert (report.summary["run"], report.invocation["calls"]) == (1, 1)
 
 
+def test_a_prompt_that_moved_asks_nothing(project: ProjectFolder, site: Site) -> None:
+    workflow(project, f"{site.url}/rows.csv", prompt=f"{site.url}/prompt.md")
+    assert project.run().invocation["calls"] == 2
+    site.pages |= {"/moved.md": site.pages["/prompt.md"], "/moved.csv": ROWS}
+    for path, prompt in (
+        ("rows", f"{site.url}/moved.md"),
+        ("moved", f"{site.url}/moved.md"),
+        ("rows", "Say: ${text}"),
+    ):
+        workflow(project, f"{site.url}/{path}.csv", prompt=prompt)
+        assert agac.plan("reviews", project=project.root).calls == 0
+
+
 def test_a_killed_run_goes_on_with_the_same_bytes(project: ProjectFolder, site: Site, server: Server) -> None:
     workflow(project, f"{site.url}/rows.csv", prompt=f"{site.url}/prompt.md")
     assert project.agac("run", "-a", "reviews", kill="committed:5").code != 0
@@ -188,6 +201,11 @@ def test_every_format_may_lie_elsewhere(name: str, project: ProjectFolder, site:
         ("/data.db", "is a database; download it, and say what to read with sqlite://FILE?query=…"),
         ("/rows", "/rows: its name does not tell the format; add "),
         ("/none.csv", "answered 404; check the address"),
+        (
+            "/rows.csv?key=${KEY}",
+            "an address holds no white space and no ${…}; percent-encode it, and put what logs in",
+        ),
+        ("/my rows.csv", "an address holds no white space and no ${…}; percent-encode it"),
     ],
 )
 def test_an_input_that_cannot_be_used_is_one_problem(page: str, said: str, project: ProjectFolder, site: Site) -> None:
