@@ -232,17 +232,10 @@ async def open_connections(
                         most, rpm=known.rpm, tpm=known.tpm, clock=clock, stop_signal=stop_signal, waits=shown
                     )  # fmt: skip
                 connection = ModelConnection(
-                    stage=stage,
-                    model=model,
-                    checker=checker,
-                    redactor=work.redactor,
-                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None,
-                    sender=senders[carrier],
-                    lane=lanes[model.lane],
-                    stage_limit=own,
-                    uncommitted=uncommitted,
-                    wall=work.clocks.wall,
-                )
+                    stage=stage, model=model, checker=checker, redactor=work.redactor,
+                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None, sender=senders[carrier],
+                    lane=lanes[model.lane], stage_limit=own, uncommitted=uncommitted, wall=work.clocks.wall,
+                )  # fmt: skip
                 found.append(connection)
             connections[stage.index] = tuple(found)
         yield connections

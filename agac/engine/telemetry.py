@@ -108,18 +108,11 @@ class LineWriter:
         if head is None:
             asked = self._known[call.endpoint]
             facts = {
-                "stage": self._stages[call.stage],
-                "invocation": call.event,
-                **({"replica": call.replica} if call.replica else {}),
-                "attempt": call.number,
-                "purpose": call.purpose,
-                "provider": asked.provider,
-                "model": asked.model,
-                "simulated": asked.simulated,
-                "http_status": call.status,
-                "error": call.error_type,
-                "service_tier": call.service_tier,
-            }
+                "stage": self._stages[call.stage], "invocation": call.event,
+                **({"replica": call.replica} if call.replica else {}), "attempt": call.number, "purpose": call.purpose,
+                "provider": asked.provider, "model": asked.model, "simulated": asked.simulated,
+                "http_status": call.status, "error": call.error_type, "service_tier": call.service_tier,
+            }  # fmt: skip
             if len(self._heads) >= _MOST_PIECES:
                 self._heads.clear()
             head = self._heads[key] = encode(facts)[:-1] + ","

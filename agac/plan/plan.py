@@ -118,18 +118,10 @@ def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selecti
         concurrency = max(wanted, default=DEFAULT_CONCURRENCY)
     body = definition(workflow, stages)
     return Plan(
-        workflow=workflow.name,
-        input=workflow.input,
-        output=workflow.output,
-        stages=stages,
-        vars=workflow.vars,
-        selection=selection,
-        concurrency=concurrency,
-        body=body,
-        hash=definition_hash(body),
-        rules=workflow.rules,
+        workflow=workflow.name, input=workflow.input, output=workflow.output, stages=stages, vars=workflow.vars,
+        selection=selection, concurrency=concurrency, body=body, hash=definition_hash(body), rules=workflow.rules,
         remote=workflow.remote,
-    )
+    )  # fmt: skip
 
 
 def local_stage(stage: Stage) -> LocalStage:
@@ -314,18 +306,11 @@ def restored_plan(
     source = {**definition["input"], "shown": definition["input"]["path"], **settings["input"]}
     target = {**settings["output"], "stages": ends, "rows": definition.get("rows")}
     return Plan(
-        workflow=workflow,
-        input=_read(InputSpec, source, root),
-        output=_read(OutputSpec, target, root),
-        stages=stages,
-        vars=variables,
-        selection=_read(Selection, settings["selection"], root),
-        concurrency=settings["concurrency"],
-        body=definition,
-        hash=definition_hash(definition),
-        rules=_read(RunRules, settings["rules"], root),
+        workflow=workflow, input=_read(InputSpec, source, root), output=_read(OutputSpec, target, root), stages=stages,
+        vars=variables, selection=_read(Selection, settings["selection"], root), concurrency=settings["concurrency"],
+        body=definition, hash=definition_hash(definition), rules=_read(RunRules, settings["rules"], root),
         remote=remote_of(settings, root),
-    )
+    )  # fmt: skip
 
 
 def _restored_stage(

@@ -229,15 +229,9 @@ def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
         seen = seen_after([stages[need] for need in read["needs"]], stages)
         ancestors, rows_of = ((), None) if read["group"] is not None else seen
         stages[one["name"]] = RecordedStage(
-            **read,
-            index=len(stages),
-            ancestors=ancestors,
-            rows_of=rows_of,
-            model=model_of(one),
-            params=one.get("params", {}),
-            alias=one.get("alias"),
-            variables=body["vars"],
-        )
+            **read, index=len(stages), ancestors=ancestors, rows_of=rows_of, model=model_of(one),
+            params=one.get("params", {}), alias=one.get("alias"), variables=body["vars"],
+        )  # fmt: skip
     return tuple(stages.values())
 
 

@@ -187,14 +187,6 @@ def _whole(block: dict[str, Any], pieces: list[tuple[str, str]]) -> dict[str, An
 
 
 MESSAGES = Dialect(
-    path="/messages",
-    refused=_REFUSED,
-    headers=_headers,
-    build=_build,
-    shaping=anthropic_format,
-    read=_read,
-    read_error=read_anthropic_error,
-    rules=ANTHROPIC_RULES,
-    rates=dated_rate_state,
-    assembly=MessageAssembly,
-)
+    path="/messages", refused=_REFUSED, headers=_headers, build=_build, shaping=anthropic_format, read=_read,
+    read_error=read_anthropic_error, rules=ANTHROPIC_RULES, rates=dated_rate_state, assembly=MessageAssembly,
+)  # fmt: skip

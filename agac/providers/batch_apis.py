@@ -200,22 +200,15 @@ class OpenAIBatches(BatchApi):
         results = [Remote(output, "output")] if output else []
         results += [Remote(errors, "errors")] if errors and errors != output else []
         return ProviderBatch(
-            id=id_,
-            state=state,
-            word=redactor.clean(word),
-            known=known,
-            total=count(counts, "total"),
-            done=count(counts, "completed"),
-            failed=count(counts, "failed"),
-            created_at=created,
+            id=id_, state=state, word=redactor.clean(word), known=known, total=count(counts, "total"),
+            done=count(counts, "completed"), failed=count(counts, "failed"), created_at=created,
             expires_at=moment(data.get("expires_at")) if traits.expires else None,
             ended_at=moment(data.get(f"{state.value}_at")) if state.is_terminal else None,
             results_until=created + traits.results_kept if created and traits.results_kept else None,
-            key=text(data.get("metadata"), KEY) or None,
-            file_id=text(data, "input_file_id") or None,
+            key=text(data.get("metadata"), KEY) or None, file_id=text(data, "input_file_id") or None,
             results=tuple(results) if state.is_terminal else (),
             errors=_errors(data.get("errors") or data.get("error"), redactor) if state is BatchState.FAILED else (),
-        )
+        )  # fmt: skip
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:

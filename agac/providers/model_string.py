@@ -389,15 +389,10 @@ def _short(address: str, read: _Reading, providers: Mapping[str, Provider], alia
             messages.append(f"'{name}' means {target}, which has no routes; leave out ':{route}'")
     decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
     return replace(
-        read,
-        provider=base.provider,
-        model=base.model,
-        route=route or base.route,
-        values={**base.values, **read.values},
-        messages=messages,
-        warnings=list(dict.fromkeys([*base.warnings, *read.warnings])),
-        written=address + _write_query(decisive),
-    )
+        read, provider=base.provider, model=base.model, route=route or base.route,
+        values={**base.values, **read.values}, messages=messages,
+        warnings=list(dict.fromkeys([*base.warnings, *read.warnings])), written=address + _write_query(decisive),
+    )  # fmt: skip
 
 
 def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> tuple[str, str]:

@@ -314,12 +314,6 @@ CHAT = Dialect(
 )
 
 RESPONSES = replace(
-    CHAT,
-    path="/responses",
-    refused=_RESPONSES_REFUSED,
-    build=_build_response,
-    read=_read_response,
-    assembly=ResponseAssembly,
-    asks_usage=b"",
-    socket_asks=b'"type":"response.create",',
-)
+    CHAT, path="/responses", refused=_RESPONSES_REFUSED, build=_build_response, read=_read_response,
+    assembly=ResponseAssembly, asks_usage=b"", socket_asks=b'"type":"response.create",',
+)  # fmt: skip

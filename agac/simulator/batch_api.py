@@ -220,15 +220,10 @@ class BatchCall:
         """A batch to store, with the faults that are meant for it."""
         now = self.store.now()
         return Batch(
-            id=self.store.new_id(prefix, self.number, now),
-            family=self.family,
-            created_at=now,
-            seconds=self.batches.seconds,
-            expires_at=None if self.family == "azure" else now + DAY,
-            faults=self.batches.faults.of_batch(self.number, contains),
-            number=self.number,
-            **more,
-        )
+            id=self.store.new_id(prefix, self.number, now), family=self.family, created_at=now,
+            seconds=self.batches.seconds, expires_at=None if self.family == "azure" else now + DAY,
+            faults=self.batches.faults.of_batch(self.number, contains), number=self.number, **more,
+        )  # fmt: skip
 
     def created(self, batch: Batch) -> Answer:
         """Stores a new batch, whose work starts then."""

@@ -288,13 +288,10 @@ def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mappin
         above = frozenset[int]().union(*(upstream[need] for need in real[index] if stage.group_by is None))
         upstream[stage.name] = above | {len(found)}
         found[stage.name] = StageNode(
-            name=stage.name,
-            index=index,
-            needs=tuple(sorted(real[index], key=names.index)),
-            ancestors=tuple(names[position] for position in sorted(above)),
-            makes=stage.makes,
+            name=stage.name, index=index, needs=tuple(sorted(real[index], key=names.index)),
+            ancestors=tuple(names[position] for position in sorted(above)), makes=stage.makes,
             changes_rows=stage.changes_rows,
-        )
+        )  # fmt: skip
         sorter.done(index)
     return list(found.values())
 

@@ -139,14 +139,9 @@ class StageBuilder:
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
-            index=order,
-            needs=node.needs,
-            ancestors=node.ancestors,
-            rows_of=node.rows_of,
-            explode=None if written.explode is None else tuple(written.explode.split(".")),
-            path=key_path(path),
-            **own,
-        )
+            index=order, needs=node.needs, ancestors=node.ancestors, rows_of=node.rows_of,
+            explode=None if written.explode is None else tuple(written.explode.split(".")), path=key_path(path), **own,
+        )  # fmt: skip
         self.problems += _rule_problems(stage) if stage.asks else ()
         return stage
 

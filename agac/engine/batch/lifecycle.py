@@ -96,17 +96,10 @@ def _format(
     longest = custom_id("0" * 16, most_requests(stage.batch, traits), bytes(16))
     lines = BATCH_APIS[traits.api]
     return BatchFormat(
-        stage=stage,
-        position=position,
-        model=model,
-        traits=traits,
-        lines=lines,
-        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)),
-        checker=Checker(stage),
-        most=WorstCase(model, in_dollars=True, batch=True),
-        redactor=redactor,
-        keeps_all=keeps_all,
-    )
+        stage=stage, position=position, model=model, traits=traits, lines=lines,
+        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)), checker=Checker(stage),
+        most=WorstCase(model, in_dollars=True, batch=True), redactor=redactor, keeps_all=keeps_all,
+    )  # fmt: skip
 
 
 BatchFormats = Mapping[tuple[int, int], BatchFormat]

@@ -73,14 +73,9 @@ Verdict = Found | Undecided | None
 def order_of(context: BatchContext, record: BatchRecord, form: BatchFormat) -> Order:
     """What is, or was, asked for."""
     return Order(
-        key=record.key,
-        path=context.path(record),
-        endpoint=form.address,
-        model=record.model,
-        requests=record.tasks,
-        file_id=record.file_id,
-        window=record.window,
-    )
+        key=record.key, path=context.path(record), endpoint=form.address, model=record.model, requests=record.tasks,
+        file_id=record.file_id, window=record.window,
+    )  # fmt: skip
 
 
 async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -> Verdict | Fault:
