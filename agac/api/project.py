@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +26,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
-from agac.data.remote import FOLDER, RemoteContents, Ways
+from agac.data.remote import FOLDER, RemoteContents
 from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
@@ -215,24 +214,17 @@ def remote_contents(spec: ProjectSpec, allowed: Sequence[str] = ()) -> RemoteCon
     """What gets what the project's files name elsewhere, through the proxies and with the certificates that providers
     are reached with."""
 
-    def proxy_of(url: str) -> Any:
-        from yarl import URL
+    def transport() -> Any:
+        from agac.providers import transport as found  # aiohttp: a plan of local files does without
 
-        from agac.providers.transport import proxy_for  # aiohttp: a plan of local files does without
-
-        return proxy_for(URL(url), spec.env)
-
-    def tls() -> ssl.SSLContext:
-        from agac.providers.transport import tls_context
-
-        return tls_context(spec.env)
+        return found
 
     def heed() -> None:
         if (interrupts := INTERRUPTS.get(None)) is not None and interrupts.count:
             raise KeyboardInterrupt
 
     rules = spec.file.remote.model_copy(update={"allow": [*spec.file.remote.allow, *allowed]})
-    return RemoteContents(spec.root, rules, spec.env, Ways(proxy_of, tls, heed))
+    return RemoteContents(spec.root, rules, spec.env, transport, heed)
 
 
 async def with_pins(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import ipaddress
 import json
 import re
 import socket
-import ssl
-import threading
-import time
-from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
 from urllib.request import url2pathname
@@ -31,6 +29,7 @@ from agac.spec.paths import MAX_BYTES, Refused, RemoteContent
 from agac.spec.yaml import expand
 
 if TYPE_CHECKING:
+    import aiohttp
     from huggingface_hub import HfApi
 
     from agac.spec.models import RemoteContentFile
@@ -52,22 +51,16 @@ _NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2
 _AGREE = "in `remote` of agac.yml"
 
 
-class Ways(NamedTuple):
-    """The providers' ways: from an address to its proxy (`yarl.URL`) or None, and TLS. `heed` raises to stop."""
-
-    proxy_of: Callable[[str], Any]
-    tls: Callable[[], ssl.SSLContext]
-    heed: Callable[[], None]
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
-    """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then."""
+    """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then.
+    `transport` gives the providers' module: its proxies, certificates and reasons. `heed` raises to stop."""
 
     root: Path
     rules: RemoteContentFile
     env: Mapping[str, str]
-    ways: Ways
+    transport: Callable[[], Any]
+    heed: Callable[[], None]
     pinned: tuple[RemoteContent, ...] = ()
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
@@ -104,43 +97,85 @@ class RemoteContents:
         return (RemoteContent(reference, path.name, "", path=path),)
 
     def _of_web(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        folder, shown, old, sent = self.root / FOLDER, _shown(reference), None, {}
-        index = folder / f"{digest(reference).hex()}.json"
-        with suppress(OSError, ValueError, KeyError):
-            its_hash, name, said = map(json.loads(index.read_text("utf-8")).__getitem__, ("hash", "name", "sent"))
-            if (path := folder / its_hash / name).is_file():
-                old, sent = RemoteContent(reference, name, its_hash, path=path), said
-        with self._answer(reference, sent) as (response, deadline, url):
-            if response.status == 304 and old is not None:
-                return (old,)
-            if response.status != 200:
-                remedy = f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
-                remedy = remedy if response.status in (401, 403) else "check the address, or try again later"
-                raise Refused(f"{shown} answered {response.status}; {remedy}")
-            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
-            found = self._kept(response, deadline, RemoteContent(reference, name, ""), what)
-        known = {"If-None-Match": response.headers["ETag"], "If-Modified-Since": response.headers["Last-Modified"]}
-        sent = {header: value for header, value in known.items() if value}
-        write_whole(index, json.dumps({"hash": found.hash, "name": name, "sent": sent}))
-        return (found,)
+        outcome: Future[RemoteContent] = Future()
 
-    def _kept(
-        self, response: http.client.HTTPResponse, deadline: _Deadline, content: RemoteContent, what: str
+        def work() -> None:
+            try:
+                outcome.set_result(asyncio.run(self._web(reference, what)))
+            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
+                outcome.set_exception(error)
+
+        # of its own, for this one may run a loop; whoever stops the waiting leaves a temporary file at most
+        Thread(target=work, name="agac-fetch", daemon=True).start()
+        while not wait([outcome], 0.1).done:
+            self.heed()
+        return (outcome.result(),)
+
+    async def _web(self, reference: str, what: str) -> RemoteContent:
+        import aiohttp
+
+        url, shown, seconds = reference, _shown(reference), self.rules.timeout
+        silent = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+        (old, sent), session = self._known(reference), aiohttp.ClientSession(timeout=silent, auto_decompress=False)
+        try:
+            async with asyncio.timeout(seconds) as end, session:
+                for _ in range(MAX_REDIRECTS + 1):
+                    async with await self._asked(session, url, sent) as response:
+                        if response.status == 304 and old is not None:
+                            return old
+                        if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
+                            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
+                            return await self._taken(response, end, RemoteContent(reference, name, ""), what)
+                        url = urljoin(url, where)
+        except Refused:
+            raise
+        except aiohttp.ClientPayloadError:
+            reason = "the connection was lost before all of it came; try again"
+        except TimeoutError:
+            reason = f"it took more than {seconds:g} s; try again, or raise timeout {_AGREE}"
+        except aiohttp.ClientConnectorCertificateError as error:
+            remedy = "set SSL_CERT_FILE to a file of the certificates that sign it"
+            said = self.transport().reason_of(error)
+            raise Refused(f"the certificate of {shown} is not trusted: {said}; {remedy}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reason = f"{self.transport().reason_of(error)}; check the address and try again"
+        else:
+            raise Refused(f"{shown} redirects more than {MAX_REDIRECTS} times; name the address that it leads to")
+        raise Refused(f"{shown} cannot be fetched: {reason}")
+
+    def _index(self, reference: str) -> Path:
+        return self.root / FOLDER / f"{digest(reference).hex()}.json"
+
+    def _known(self, reference: str) -> tuple[RemoteContent | None, dict[str, str]]:
+        """What was fetched before, if it is there, and what a server is sent that may know that it is the same."""
+        with suppress(OSError, ValueError, KeyError):
+            said = json.loads(self._index(reference).read_text("utf-8"))
+            path = self.root / FOLDER / said["hash"] / said["name"]
+            if path.is_file():
+                return RemoteContent(reference, path.name, said["hash"], path=path), said["sent"]
+        return None, {}
+
+    async def _taken(
+        self, response: aiohttp.ClientResponse, end: asyncio.Timeout, content: RemoteContent, what: str
     ) -> RemoteContent:
         """The content with its hash, once all of it is in its place."""
-        shown, packed = _shown(content.reference), response.headers.get("Content-Encoding", "identity").lower()
+        shown, said = _shown(content.reference), response.headers
+        if response.status != 200:
+            remedy = f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
+            remedy = remedy if response.status in (401, 403) else "check the address, or try again later"
+            raise Refused(f"{shown} answered {response.status}; {remedy}")
+        packed = said.get("Content-Encoding", "identity").lower()
         if packed != "identity" and (packed, PurePosixPath(content.name).suffix) != ("gzip", ".gz"):
             raise Refused(f"{shown} was sent as {packed}, which nobody asked for; download it, and name the file")
         remove_leftovers(self.root / FOLDER)
-        kept = KeptFile(self.root / FOLDER)
+        kept, size, begun = KeptFile(self.root / FOLDER), 0, end.when() or 0.0
         try:
-            for piece in iter(partial(response.read1, 1 << 16), b""):
-                deadline.received += len(piece)
-                self._refuse_size(deadline.received, shown, what)
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                self._refuse_size(size, shown, what)
+                end.reschedule(begun + size / SLOWEST)
                 kept.write(piece)
-                self.ways.heed()
-            if response.length or deadline.late:
-                raise http.client.IncompleteRead(b"", response.length)
+            end.reschedule(None)
             kept.finish()
             with kept.temporary.open("rb") as file:
                 is_packed = file.read(4).startswith((GZIP, ZSTANDARD))
@@ -150,70 +185,42 @@ class RemoteContents:
                     for piece in iter(partial(unpacked.read1, 1 << 20), b""):
                         size += len(piece)
                         self._refuse_size(size, f"{shown}, unpacked,", what)
-                        self.ways.heed()
-            return replace(content, hash=kept.hash, path=kept.placed(self.root / FOLDER / kept.hash / content.name))
+            path = kept.placed(self.root / FOLDER / kept.hash / content.name)
         finally:
             kept.abort()
+        sent = {"If-None-Match": said.get("ETag"), "If-Modified-Since": said.get("Last-Modified")}
+        known = {"hash": kept.hash, "name": path.name, "sent": {name: value for name, value in sent.items() if value}}
+        write_whole(self._index(content.reference), json.dumps(known))
+        return replace(content, hash=kept.hash, path=path)
 
-    @contextmanager
-    def _answer(
-        self, reference: str, sent: Mapping[str, str]
-    ) -> Iterator[tuple[http.client.HTTPResponse, _Deadline, str]]:
-        """The answer at the end of all redirects, each of which is checked as the first address is, and where it is
-        from. `sent` says what is known already."""
-        url, shown, seconds = reference, _shown(reference), self.rules.timeout
-        with _Deadline(seconds) as deadline:
-            try:
-                for _ in range(MAX_REDIRECTS + 1):
-                    with closing(self._asked(url, deadline, sent)) as asked, asked.getresponse() as response:
-                        if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
-                            yield response, deadline, url
-                            return
-                        url = urljoin(url, where)
-            except Refused:
-                raise
-            except ssl.SSLCertVerificationError as error:
-                remedy = "set SSL_CERT_FILE to a file of the certificates that sign it"
-                raise Refused(f"the certificate of {shown} is not trusted: {error.verify_message}; {remedy}") from None
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = getattr(error, "strerror", None) or type(error).__name__
-                reason = f"{reason}; check the address and try again"
-                if deadline.late or isinstance(error, TimeoutError):
-                    reason = f"it took more than {seconds:g} s; try again, or raise timeout {_AGREE}"
-                raise Refused(f"{shown} cannot be fetched: {reason}") from None
-        raise Refused(f"{shown} redirects more than {MAX_REDIRECTS} times; name the address that it leads to")
+    async def _asked(self, session: aiohttp.ClientSession, url: str, sent: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """The answer to what `url` names, after all checks, from an address that was checked."""
+        import aiohttp
+        from yarl import URL
 
-    def _asked(self, url: str, deadline: _Deadline, sent: Mapping[str, str]) -> _Connection:
-        """A connection to what `url` names, on which it was asked for, after all checks."""
-        parts, host = self._checked(url)
-        tls, proxy = self.ways.tls() if parts.scheme == "https" else None, self.ways.proxy_of(url)
-        port, login = parts.port or (443 if tls else 80), dict[str, str]()
-        netloc = (f"[{host}]" if ":" in host else host) + (f":{parts.port}" if parts.port else "")
+        (parts, host), transport = self._checked(url), self.transport()
+        proxy, tls = transport.proxy_for(URL(url), self.env), None
+        if parts.scheme == "https":
+            tls = transport.tls_context(self.env)
+        if proxy is not None and proxy.scheme != "http":
+            raise Refused(f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY")
+        port = f":{parts.port}" if parts.port else ""
         path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="%/?:@!$&'()*+,;=~[]")
+        netloc = _bracketed(host) + port
         headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
         for named, own in self.rules.headers.items() if tls else ():
             if named.lower() in (host.lower(), netloc.lower()):
                 headers |= {name: self._filled(name, value) for name, value in own.items()}
-        addresses, there = self._addresses(host, port, _shown(url), must=proxy is None), port
-        if proxy is not None:
-            addresses, there = [proxy.host], proxy.port
-            if proxy.scheme != "http":
-                raise Refused(f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY")
-            if proxy.user:
-                said = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode()
-                login = {"Proxy-Authorization": f"Basic {said}"}
-        connection = _Connection(addresses.pop(0), there, timeout=self.rules.timeout)
-        connection.deadline, connection.wrap, connection.named, connection.others = deadline, tls, host, addresses
-        if proxy and tls:
-            connection.set_tunnel(host, port, {"Host": f"{host}:{port}", **login})
-        elif proxy:
-            path, headers = f"http://{netloc}{path}", headers | login
-        try:
-            connection.request("GET", path, headers=headers)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        how: dict[str, Any] = {"headers": headers, "ssl": tls or False, "allow_redirects": False}
+        addresses = self._addresses(host, parts.port or (443 if tls else 80), _shown(url), must=proxy is None)
+        for address in [host] if proxy else addresses:
+            there = URL(f"{parts.scheme}://{_bracketed(address)}{port}{path}", encoded=True)
+            try:
+                return await session.get(there, proxy=proxy, server_hostname=host if tls else None, **how)
+            except aiohttp.ClientConnectorError:
+                if proxy or address == addresses[-1]:
+                    raise
+        raise AssertionError
 
     def _filled(self, name: str, value: str) -> str:
         text, missing = expand(value, self.env)
@@ -292,7 +299,7 @@ class RemoteContents:
                 hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
                 found = [RemoteContent(reference, name, its_hash, commit) for name, its_hash in hashes.items()]
             for number, one in enumerate(found):
-                self.ways.heed()
+                self.heed()
                 how: dict[str, Any] = {"repo_type": asked.kind, "revision": one.commit, "tqdm_class": silent_tqdm}
                 found[number] = replace(one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how)))
         except Refused:
@@ -316,56 +323,8 @@ class RemoteContents:
         return tuple(found)
 
 
-class _Deadline:
-    """Ends a connection that takes too long, whatever it is at: also while headers come byte by byte."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end, self._over = time.monotonic() + seconds, threading.Event()
-        self.received, self.late = 0, False
-        self.sock: socket.socket | None = None
-
-    def __enter__(self) -> _Deadline:
-        threading.Thread(target=self._watch, name="agac-deadline", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-
-    def _watch(self) -> None:
-        while (left := self._end + self.received / SLOWEST - time.monotonic()) > 0:
-            if self._over.wait(left):
-                return
-        self.late = True
-        if self.sock is not None:
-            with suppress(OSError):  # not the method of a TLS socket, which says goodbye first
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-
-class _Connection(http.client.HTTPConnection):
-    """A connection to an address that was checked, or one of the `others`, whatever the host `named` means by now."""
-
-    deadline: _Deadline
-    wrap: ssl.SSLContext | None
-    named: str
-    others: list[str]
-
-    def connect(self) -> None:
-        """Raises OSError."""
-        try:
-            super().connect()
-        except OSError:
-            if not self.others:
-                raise
-            self.host = self.others.pop(0)
-            self.connect()
-            return
-        self.deadline.sock = self.sock
-        if self.wrap is not None:
-            how: dict[str, Any] = {"server_hostname": self.named, "do_handshake_on_connect": False}
-            self.deadline.sock = self.sock = secured = self.wrap.wrap_socket(self.sock, **how)
-            secured.do_handshake()
-        if self.deadline.late:
-            raise TimeoutError
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _shown(url: str) -> str:

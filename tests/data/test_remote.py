@@ -199,14 +199,15 @@ def sending(body: bytes = b"", status: int = 200, **headers: str) -> Any:
         (endless, "prompt of one", "has more than 5,000,000 bytes; put data into an input"),
         (endless, "input", "has more than 20,000,000 bytes; raise max_mb in `remote` of agac.yml"),
         (sending(gzip.compress(b"\n" * 30_000_000)), "input", "unpacked, has more than 20,000,000 bytes; raise max_mb"),
-        (torn, "input", "cannot be fetched: IncompleteRead"),
+        (torn, "input", "cannot be fetched: the connection was lost before all of it came; try again"),
         (sending(gzip.compress(b"x"), Content_Encoding="gzip"), "prompt of one", "was sent as gzip, which nobody"),
         (redirect("/rows.csv"), "input", "redirects more than 5 times"),
+        (redirect("https://[x"), "input", "cannot be fetched: ValueError; check the address"),
         (redirect("file:///etc/passwd"), "input", "file:///etc/passwd is no https:// address; check it"),
         (sending(status=403), "input", "answered 403; give what logs in as `headers`"),
         (sending(status=503), "input", "answered 503; check the address, or try again later"),
     ],
-    ids=["endless text", "endless input", "bomb", "torn", "packed", "loop", "to a file", "forbidden", "down"],
+    ids=["long text", "long input", "bomb", "torn", "packed", "loop", "to nothing", "to a file", "forbidden", "down"],
 )  # fmt: skip
 def test_what_a_server_does_wrong_ends_with_a_sentence(
     page: Any, what: str, said: str, tmp_path: Path, site: Site
