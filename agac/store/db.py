@@ -332,8 +332,8 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
         return
     with translated(path):
         async with connected(reading_uri(path)) as reader:
-            await reader.at_once(partial(refuse_other_schemas, path))
-            yield Database(path, reader, None)
+            any_schema = await reader.at_once(partial(refuse_other_schemas, path))
+            yield Database(path, reader, None) if any_schema else None
 
 
 def reading_uri(path: Path) -> str:
@@ -417,10 +417,13 @@ def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = Fal
     return version
 
 
-def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> None:
-    """Raises as `schema_of` does, and StoreOutdated for a schema that is older than this agac's."""
-    if schema_of(path, connection) < migrations()[-1][0]:
+def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> bool:
+    """Whether there is a schema: whoever makes the database may be killed. Raises as `schema_of` does, and
+    StoreOutdated for one that is older than this agac's."""
+    version = schema_of(path, connection)
+    if 0 < version < migrations()[-1][0]:
         raise StoreOutdated(
             f"{path} was written by an older agac",
             remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
         )
+    return version > 0

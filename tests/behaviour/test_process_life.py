@@ -13,6 +13,8 @@ from support.project import ProjectFolder, Ran
 import agac
 
 PROMPT = "Review: ${text}"
+WORDS = ("process", "data/rows.csv", "out.jsonl", "--prompt", PROMPT, "--id-field", "id")
+FILES = ("out.jsonl", "out.jsonl.previous")
 SCHEMA = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}, "required": ["label"]}
 
 
@@ -21,8 +23,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def process(project: ProjectFolder, *words: str, code: int = 0, **more: Any) -> Ran:
-    places = ("data/rows.csv", "out.jsonl", "--prompt", PROMPT, "--id-field", "id")
-    return project.agac("process", *places, *words, code=code, **more)
+    return project.agac(*WORDS, *words, code=code, **more)
 
 
 def envelope(row: object, result: object, *, ok: object = True) -> str:
@@ -115,6 +116,32 @@ def test_only_what_fits_the_job_is_adopted(
     else:
         assert "nothing was adopted: out.jsonl has 0 results for rows of the input" in ran.err
         assert lines(file)[0]["result"] == result
+
+
+def test_killed_at_any_moment_it_pays_nothing_that_it_adopted_and_loses_no_file(project: ProjectFolder) -> None:
+    project.numbered(4)
+    texts = [envelope("r-1", "old") + envelope("r-3", "older"), "mine\n"]
+    output, mine = (project.write(name, text) for name, text in zip(FILES, texts, strict=True))
+    asked: list[str] = []
+
+    def answer(prompt: str) -> Step:
+        asked.append(prompt[-1])
+        return Step("new")
+
+    moment, ended = 0, -9
+    with answering(answer, project):
+        while ended == -9:
+            moment += 1
+            ended = project.agac(*WORDS, "--resume", "--yes", "--parallel", "1", kill=f"any:{moment}").code
+            kept = [path.read_text("utf-8") for path in project.root.glob("out.jsonl*")]
+            assert all(text in kept for text in texts)
+            found = output.read_text("utf-8") if output.exists() else ""
+            assert all(json.loads(line)["ok"] for line in found[: found.rfind("\n") + 1].splitlines())
+    assert (ended, moment > 5, mine.read_text("utf-8")) == (0, True, "mine\n")
+    assert [one["result"] for one in lines(output)] == ["old", "new", "older", "new"]
+    assert set(asked) == {"2", "4"}
+    assert len(asked) <= 2 + moment
+    project.assert_sound()
 
 
 @pytest.mark.parametrize(
