@@ -66,7 +66,9 @@ async def compare(
     """
     options = options or ProcessOptions()
     if options.wait and options.run_mode == "batch" and not options.quote:  # all are at work before one is waited for
-        await asynchronous(compare)(input, output, replace(options, wait=False), models=models, **more)
+        sent = await asynchronous(compare)(input, output, replace(options, wait=False), models=models, **more)
+        if sent.exit_code is ExitCode.INTERRUPTED:
+            return sent
         options, more = replace(options, fresh=False), more | {"began": None}
     left, lines, codes, reports = options.of_run().budget, list[dict[str, Any]](), [], list[RunReport]()
     for place, job in jobs_of(str(output), options, models):

@@ -3,6 +3,7 @@ batches that hold requests of older prompts; short names of models that mean som
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,17 +19,18 @@ from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
 from agac.core.text import cropped, duration
-from agac.core.types import counted, dollars
+from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, meant_before
 from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import PlanReport, estimate, needed
+from agac.engine.estimate import CHARACTERS_A_TOKEN, PlanReport, estimate, needed
 from agac.engine.export import lost_store, target_of
 from agac.engine.input_rows import LeftRows, left_rows, moved_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
+from agac.engine.replay import FinalRows
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
 from agac.plan.stage import PlannedStage
@@ -38,6 +40,7 @@ from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
 from agac.store.db import Database, open_for_reading
+from agac.store.runs import Count
 
 
 @blocking
@@ -167,28 +170,25 @@ FIRST_ROWS = 20
 
 class Quote(NamedTuple):
     """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so far and the prompts
-    that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`
-    are the first rows. Its text is the question, which "batch" answers too where there are both prices."""
+    that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`:
+    ids of the first rows, each with its result or its error. Its text is the question, to which "batch" is an answer
+    too where there are both prices."""
 
     rows: int
     usd: float | None
     batch_usd: float | None
     seconds: float | None
     simulated: bool
-    answers: Sequence[Any] = ()
+    answers: list[tuple[RowId, Any]]
 
     def __str__(self) -> str:
-        prices = ((self.usd, "now"), (self.batch_usd, "as a batch"))
-        known = [
-            f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}"
-            for usd, how in prices
-            if usd is not None
-        ]
-        known += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
-        found = ((one.id, one.error.message if one.error else one.result) for one in self.answers)
-        shown = ((id, text if isinstance(text, str) else encode(text)) for id, text in found)  # noqa: A001
-        lines = [f"  {id}: {cropped(' '.join(text.split()), 100)}" for id, text in shown]  # noqa: A001
-        return "\n".join([*lines, f"rest: {', '.join(known) or 'price not known'}"])
+        costs = ((self.usd, "now"), (self.batch_usd, "as a batch"))
+        known = [(dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated), how) for usd, how in costs if usd]
+        said = [" ".join(one) for one in known] or ["price not known"]
+        said += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
+        found = ((row, text if isinstance(text, str) else encode(text)) for row, text in self.answers)
+        lines = (f"  {row}: {cropped(' '.join(text.split()), 100)}" for row, text in found)
+        return "\n".join([*lines, f"rest: {', '.join(said)}"])
 
     @property
     def choices(self) -> str:
@@ -198,20 +198,26 @@ class Quote(NamedTuple):
 
 async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:
     """What the rest of a run of one stage is expected to cost."""
-    rows, stage, counts = work.rows, work.plan.asking[0], await runs.counters(database, summary["run"])
+    rows, stage, run, limits = work.rows, work.plan.asking[0], summary["run"], work.plan.asking[0].provider.limits
     ended = summary["rows"]["total"] - summary["rows"]["open"]
     (left,) = (await planned(database, work.plan, work.scope, rows)).stages
     (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
-    longer = left.characters * done.sampled / ((left.sampled * done.characters) or 1)
-    batch = replace(stage, run_mode="batch") if stage.provider.batch else None
-    found = [estimate(one, left.questions, None, counts, longer=longer) for one in (stage, batch) if one is not None]
-    if found[0].basis == "guess":  # all answers were there before
-        found[0] = left.estimate
-    calls, limits, took = found[0].calls, stage.provider.limits, summary["timing_ms"]["duration"]["p50"]
-    at_once = min(work.plan.concurrency, limits.concurrency or calls, calls)
-    paces = ((60, calls, limits.rpm), (60, found[0].input_tokens, limits.tpm), ((took or 0) / 1000, calls, at_once))
+    first = (await anext(FinalRows(await runs.definition_of(database, run)).rows(database, run), []))[:FIRST_ROWS]
+    counts, longer = await runs.counters(database, run), left.characters * done.sampled / (left.sampled or 1)
+    if not summary["calls"]["output_tokens"]:  # all answers were there before
+        made = sum(len(row.value or "") for row in first) * done.sampled // (len(first) or 1)
+        given, made = done.characters // CHARACTERS_A_TOKEN, made // CHARACTERS_A_TOKEN
+        counts = [Count(stage.name, "call", "", stage.lane, done.sampled, given, 0, made, 0, 0.0, 0, 0, 0.0, 0)]
+    longer /= done.characters or 1
+    now, batch = (
+        estimate(replace(stage, run_mode=mode), left.questions, None, counts, longer=longer)
+        for mode in ("sync", "batch")
+    )
+    took, at_once = summary["timing_ms"]["duration"]["p50"], min(work.plan.concurrency, limits.concurrency or 10_000)
+    paces = ((60, now.calls, limits.rpm), (60, now.input_tokens, limits.tpm), ((took or 0) / 1000, now.calls, at_once))
     seconds = max(each * many / by for each, many, by in paces if by) if took else None
-    return Quote(left.run, found[0].usd, found[1].usd if batch else None, seconds, left.simulated)
+    answers = [(row.id, row.error_message or json.loads(row.value or "null")) for row in first]
+    return Quote(left.run, now.usd, batch.usd if stage.provider.batch else None, seconds, left.simulated, answers)
 
 
 async def _expected(database: Database, work: Work) -> PlanReport:

@@ -8,14 +8,13 @@ import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from agac.api.adopt import adopt
-from agac.api.plan import FIRST_ROWS, Confirm, Quote, plan
+from agac.api.plan import Confirm, Quote, plan
 from agac.api.project import RunOptions
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
@@ -598,7 +597,6 @@ async def _run(
 
 async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) -> RunReport:
     """The run of the rows after the `first` ones, where they are wanted at that price. Raises UsageError."""
-    quote = quote._replace(answers=tuple(islice(replace(first, kind=None).results(), FIRST_ROWS)))
     if job.options.run_mode == "batch":
         quote = quote._replace(usd=None, seconds=None)
     elif job.options.provider or job.options.stream:  # which have no batches

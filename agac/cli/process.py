@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -199,12 +199,7 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 
 
 def _run(
-    work: Callable[..., Any],
-    settings: Globals,
-    *what: Any,
-    summary: bool,
-    every: int | None = None,
-    models: Sequence[str] = (),
+    work: Callable[..., Any], settings: Globals, *what: Any, summary: bool, every: int | None = None, models: Any = ()
 ) -> int:
     """Run a job, and say how it ended. `every` of 0 rows shows no progress."""
     folder = next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None) or settings.project_dir

@@ -52,8 +52,11 @@ def test_twenty_rows_are_run_and_kept_until_somebody_says_yes(project: ProjectFo
         assert server.account()["charged"] == 20, "the second time they are there"
         assert ids(project) == {f"r-{number}" for number in range(1, 21)}
     (quote,) = refused.questions
-    assert [row.id for row in quote.answers] == [f"r-{number}" for number in range(1, 21)]
+    assert [row for row, _ in quote.answers] == [f"r-{number}" for number in range(1, 21)]
     assert (quote.rows, quote.batch_usd, quote.simulated) == (30, None, False)
+    with pytest.raises(agac.UsageError):
+        run(project, refused, "other.csv")
+    assert refused.questions[1].usd == pytest.approx(quote.usd, rel=0.5), "of answers that are there already"
     ran = project.agac("resume", "job_1", code=0)
     assert (ran.json["processed_rows"], ran.json["skipped_rows"], len(ids(project))) == (30, 20, 50)
     assert server.account()["charged"] == 50
@@ -71,8 +74,7 @@ def test_a_quote_is_made_of_what_the_rest_asks_and_what_answers_took(project: Pr
     )
     spent = report.summary["calls"]["cost_usd"]
     (quote,) = asked.questions
-    first = sum(1 for row in quote.answers if row.ok)
-    assert (first, quote.rows, report.rows.done, report.invocation["calls"]) == (20, 220, 240, 240)
+    assert (len(quote.answers), quote.rows, report.rows.done, report.invocation["calls"]) == (20, 220, 240, 240)
     assert (report.summary["processed_rows"], report.summary["skipped_rows"]) == (240, 0)
     assert quote.usd == pytest.approx(spent, rel=0.15)
     assert quote.seconds > 0
