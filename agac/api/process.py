@@ -376,59 +376,51 @@ def _typed(text: str) -> str:
     return url2pathname(urlsplit(text).path) if text.startswith("file:///") else text
 
 
-def _named(text: str, root: Path) -> str:
+def _named(text: str | None, root: Path) -> str | None:
     """What an option names, as a workflow's key does: by a reference where it is outside of the project."""
-    path = Path(text).resolve()
-    if is_reference(text):
+    if text is None or is_reference(text):
         return text
+    path = Path(text).resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
 
 
-def _schema_of(options: ProcessOptions, root: Path) -> str | dict[str, Any] | None:
-    """What answers are held to, as a stage says it. Raises UsageError."""
-    schema, model = options.json_schema, options.schema_model
-    if schema is not None and model is not None:
-        raise UsageError("--json-schema and --schema-model both say the schema", remedy="Keep one of them.")
-    if model is not None:
-        return PREFIX + model.removeprefix(PREFIX).replace(":", ".")
-    return _named(schema, root) if isinstance(schema, str) else schema
+def _set(**keys: Any) -> dict[str, Any]:
+    """The keys that say something."""
+    return {name: value for name, value in keys.items() if value is not None and value is not False}
 
 
 def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> dict[str, Any]:  # noqa: A002
     """The keys of the workflow that a job is: those of a workflow's file. Raises UsageError."""
-    if options.prompt is not None and options.template is not None:
-        raise UsageError("--prompt and --template both say what is asked", remedy="Keep one of them.")
-    if options.instruction is not None and (options.agent_card or options.agent):
-        raise UsageError("--instruction and an agent card both say the system message", remedy="Keep one of them.")
-    stage: dict[str, Any] = {"name": STAGE, "prompt": "{{row_json}}" if options.prompt is None else options.prompt}
-    if options.template is not None:
-        stage = {"name": STAGE, "template": _named(options.template, root)}
-    stage["syntax"] = options.syntax
-    if options.instruction is not None:
-        text = options.instruction
-        stage["instructions"] = _named(text, root) if _is_file(text) else text
-    if (card := options.agent if options.agent_card is None else _named(options.agent_card, root)) is not None:
-        stage["agent"] = card
-    if (schema := _schema_of(options, root)) is not None:
-        stage["output_schema"] = schema
-    plain = ("reply", "temperature", "max_tokens")
-    stage |= {name: value for name in plain if (value := getattr(options, name)) is not None}
+    for one, other in _SAME:
+        if getattr(options, one) is not None and getattr(options, other) is not None:
+            what = f"--{one} and --{other} both say the same".replace("_", "-")
+            raise UsageError(what, remedy="Keep one of them.")
+    prompt = "{{row_json}}" if options.prompt is None and options.template is None else options.prompt
+    text, schema, model = options.instruction, options.json_schema, options.schema_model
+    if model is not None:
+        schema = PREFIX + model.removeprefix(PREFIX).replace(":", ".")
+    elif isinstance(schema, str):
+        schema = _named(schema, root)
     attempts = None if options.max_retries is None else options.max_retries + 1
-    retries = {"attempts": attempts, "delay": options.retry_delay}
-    if retries := {name: value for name, value in retries.items() if value is not None}:
-        stage["retries"] = retries
-    target: dict[str, Any] = {"include_input": True} if options.include_input else {}
-    target |= {"merge": options.merge} if options.merge else {}
-    target |= {"format": [format]} if format not in ("json", "jsonl") else {}
-    target |= {"csv_safe": True} if options.csv_safe else {}
-    told = {"telemetry": {"file": True, "ttft": options.run_mode != "batch"}} if options.telemetry_output else {}
-    read = {} if is_outside(source) else {"path": source}
-    read |= {"id_field": options.id_field} if options.id_field else {}
-    more: dict[str, Any] = {"vars": dict(options.vars)} if options.vars else {}
-    more |= {"row_timeout": options.row_timeout} if options.row_timeout is not None else {}
-    return {"input": read, **more, "stages": [stage], **({"output": target} if target else {}), **told}
+    stage = _set(
+        name=STAGE, prompt=prompt, template=_named(options.template, root), syntax=options.syntax,
+        instructions=_named(text, root) if _is_file(text or "") else text,
+        agent=options.agent if options.agent_card is None else _named(options.agent_card, root),
+        output_schema=schema, reply=None if schema and options.reply == "json" else options.reply,
+        temperature=options.temperature, max_tokens=options.max_tokens,
+        retries=_set(attempts=attempts, delay=options.retry_delay) or None,
+    )  # fmt: skip
+    tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
+    target = _set(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
+    read = _set(path=None if is_outside(source) else source, id_field=options.id_field)
+    told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
+    more = _set(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
+    return {"input": read, "stages": [stage], **more}
 
 
+_SAME = (
+    ("prompt", "template"), ("json_schema", "schema_model"), ("instruction", "agent_card"), ("instruction", "agent"),
+)  # fmt: skip
 _READ = ("template", "json_schema", "instruction", "agent_card")
 _FILES = ("template", "json_schema", "agent_card", "error_output", "telemetry_output", "summary_output")
 _FLAGS = {

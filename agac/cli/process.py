@@ -150,7 +150,8 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
 
         jobs, shown = jobs_of(output, options, models) if models[1:] else [(output, options)], options.limit or PROMPTS
         plans = [api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs]
-        print_plans(plans, (), as_json=bool(as_json))
+        named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
+        print_plans(plans if as_json else named, (), as_json=bool(as_json))
         return 0
     if options.work_dir is None and not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")

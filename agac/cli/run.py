@@ -216,7 +216,8 @@ def say_stop(report: RunReport, command: str) -> None:
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
     summary, invocation = report.summary, report.invocation
     rows, stages = summary["rows"], summary["stages"]
-    yield f"{summary['workflow']}, run {summary['run']}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
+    run = summary.get("job") or f"{summary['workflow']}, run {summary['run']}"
+    yield f"{run}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
         unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]

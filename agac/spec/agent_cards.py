@@ -70,27 +70,20 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 def chosen_card(place: Path, name: str | None) -> Path:
     """The card that is asked of a file or a folder: the one called `name`, else the only one, else the only `default`.
     What has no keys is no card. Raises UsageError."""
-    found: dict[str, tuple[Path, Mapping[str, Any]]] = {}
+    found: list[tuple[str, Path, bool]] = []
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
-        if path.suffix in SUFFIXES and path.name != "SKILL.md":
-            with suppress(Unusable):
-                keys = _taken_apart(read_text(path, str(path)), str(path), yaml_only=path.suffix in _YAML)[0].data
-                assert isinstance(keys, dict)
-                called = str(keys.get("name") or path.stem).replace(" ", "_")
-                if called in found:
-                    raise UsageError(f"{path} and {found[called][0]} are both called {called}", remedy="Rename one.")
-                found[called] = path, keys
-    runnable = [one for one, (_, keys) in found.items() if keys.get("tool_only") is not True]
-    default = [one for one in runnable if found[one][1].get("default") is True]
-    chosen = [one for one in runnable if one == name] if name else runnable if len(runnable) == 1 else default
+        if path.suffix not in SUFFIXES or path.name == "SKILL.md":
+            continue
+        with suppress(Unusable):
+            keys: Any = _taken_apart(read_text(path, path.name), path.name, yaml_only=path.suffix in _YAML)[0].data
+            if isinstance(keys, dict) and keys.get("tool_only") is not True:
+                found.append((str(keys.get("name") or path.stem).replace(" ", "_"), path, keys.get("default") is True))
+    able = [one for one in found if name in (None, one[0])]
+    chosen = able if len(able) == 1 else [one for one in able if one[2]]
     if len(chosen) != 1:
-        what = (
-            f"has no agent card {name!r}"
-            if name
-            else f"has {counted(len(runnable), 'agent card')}, and none by default"
-        )
-        raise UsageError(f"{place} {what}", remedy=f"Name one with --agent: {listed(runnable)}.")
-    return found[chosen[0]][0]
+        what = f"has {counted(len(able), 'agent card')}{f' called {name}' if name else ''}"
+        raise UsageError(f"{place} {what}", remedy=f"Name one with --agent: {listed(one[0] for one in found)}.")
+    return chosen[0][1]
 
 
 def load_card(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import click
 import pytest
+from scripted_server import Step, answering
 from support.project import ProjectFolder
 
 import agac
@@ -133,11 +135,15 @@ CARDS = {
         ({"c.yml": "instruction: Sort."}, {"agent_card": "cards", "agent": "c"}, "Sort."),
         ({"../agentcards/c.yml": "instruction: Sort."}, {"agent": "c"}, "Sort."),
         ({"../../far.md": "---\nname: far\n---\nGo."}, {"agent_card": "../far.md"}, "Go."),
-        ({"c.yml": "instruction: Sort."}, {"agent_card": "cards"}, "has 2 agent cards, and none by default"),
-        ({"c.yml": "name: tagger\ninstruction: x"}, {"agent_card": "cards"}, "are both called tagger"),
-        ({}, {"agent_card": "cards", "agent": "b"}, "has no agent card 'b'"),
-        ({}, {"agent_card": "cards/a.md", "agent": "b"}, "has no agent card 'b'"),
-        ({}, {"agent_card": "cards", "instruction": "x"}, "both say the system message"),
+        ({"c.yml": "instruction: Sort."}, {"agent_card": "cards"}, "cards has 2 agent cards"),
+        (
+            {"c.yml": "name: tagger\ninstruction: x"},
+            {"agent_card": "cards", "agent": "tagger"},
+            "cards has 2 agent cards called tagger",
+        ),
+        ({}, {"agent_card": "cards", "agent": "b"}, "cards has 0 agent cards called b"),
+        ({}, {"agent_card": "cards/a.md", "agent": "b"}, "has 0 agent cards called b"),
+        ({}, {"agent_card": "cards", "instruction": "x"}, "--instruction and --agent-card both say the same"),
         ({"c.yml": "shell: true"}, {"agent_card": "cards/c.yml"}, "`shell` is not supported yet"),
         ({"../../far.md": "---\nshell: true\n---\nGo."}, {"agent_card": "../far.md"}, "a remote card brings no tools"),
     ],
@@ -178,3 +184,111 @@ def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypa
     outside = agac.ProcessOptions(template=str(project.write("../t.md", "x")))
     with pytest.raises(agac.UsageError, match="outside of the project"):
         agac.save_job("data/rows.csv", "o.jsonl", outside, "workflows/x.yml")
+
+
+# Options combine freely.
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "sql": {"sql": "SELECT id, upper(text) AS text FROM input WHERE id <> 'r-2' ORDER BY id DESC"},
+    "offset": {"offset": 1},
+    "sample": {"sample": 3, "seed": 7},
+    "limit": {"limit": 2},
+    "bounds": {"parallel": 4, "max_errors": 0, "budget": agac.Budget(calls=50), "row_timeout": 30, "max_retries": 1},
+    "batch": {"run_mode": "batch"},
+    "merge": {"merge": "update", "include_input": True, "id_field": "id"},
+    "table": {"format": "csv", "csv_safe": True},
+    "json": {"reply": "json"},
+    "schema": {"json_schema": {"label": "string"}},
+    "card": {"agent_card": "cards/a.md", "vars": {"tone": "kind"}},
+    "files": {"error_output": "e.jsonl", "telemetry_output": "t.jsonl", "summary_output": "s.json"},
+    "model": {"model": "simulator/large", "temperature": 0.5, "max_tokens": 50, "fresh": True, "overwrite": True},
+}
+
+
+def test_no_option_excludes_another(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+    project.configure()
+    project.numbered(6)
+    project.write("cards/a.md", CARDS["a.md"])
+    rows = [f"r-{number}" for number in range(1, 7)]
+    for one, other in itertools.product(("sql", "batch", "merge"), TOGETHER):
+        left = ["r-6", "r-5", "r-4", "r-3", "r-1"] if "sql" in (one, other) else rows
+        left = left["offset" in (one, other) :]
+        left = left[: 3 if "sample" in (one, other) else None][: 2 if "limit" in (one, other) else None]
+        planned = agac.process_plan("data/rows.csv", "o.csv", agac.ProcessOptions(**(TOGETHER[one] | TOGETHER[other])))
+        assert (planned.rows["total"], planned.calls, planned.warnings) == (len(left), len(left), []), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (("sql", "offset", "limit", "bounds", "merge", "files"), ["r-5", "r-4"]),
+        (("sql", "sample", "bounds", "schema", "table", "merge", "model"), 3),
+        (("sql", "offset", "sample", "limit", "batch", "merge", "schema", "card"), 2),
+    ],
+)
+def test_many_of_them_at_once(
+    names: tuple[str, ...], ids: list[str] | int, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(6)
+    project.write("cards/a.md", CARDS["a.md"])
+    given = {key: value for name in names for key, value in TOGETHER[name].items()}
+    report = agac.process("data/rows.csv", "o.jsonl", agac.ProcessOptions(**{"format": "jsonl"} | given, wait=True))
+    assert report.exit_code == 0
+    found = [result.id for result in report.results()]
+    assert found == ids if isinstance(ids, list) else len(found) == ids
+    assert found == sorted(found, reverse=True)
+
+
+# A job in a file.
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("llm: {provider: p, model: m, temperature: 0.5, max_tokens: 9}", {"model": "p/m", "temperature": 0.5}),
+        ("llm: {provider: openai, api_key: '${K}'}", {"provider": {"name": "openai", "api_key": "${K}"}}),
+        ("mode: sequential\nbatch_size: 5", {"parallel": 1}),
+        ("processing: {mode: sequential, batch_size: 5}", {"parallel": 1}),
+        (
+            "processing: {mode: async, batch_size: 5, max_retries: 2, retry_delay: 1s}",
+            {"parallel": 5, "retry_delay": 1},
+        ),
+        ("batch_size: 3\nmax_retries: 1\nprocessing: {batch_size: 5}", {"parallel": 3, "max_retries": 1}),
+        ("output: {format: json, merge_strategy: append}", {"reply": "json", "merge": "append", "json_schema": None}),
+        ("output: {format: structured}", {"json_schema": {"type": "object"}, "reply": None}),
+        ("output: {format: json, schema: s.json}", {"json_schema": "jobs/s.json", "reply": None}),
+        ("output: {schema: 'hf://o/m/s.json'}", {"json_schema": "hf://o/m/s.json"}),
+        ("prompt: x\noutput: {format: text}", {"prompt": "x", "json_schema": None, "reply": None}),
+    ],
+)
+def test_every_key_of_a_job_file_is_an_option(
+    written: str, options: dict[str, Any], project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.write("jobs/job.yaml", written)
+    found = agac.read_job("jobs/job.yaml")
+    assert {name: getattr(found, name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [
+        ("text", ['r-1,I love number 1,"{""a"": 1, ""b"": [true]}",']),
+        ("json", ["r-1,I love number 1,1,[true],"]),
+        ("structured", ["r-1,I love number 1,1,[true],"]),
+    ],
+)
+def test_what_a_reply_is_by_the_format_of_a_job(
+    form: str, rows: list[str], project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    project.write("job.yaml", f"prompt: x\noutput: {{format: {form}}}")
+    with answering(lambda _: Step('{"a": 1, "b": [true]}'), project):
+        assert agac.process("data/rows.csv", "o.csv", agac.read_job("job.yaml")).exit_code == 0
+    assert (project.root / "o.csv").read_text().splitlines()[1:] == rows
+    with answering(lambda _: Step("[1]" if form == "structured" else "none"), project):
+        failed = agac.process("data/rows.csv", "o.csv", agac.read_job("job.yaml", agac.ProcessOptions(prompt="y")))
+    assert failed.exit_code == (0 if form == "text" else 3)
