@@ -14,22 +14,11 @@ from urllib.parse import quote, unquote
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue
+from agac.data import sqlite
 from agac.data.files import Record
 from agac.data.json_formats import encode, json_column
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
-from agac.data.sqlite import (
-    NO_NUMBERS,
-    OTHER_TABLE,
-    Known,
-    TableSink,
-    check_key,
-    find_column,
-    plain,
-    quoted,
-    record_of,
-    refuse_repeated,
-)
 from agac.data.tables import Kind, TableColumn, TableLayout
 from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 
@@ -163,16 +152,13 @@ def _loaders() -> dict[int, type[Any]]:
 
 
 class PostgresSource:
-    """The rows of one statement. Raises UsageError when the server or the statement cannot be used."""
+    """The rows of one statement. Raises AgacError when the server or the statement cannot be used."""
 
     def __init__(self, address: str, statement: str, env: Mapping[str, str]) -> None:
         self._server, self._statement = Server(address, env), statement
-        try:
-            with self._cursor() as cursor:  # its permissions are looked at too, and no row
-                self._columns = tuple(str(column.name) for column in cursor.description or ())
-        except AgacError as error:
-            raise UsageError(error.message, remedy=error.remedy) from None
-        refuse_repeated(address, self._columns)
+        with self._cursor() as cursor:  # its permissions are looked at too, and no row
+            self._columns = tuple(str(column.name) for column in cursor.description or ())
+        sqlite.refuse_repeated(address, self._columns)
 
     def columns(self) -> tuple[str, ...]:
         return self._columns
@@ -185,7 +171,7 @@ class PostgresSource:
             if start:
                 cursor.scroll(start)
             for ordinal, values in enumerate(cursor, start=start + 1):
-                yield record_of(self.describe(), ordinal, self._columns, values, _plain)
+                yield sqlite.record_of(self.describe(), ordinal, self._columns, values, _plain)
 
     @contextmanager
     def _cursor(self) -> Iterator[ServerCursor[Any]]:
@@ -198,7 +184,7 @@ class PostgresSource:
 def _plain(value: Any) -> JSONValue:
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    return json_column(value) if isinstance(value, _Json) else plain(value, "encode(…, 'hex')")
+    return json_column(value) if isinstance(value, _Json) else sqlite.plain(value, "encode(…, 'hex')")
 
 
 def reads_table(server: Server, statement: str, target: Server, table: str) -> bool:
@@ -208,7 +194,8 @@ def reads_table(server: Server, statement: str, target: Server, table: str) -> b
         if connection.execute(identity).fetchone() != other.execute(identity).fetchone():
             return False
         plan = connection.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {statement}", prepare=True).fetchone()
-        names = [".".join(map(quoted, relation)) for relation in _relations(json.loads(plan[0]) if plan else None)]
+        relations = _relations(json.loads(plan[0]) if plan else None)
+        names = [".".join(map(sqlite.quoted, relation)) for relation in relations]
         found = connection.execute(
             "SELECT 1 FROM unnest($1::text[]) AS name WHERE to_regclass($2) IN (to_regclass(name), "
             "pg_partition_root(to_regclass(name)))",
@@ -246,10 +233,10 @@ SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspn
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
 
 
-def _columns_of(connection: Connection[Any], table: str) -> dict[str, Known]:
+def _columns_of(connection: Connection[Any], table: str) -> dict[str, sqlite.Known]:
     """The columns of a table by their names, and in lower case; empty when there is no such table. A family is `json`,
     `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text, …)."""
-    found = [Known(*row) for row in connection.execute(_COLUMNS, [table])]
+    found = [sqlite.Known(*row) for row in connection.execute(_COLUMNS, [table])]
     return {one.name.lower(): one for one in found} | {one.name: one for one in found}
 
 
@@ -273,21 +260,21 @@ def _check_table(connection: Connection[Any], table: str, columns: Sequence[Tabl
     else:
         kind, own, may_write = found
         if kind not in "rp":
-            raise UsageError(f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=OTHER_TABLE)
+            raise UsageError(f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=sqlite.OTHER_TABLE)
         known = _columns_of(connection, name)
-        key = find_column(known, columns[0].name)
-        check_key(shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique))
-        lacking = [text_quoted(column.name) for column in columns if find_column(known, column.name) is None]
+        key = sqlite.find_column(known, columns[0].name)
+        sqlite.check_key(shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique))
+        lacking = [text_quoted(column.name) for column in columns if sqlite.find_column(known, column.name) is None]
         if not may_write:
             raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
         if lacking and not own:
             raise UsageError(
-                f"{shown}: only its owner can add {', '.join(lacking)}", remedy=f"{OTHER_TABLE} Or add them."
+                f"{shown}: only its owner can add {', '.join(lacking)}", remedy=f"{sqlite.OTHER_TABLE} Or add them."
             )
-    clashes = [text for column in columns if (text := _clash(column, find_column(known, column.name)))]
+    clashes = [text for column in columns if (text := _clash(column, sqlite.find_column(known, column.name)))]
     if clashes:
         change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
-        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{OTHER_TABLE} {change}.")
+        raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{sqlite.OTHER_TABLE} {change}.")
 
 
 _GRANT = "Let the owner GRANT it to the user, or name another table in output.to."
@@ -299,7 +286,7 @@ _TAKES = {
 """Which kinds of values go into columns of a family as they are. Others take texts: dates, ids of their own kind."""
 
 
-def _clash(column: TableColumn, known: Known | None) -> str:
+def _clash(column: TableColumn, known: sqlite.Known | None) -> str:
     """Why the values of a column cannot go where they should, if so."""
     if known is None:
         size = len(column.name.encode())
@@ -308,7 +295,7 @@ def _clash(column: TableColumn, known: Known | None) -> str:
         return f"the column {known.name!r} is computed by PostgreSQL"
     if column.kind is Kind.NOTHING or column.kind in _TAKES.get(known.family, {Kind.TEXT}):
         return ""
-    word = {**NO_NUMBERS, **_NUMBERS}.get(column.kind, "booleans")
+    word = {**sqlite.NO_NUMBERS, **_NUMBERS}.get(column.kind, "booleans")
     return f"the column {known.name!r} is {known.type}, but {word} would be written into it"
 
 
@@ -319,7 +306,7 @@ _UNFIT_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000|[\ud800-\udfff]")
 _EXACT = 1 << 53
 
 
-class PostgresSink(TableSink):
+class PostgresSink(sqlite.TableSink):
     """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`, in one transaction.
 
     A kill, or a connection that is lost, takes everything back. A NUL character, which PostgreSQL refuses, and half of
@@ -343,7 +330,7 @@ class PostgresSink(TableSink):
     def _connect(self) -> None:
         self._connection = self._server.connect(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
 
-    def _known(self) -> dict[str, Known]:
+    def _known(self) -> dict[str, sqlite.Known]:
         return _columns_of(self._connection, server_table(self._table))
 
     def _check(self, columns: Sequence[TableColumn]) -> None:
@@ -356,7 +343,7 @@ class PostgresSink(TableSink):
             Kind.INTEGER: "bigint" if column.declared else "numeric",
             Kind.NUMBER: "double precision" if column.declared else "numeric",
         }  # fmt: skip
-        return f"{quoted(column.name)} {types.get(column.kind, 'text')}"
+        return f"{sqlite.quoted(column.name)} {types.get(column.kind, 'text')}"
 
     def _explained(self) -> AbstractContextManager[None]:
         return self._server.explained(f"table {self._table!r}: ")
@@ -368,7 +355,7 @@ class PostgresSink(TableSink):
             raise AgacError(f"{self._shown}: {what}", remedy="Give the row another id.")
         return [self._text(column, value) for column, value in zip(self._columns, values, strict=True)]
 
-    def _text(self, column: Known, value: JSONValue) -> str | None:
+    def _text(self, column: sqlite.Known, value: JSONValue) -> str | None:
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None
         if isinstance(value, str) and column.family != "json":

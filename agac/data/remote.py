@@ -280,14 +280,7 @@ class RemoteContents:
         if lack := lack_of(f"{reference}: fetching", "huggingface-hub"):
             raise Refused(f"{lack}; or download it, and name the file")
         from httpx2 import HTTPError
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            HFValidationError,
-            OfflineModeIsEnabled,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import HfApi, errors
         from huggingface_hub.utils.tqdm import silent_tqdm
 
         hub = HfApi(endpoint=self.env.get("HF_ENDPOINT") or None, token=self.env.get("HF_TOKEN") or None)
@@ -304,17 +297,17 @@ class RemoteContents:
                 found[number] = replace(one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how)))
         except Refused:
             raise
-        except HFValidationError:
+        except errors.HFValidationError:
             raise Refused(f"{reference} names nothing on the hub; {_HUB_FORM}") from None
-        except RepositoryNotFoundError:  # a gated one, too
+        except errors.RepositoryNotFoundError:  # a gated one, too
             remedy = "check its name, or set HF_TOKEN to a token that may read it"
             raise Refused(f"{reference}: the hub has no such repository, or does not show it; {remedy}") from None
-        except RevisionNotFoundError:
+        except errors.RevisionNotFoundError:
             missing = "has no such revision" if asked.revision else f"has made no parquet files ({_CONVERTED})"
             raise Refused(f"{reference}: the hub {missing} of it; check it, or name a file") from None
-        except OfflineModeIsEnabled:
+        except errors.OfflineModeIsEnabled:
             raise Refused(f"{reference}: HF_HUB_OFFLINE is set; unset it, or name a file") from None
-        except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
+        except (errors.HfHubHTTPError, HTTPError, OSError, ValueError) as error:
             answer = getattr(error, "response", None)
             reason = f"{type(error).__name__}; check that the hub can be reached, and try again"
             if answer is not None:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -210,17 +211,24 @@ def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -
     server is looked up in. Raises UsageError as `open_source` does."""
     if spec.piped:
         return Piped()
-    source = _opened(spec, env)
-    if spec.sql is None:
-        return source
-    assert spec.scratch is not None
-    names = list(matched_files(spec)) if spec.format == "parquet" and spec.patterns else [""]
-    files = [spec.path / name for name in names] if spec.format == "parquet" else []
-    try:
+    with _before_a_run():
+        source = _opened(spec, env)
+        if spec.sql is None:
+            return source
+        assert spec.scratch is not None
+        names = matched_files(spec) if spec.patterns else [""]
+        files = [spec.path / name for name in names] if spec.format == "parquet" else []
         return SqlSource(source, spec.sql, spec.sql_at, spec.scratch, files)
+
+
+@contextmanager
+def _before_a_run() -> Iterator[None]:
+    """What cannot be read to where it is needed cannot be used."""
+    try:
+        yield
     except UsageError:
         raise
-    except AgacError as error:  # the rows could not be read to their end: nothing was run yet
+    except AgacError as error:
         raise UsageError(error.message, remedy=error.remedy) from error
 
 
@@ -250,12 +258,8 @@ def open_source(path: Path, found: InputFormat, shown: str, **how: Any) -> Sourc
     Raises UsageError when the file's beginning makes all of it unusable: its message begins with `shown`, and with
     `shown:line` when the trouble is in the header.
     """
-    try:
+    with _before_a_run():
         return FORMATS[found](path, shown, **how)
-    except UsageError:
-        raise
-    except AgacError as error:  # it cannot even be begun: nothing was run yet
-        raise UsageError(error.message, remedy=error.remedy) from error
 
 
 def place_of(source: Source, ordinal: int) -> str:

@@ -12,25 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, RowId
+from agac.data import sinks
 from agac.data.files import PREVIOUS, PreviousFile, put_aside, stamp
 from agac.data.json_formats import encode
 from agac.data.postgres import PostgresSink, Server, reads_table
 from agac.data.postgres import check_target as check_server
-from agac.data.sinks import (
-    FILES,
-    FILTERED,
-    OPTIONAL,
-    PREVIEW_DATABASE,
-    TABLES,
-    TELEMETRY,
-    IsolatedSink,
-    JsonSink,
-    OutputFolder,
-    RowSink,
-    check_folder,
-    envelope,
-    file_of,
-)
 from agac.data.sqlite import FreshDatabase, TableSink, check_target, table_columns, tables_read
 from agac.data.tables import Fields, Observed, OutputRow, TableColumn, TableLayout, declared_fields, result_name
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
@@ -90,8 +76,8 @@ class Outputs:
         self.places: dict[str, Path] | None = None
         if "places" in body:  # a row run writes into these files, and into no folder
             self.places = {name: root / place for name, place in body["places"].items()}
-            self.preview, self.telemetry, self.filtered = False, TELEMETRY in self.places, False
-            self.formats = tuple(one for one in TABLES if file_of(one) in self.places)  # type: ignore[misc]
+            self.preview, self.telemetry, self.filtered = False, sinks.TELEMETRY in self.places, False
+            self.formats = tuple(one for one in sinks.TABLES if sinks.file_of(one) in self.places)  # type: ignore[misc]
 
     def path(self, name: str) -> Path:
         """Where the file of this name is."""
@@ -108,9 +94,9 @@ class Outputs:
         """The files of the output folder."""
         if self.places is not None:
             return sorted(self.places, key=lambda name: not name.startswith("results."))
-        database = [PREVIEW_DATABASE] if self.to is not None and self.preview else []
-        wanted = {TELEMETRY: self.telemetry, FILTERED: self.filtered}
-        return [*(name for name in FILES if wanted.get(name, True)), *map(file_of, self.formats), *database]
+        database = [sinks.PREVIEW_DATABASE] if self.to is not None and self.preview else []
+        wanted = {sinks.TELEMETRY: self.telemetry, sinks.FILTERED: self.filtered}
+        return [*(name for name in sinks.FILES if wanted.get(name, True)), *map(sinks.file_of, self.formats), *database]
 
     @property
     def database(self) -> Path | None:
@@ -125,30 +111,31 @@ class Outputs:
     def files(self, *, but_table: bool = False) -> list[Path]:
         """Every file that is written; `but_table`: that of the table is not."""
         found = [*map(self.path, self.names), *([self.database] if self.database else [])]
-        table = self.database or self.folder / PREVIEW_DATABASE
+        table = self.database or self.folder / sinks.PREVIEW_DATABASE
         return [file for file in found if file != table] if but_table else found
 
     def open(
-        self, out: OutputFolder, layout: TableLayout, env: Mapping[str, str]
-    ) -> tuple[list[RowSink], IsolatedSink | None]:
+        self, out: sinks.OutputFolder, layout: TableLayout, env: Mapping[str, str]
+    ) -> tuple[list[sinks.RowSink], sinks.IsolatedSink | None]:
         """The sinks of tables and lines, which end together with the folder's files, and that of the table in a
         database among them. It comes first: what cannot be put in place by renaming is done before anything is."""
-        table = out.add(IsolatedSink(partial(self._table, self.to, layout, env))) if self.to is not None else None
-        sinks = (TABLES[one](self.path(file_of(one)), layout, self.csv_safe, self.bom) for one in self.formats)
-        return [*([table] if table else []), *(out.add(one) for one in sinks)], table
+        table = out.add(sinks.IsolatedSink(partial(self._table, self.to, layout, env))) if self.to is not None else None
+        files = ((one, self.path(sinks.file_of(one))) for one in self.formats)
+        opened = (out.add(sinks.TABLES[one](file, layout, self.csv_safe, self.bom)) for one, file in files)
+        return [*([table] if table else []), *opened], table
 
-    def _table(self, to: dict[str, str], layout: TableLayout, env: Mapping[str, str]) -> RowSink:
+    def _table(self, to: dict[str, str], layout: TableLayout, env: Mapping[str, str]) -> sinks.RowSink:
         if self.at_server:
             return PostgresSink(Server(to["path"], env), to["table"], layout)
         if self.database is None:
-            return FreshDatabase(self.folder / PREVIEW_DATABASE, to["table"], layout)
+            return FreshDatabase(self.folder / sinks.PREVIEW_DATABASE, to["table"], layout)
         return TableSink(self.database, to["table"], layout, to["path"])
 
     def stamps(self, *, unwritten: bool = False) -> Stamps:
         """What the files are now. A database is only there or not: others write into it too. `unwritten`: the table
         could not be written."""
         found = {name: stamp(file) for name in self.names if (file := self.path(name)).exists()}
-        name = PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
+        name = sinks.PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
         if self.at_server or (self.database is not None and self.database.exists()):
             found[name] = [0, 0]
         if unwritten:
@@ -190,14 +177,14 @@ def refusals(
     """What would be in the way of the results, found before they are paid for; opens nothing for writing. `columns`
     are the input's, None where it declares none. `env` has the variables of addresses."""
     output, to = workflow.output, workflow.output.to
-    names = list(map(file_of, output.formats))
+    names = list(map(sinks.file_of, output.formats))
     if to is not None and preview:
-        names.append(PREVIEW_DATABASE)
+        names.append(sinks.PREVIEW_DATABASE)
     folder = output.dir / PREVIEW if preview else output.dir
     checks: list[tuple[Problem, Callable[[], None]]] = []
     if output.places is None:
         at = Problem(replace(output.where, path="output.dir"), "")
-        checks.append((at, partial(check_folder, folder, root, names)))
+        checks.append((at, partial(sinks.check_folder, folder, root, names)))
     if to is not None and not preview:
         into = Problem(to.where, "")
         checks.append((into, partial(_refuse_own_input, workflow.input, to, env)))
@@ -275,7 +262,7 @@ class Exported:
 
 def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
     """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
-    for name in {*map(file_of, TABLES), PREVIEW_DATABASE, *OPTIONAL}.difference(outputs.names):
+    for name in {*map(sinks.file_of, sinks.TABLES), sinks.PREVIEW_DATABASE, *sinks.OPTIONAL}.difference(outputs.names):
         stale = outputs.folder / name
         if stale.is_file() and not stale.is_symlink() and stamp(stale) in [one.files.get(name) for one in written]:
             stale.unlink()
@@ -298,31 +285,31 @@ async def export_run(
     keep = outputs.previous(run, written)
     if outputs.places is None:
         replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
-        folder = OutputFolder(outputs.folder, root, edited)
+        folder = sinks.OutputFolder(outputs.folder, root, edited)
     else:
         replaced = None
-        folder = OutputFolder(outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as)
+        folder = sinks.OutputFolder(outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as)
     mark = {} if outputs.preview else {"store": {"id": token, "generation": run.revision, "place": place}}
     await write(database, "run_exporting", run.id)
     with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
-        sinks = {name: out.open(name) for name in FILES if name in outputs.names and name not in OPTIONAL}
+        opened = {name: out.open(name) for name in sinks.FILES if name in outputs.names and name not in sinks.OPTIONAL}
         async for rows in ended.rows(database, run.id):
             lines = Lines(rows, run.include_input, layout, outputs.merge)
             for name, texts in lines.by_file.items():
-                if name in sinks:
-                    sinks[name].write_texts(texts)
+                if name in opened:
+                    opened[name].write_texts(texts)
             for sink in others:
                 sink.write(lines.rows)
-        if "errors.jsonl" in sinks:
+        if "errors.jsonl" in opened:
             async for rows in ended.failed(database, run.id):
-                sinks["errors.jsonl"].write_texts(Lines(rows, run.include_input).errors)
-        if "summary.json" in sinks:
-            sinks["summary.json"].write(dict(summary) | mark)
+                opened["errors.jsonl"].write_texts(Lines(rows, run.include_input).errors)
+        if "summary.json" in opened:
+            opened["summary.json"].write(dict(summary) | mark)
         if outputs.telemetry:
-            await write_telemetry(database, run.id, out.open(TELEMETRY))
+            await write_telemetry(database, run.id, out.open(sinks.TELEMETRY))
         if outputs.filtered:
-            await write_filtered(database, run, out.open(FILTERED))
+            await write_filtered(database, run, out.open(sinks.FILTERED))
     failure = None
     if table is not None and (error := table.failure) is not None:
         again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
@@ -356,20 +343,20 @@ async def export_file(
     whole or not at all; nothing is noted of it but by `note`, before a file of JSON appears, and the store is only
     read."""
     outputs = Outputs(run, root, 0)
-    ended, layout = await _final_rows(database, run, outputs, tables=format in TABLES)
-    sink: RowSink | JsonSink
-    if layout is not None and format in TABLES:
-        sink = TABLES[format](file, layout, outputs.csv_safe, outputs.bom)
+    ended, layout = await _final_rows(database, run, outputs, tables=format in sinks.TABLES)
+    sink: sinks.RowSink | sinks.JsonSink
+    if layout is not None and format in sinks.TABLES:
+        sink = sinks.TABLES[format](file, layout, outputs.csv_safe, outputs.bom)
     else:
-        sink = FILES[file_of(format)](file)
+        sink = sinks.FILES[sinks.file_of(format)](file)
     try:
         async for rows in ended.rows(database, run.id):
             lines = Lines(rows, run.include_input, layout, outputs.merge)
-            if isinstance(sink, JsonSink):
+            if isinstance(sink, sinks.JsonSink):
                 sink.write_texts(lines.results if format == "jsonl" else lines.values)
             else:
                 sink.write(lines.rows)
-        if note is not None and isinstance(sink, JsonSink):
+        if note is not None and isinstance(sink, sinks.JsonSink):
             sink.finish()
             await note(sink.temporary)
         sink.commit()
@@ -477,7 +464,7 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
 
 def _of_previous(folder: Path) -> Iterator[tuple[Path, Path]]:
     """The files in an output folder, and where what they held before is kept: the summary, which says it, last."""
-    for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__):
+    for name in sorted({*sinks.FILES, *map(sinks.file_of, sinks.TABLES)}, key="summary.json".__eq__):
         file = folder / name
         yield file, file.with_stem(f"{file.stem}.{PREVIOUS}")
 
@@ -572,7 +559,7 @@ class Lines:
                 record = layout.merger.value(data, result) if self._merge is not None else result
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record))
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
-            self.results.append(envelope(row.id, row.ordinal, True, value, None, row.data, self._include_input))
+            self.results.append(sinks.envelope(row.id, row.ordinal, True, value, None, row.data, self._include_input))
             self.values.append(value)
         elif row.state == State.FAILED:
             kind = ErrorType(row.error_type or ErrorType.INVALID_ROW)
@@ -581,11 +568,11 @@ class Lines:
                 data = _fields(row)
                 cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None))
-            self.results.append(envelope(row.id, row.ordinal, False, None, failed, row.data, self._include_input))
-            self.errors.append(envelope(row.id, row.ordinal, False, None, failed, row.data, True))
+            self.results.append(sinks.envelope(row.id, row.ordinal, False, None, failed, row.data, self._include_input))
+            self.errors.append(sinks.envelope(row.id, row.ordinal, False, None, failed, row.data, True))
 
 
-async def write_filtered(database: Database, run: RunRecord, sink: JsonSink) -> None:
+async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSink) -> None:
     """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
     that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
     made, the fields with which it left. A row that repeats an id has no stage, but the number of the `kept_row`.
