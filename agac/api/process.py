@@ -267,11 +267,11 @@ class Job(BuiltWorkflow):
             options = replace(options, agent_card=str(chosen_card(card, options.agent)), agent=None)
         self.root, self.options, self.piped = root, options, None
         self.file = None if output == STDOUT else Path(output).absolute()
-        self.format = _format(output, options)
         self.input, self.output = stored_path(source, root), stored_path(output, root)
         own = f"{STDOUT} {self.input}" if self.file is None else self.output
         name = job_name(Path(source if self.file is None else output).stem, own)
         self._refuse_places(source)
+        self.format = _format(output, options)
         self.keys = job_keys(self.input, options, root, self.format)
         also = {"output_schema": "--schema-model"} if options.schema_model else {}
         also |= {"agent": "--agent"} if options.agent else {}
@@ -538,6 +538,8 @@ async def _ready(
     job = Job(root, PIPED if rows is not None else str(source), output, options, tell)
     if rows is not None:
         job.piped = str(await keep_rows(rows, job.root / INPUTS))
+    if options.overwrite and options.resume:
+        raise UsageError("--overwrite and --resume exclude each other", remedy="Keep one of them.")
     if job.file is None or options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:

@@ -298,9 +298,35 @@ SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND creat
 INSERT INTO endpoint (provider, base_url, model, simulated) VALUES ('adopted', ?, ?, 0) ON CONFLICT DO NOTHING;
 
 -- name: result_adopt
--- A result is kept that stood in a file.
+-- Results are kept that stood in a file.
 INSERT INTO result (fingerprint, value, created_at, how, endpoint_id)
-SELECT ?, ?, ?, 'adopted', id FROM endpoint WHERE provider = 'adopted' AND base_url = ? AND model = ?;
+SELECT f.fingerprint, f.value, ?, 'adopted', e.id FROM temp.found f JOIN endpoint e
+WHERE f.fingerprint IS NOT NULL AND e.provider = 'adopted' AND e.base_url = ? AND e.model = ? ORDER BY f.key;
+
+-- name: found_make
+-- What stands in a file and may be adopted, for as long as this connection is open: by the ids of rows, in its order.
+CREATE TEMP TABLE IF NOT EXISTS found (key INTEGER PRIMARY KEY, id UNIQUE, value TEXT, fingerprint BLOB, lines INTEGER);
+
+-- name: found_put
+-- A line of the file; the last one of an id counts.
+INSERT INTO temp.found (id, value, lines) VALUES (?, ?, 1)
+ON CONFLICT (id) DO UPDATE SET value = excluded.value, lines = lines + 1;
+
+-- name: found_match
+-- A row of the input has this id.
+UPDATE temp.found SET fingerprint = ? WHERE id = ? AND value IS NOT NULL;
+
+-- name: found_counts
+-- How many ids there are, answers, answers of rows, and lines that another one of the same id follows.
+SELECT count(*), count(value), count(fingerprint), ifnull(sum(lines), 0) - count(*) FROM temp.found;
+
+-- name: found_common
+-- The commonest answers of rows.
+SELECT value, count(*) FROM temp.found WHERE fingerprint IS NOT NULL GROUP BY value ORDER BY 2 DESC, 1 LIMIT 3;
+
+-- name: found_first
+-- The first answers of rows.
+SELECT id, value FROM temp.found WHERE fingerprint IS NOT NULL ORDER BY key LIMIT 3;
 
 -- name: rows_adopted
 -- How many rows of a run have a result that its workflow adopted.

@@ -175,32 +175,3 @@ class Scratch:
     def forget_parts(self) -> int:
         """The groups at hand are done with. Gives how many parts they had."""
         return self._db.execute("DELETE FROM node").rowcount
-
-
-class FoundAnswers:
-    """Answers that stand in a file, by ids, the last one of each (None: no answer), with the fingerprints of the rows
-    that are there. Its `lines` are counted."""
-
-    def __init__(self) -> None:
-        self._ask, self.lines = sqlite3.connect("", isolation_level="DEFERRED").execute, 0
-        self._ask("CREATE TABLE answer (id PRIMARY KEY, value TEXT, print BLOB)")
-
-    def put(self, row_id: RowId, value: str | None) -> None:
-        """What a line has."""
-        self._ask("INSERT OR REPLACE INTO answer VALUES (?, ?, NULL)", (row_id, value))
-        self.lines += 1
-
-    def match(self, row_id: RowId, fingerprint: bytes) -> None:
-        """A row that is there."""
-        self._ask("UPDATE answer SET print = ? WHERE id = ? AND value IS NOT NULL", (fingerprint, row_id))
-
-    def told(self) -> tuple[tuple[int, int, int], list[tuple[str, int]]]:
-        """How many ids there are, answers, and answers of rows; the commonest of these with their counts."""
-        (counts,) = self._ask("SELECT count(*), count(value), count(print) FROM answer").fetchall()
-        common = "SELECT value, count(*) FROM answer WHERE print IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"
-        return counts, self._ask(common).fetchall()
-
-    def of_rows(self, some: int) -> Iterator[list[tuple[RowId, bytes, str]]]:
-        """The answers of rows with their ids and fingerprints, some at a time."""
-        found = self._ask("SELECT id, print, value FROM answer WHERE print IS NOT NULL ORDER BY rowid")
-        return iter(lambda: found.fetchmany(some), [])

@@ -7,7 +7,7 @@ import contextlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,16 +70,31 @@ def migrate(writer: sqlite3.Connection) -> None:
             writer.execute(f"PRAGMA user_version = {number}")
 
 
-async def keep_adopted(
-    database: db.Database, whose: tuple[str, str], found: list[tuple[bytes, str]], at: float
-) -> None:
-    """Stores answers, with their fingerprints, that one workflow takes out of a file: `whose` are these two."""
+async def found_answers(
+    database: db.Database, answers: Iterable[tuple[RowId, str | None]], prints: Iterable[tuple[bytes, RowId]]
+) -> tuple[tuple[int, int, int, int], list[tuple[str, int]], list[tuple[RowId, str]]]:
+    """Notes answers that stand in a file, the last one of each id (None: no answer), and fingerprints of the rows with
+    these ids. How many ids, answers, answers of rows and repetitions there are; the commonest; the first ones."""
 
-    def add(writer: sqlite3.Connection) -> None:
-        writer.execute(db.sql("endpoint_adopt"), whose)
-        writer.executemany(db.sql("result_adopt"), [(*one, at, *whose) for one in found])
+    def note(writer: sqlite3.Connection) -> Any:
+        writer.execute(db.sql("found_make"))
+        writer.executemany(db.sql("found_put"), answers)
+        writer.executemany(db.sql("found_match"), prints)
+        return [writer.execute(db.sql(name)).fetchall() for name in ("found_counts", "found_common", "found_first")]
 
-    await change(database, add)
+    assert database.writer is not None
+    (counts,), common, first = await database.writer.at_once(note)
+    return counts, common, first
+
+
+async def keep_found(database: db.Database, workflow: str, file: str, at: float) -> None:
+    """Stores the answers of rows that were found, as those of one workflow."""
+
+    def keep(writer: sqlite3.Connection) -> None:
+        writer.execute(db.sql("endpoint_adopt"), (workflow, file))
+        writer.execute(db.sql("result_adopt"), (at, workflow, file))
+
+    await change(database, keep)
 
 
 def counted_tasks(

@@ -151,6 +151,8 @@ def test_killed_at_any_moment_it_pays_nothing_that_it_adopted_and_loses_no_file(
         ('{"text": "x"}\n', (), "line 1 is not the result of a row: it has no 'id'. Nothing was adopted"),
         (envelope(True, "x"), (), "line 1 is not the result of a row: its `id` is no id"),
         (envelope(1 << 70, "x"), (), "line 1 is not the result of a row"),
+        (envelope("\ud800", "x"), (), "line 1 is not the result of a row"),
+        (envelope("r-1", "x") + "\n", (), "line 2 is not the result of a row"),
         (envelope("r-1", "x"), ("--fresh",), "--resume adopts a jsonl file that was written without --merge"),
         (envelope("r-1", "x"), ("--merge", "append"), "--resume adopts a jsonl file"),
         (envelope("r-1", "x"), ("--format", "json"), "--resume adopts a jsonl file"),
@@ -187,6 +189,25 @@ def test_a_work_dir_has_the_state_and_the_settings_of_the_project(project: Proje
     assert agac.resume("job_1", project=work).summary["ok_rows"] == 3
     assert mine.exists()
     assert [path.name for path in (project.root / ".agac").glob("*")] == []
+
+
+@pytest.mark.parametrize(
+    ("output", "words", "said"),
+    [
+        ("link.jsonl", (), "link.jsonl: is a link; agac does not write through links"),
+        ("data", (), "data is a folder\n  Name a file in it:"),
+        ("out.jsonl", ("--overwrite", "--resume"), "--overwrite and --resume exclude each other"),
+        ("/proc/out.jsonl", (), "/proc: cannot be written"),
+    ],
+)
+def test_an_output_that_cannot_be_one(project: ProjectFolder, output: str, words: tuple[str, ...], said: str) -> None:
+    rows = project.numbered(1)
+    (project.root / "link.jsonl").symlink_to(rows)
+    text = rows.read_text("utf-8")
+    ran = project.agac("process", "data/rows.csv", output, *words)
+    assert ran.code in (1, 2)
+    assert said in ran.err
+    assert rows.read_text("utf-8") == text
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def fresh(path: Path) -> sqlite3.Connection:
 def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
     """A database for statements that are looked at and change nothing."""
     with closing(fresh(tmp_path_factory.mktemp("store") / "agac.db")) as made:
+        made.execute(db.sql("found_make"))
         yield made
 
 
