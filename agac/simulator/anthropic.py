@@ -332,11 +332,7 @@ def described_bounds(description: Any) -> dict[str, Any]:
 
 
 MESSAGES = ModelApi(
-    read=read_body,
-    reply=message_object,
-    events=message_events,
-    error=message_error,
-    headers=anthropic_headers,
+    read=read_body, reply=message_object, events=message_events, error=message_error, headers=anthropic_headers
 )
 
 MESSAGE_STATUSES = {

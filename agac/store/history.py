@@ -266,7 +266,5 @@ async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[
 
 
 timings: Reads[[int], Timings] = reads(
-    "timings",
-    tuple[str, str, int, int],
-    lambda found: nested((one[:2], *one[2:]) for one in found),
+    "timings", tuple[str, str, int, int], lambda found: nested((one[:2], *one[2:]) for one in found)
 )
