@@ -22,12 +22,9 @@ MERMAID_LINE = 60
 """Characters of a line in a box."""
 
 BRACKETS = {
-    "input": ("[(", ")]"),
-    "python": ("[[", "]]"),
-    "filter": ("{{", "}}"),
-    "dedupe": ("{{", "}}"),
+    "input": ("[(", ")]"), "python": ("[[", "]]"), "filter": ("{{", "}}"), "dedupe": ("{{", "}}"),
     "output": ("([", "])"),
-}
+}  # fmt: skip
 """How Mermaid brackets the kinds that are not plain boxes."""
 
 
@@ -356,25 +353,14 @@ FONTS = {
     ".between": "stroke-dasharray:5 4",
 }
 COLOURS = {  # selectors: light, dark
-    ".page": ("#f6f8fa", "#0d1117"),
-    ".box": ("#ffffff", "#161b22"),
-    ".track": ("#e7ebef", "#2a313c"),
-    ".name,.figure": ("#1f2328", "#f0f6fc"),
-    ".more,.label,.kind": ("#59636e", "#9198a1"),
-    ".tip": ("#8c959f", "#656c76"),
-    ".done": ("#1a7f37", "#3fb950"),
-    ".reused": ("#1b7c83", "#39c5cf"),
-    ".failed": ("#cf222e", "#f85149"),
-    ".skipped": ("#818b98", "#7d8590"),
-    ".dropped": ("#bc4c00", "#db6d28"),
-    ".others": ("#bf8700", "#d29922"),
-    ".k-ask": ("#0969da", "#58a6ff"),
-    ".k-python": ("#8250df", "#bc8cff"),
-    ".k-filter": ("#bc4c00", "#db6d28"),
-    ".k-dedupe": ("#bf3989", "#f778ba"),
-    ".k-select,.k-rename": ("#1b7c83", "#39c5cf"),
-    ".k-others": ("#59636e", "#9198a1"),
-}
+    ".page": ("#f6f8fa", "#0d1117"), ".box": ("#ffffff", "#161b22"), ".track": ("#e7ebef", "#2a313c"),
+    ".name,.figure": ("#1f2328", "#f0f6fc"), ".more,.label,.kind": ("#59636e", "#9198a1"),
+    ".tip": ("#8c959f", "#656c76"), ".done": ("#1a7f37", "#3fb950"), ".reused": ("#1b7c83", "#39c5cf"),
+    ".failed": ("#cf222e", "#f85149"), ".skipped": ("#818b98", "#7d8590"), ".dropped": ("#bc4c00", "#db6d28"),
+    ".others": ("#bf8700", "#d29922"), ".k-ask": ("#0969da", "#58a6ff"), ".k-python": ("#8250df", "#bc8cff"),
+    ".k-filter": ("#bc4c00", "#db6d28"), ".k-dedupe": ("#bf3989", "#f778ba"),
+    ".k-select,.k-rename": ("#1b7c83", "#39c5cf"), ".k-others": ("#59636e", "#9198a1"),
+}  # fmt: skip
 STROKES = {".box": ("#d1d9e0", "#3d444d"), ".line": ("#8c959f", "#656c76")}
 BORDERS = {kind: light for of, (light, _) in COLOURS.items() for kind in re.findall(r"\.k-(?!others)(\w+)", of)}
 """Of the border of each kind of stage: strong enough on light and on dark."""

@@ -251,13 +251,9 @@ async def export(
 # One row of a run.
 
 STATES = {
-    State.PENDING: "open",
-    State.DONE: "done",
-    State.FAILED: "failed",
-    State.DROPPED: "dropped",
-    State.FILTERED: "dropped",
-    State.SKIPPED: "skipped",
-}
+    State.PENDING: "open", State.DONE: "done", State.FAILED: "failed", State.DROPPED: "dropped",
+    State.FILTERED: "dropped", State.SKIPPED: "skipped",
+}  # fmt: skip
 
 MAX_IDS = 1000
 """Ids of children, parts or members that are listed for each stage."""
@@ -444,11 +440,9 @@ def _vote(field: str | None, note: Mapping[str, Any], replicas: Sequence[TaskRec
         numbers[value].append(number)
     ordered = sorted(numbers.items(), key=lambda one: -len(one[1]))
     return {
-        "field": field,
-        "agreement": round(share(note["agreement"]), 4),
-        "taken": note["replica"],
+        "field": field, "agreement": round(share(note["agreement"]), 4), "taken": note["replica"],
         "values": [{"value": json.loads(value), "replicas": own} for value, own in ordered],
-    }
+    }  # fmt: skip
 
 
 def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
@@ -489,15 +483,12 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
     }
     answered_by = {key: getattr(task, key) for key in ("provider", "model", "base_url", "simulated")}
     return {
-        "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
-        "settled_at": iso(task.settled_at),
-        "result": json.loads(task.value) if task.value is not None else None,
-        "error": error_of(task),
-        "failures": task.failures,
-        "answered_by": answered_by if task.provider is not None else None,
+        "fingerprint": task.fingerprint.hex() if task.fingerprint else None, "settled_at": iso(task.settled_at),
+        "result": json.loads(task.value) if task.value is not None else None, "error": error_of(task),
+        "failures": task.failures, "answered_by": answered_by if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
         "reused_from": reused_from if task.outcome == Outcome.REUSED and task.how != "adopted" else None,
-    }
+    }  # fmt: skip
 
 
 def error_of(record: TaskRecord | AttemptRecord | StoredRow) -> dict[str, Any] | None:

@@ -115,17 +115,10 @@ class WatchedRun:
         rows = row_count(totals, counted)
         stages = [self._stage(name, stage, rows, to_come=bool(batches)) for name, stage in totals.stages.items()]
         return Snapshot(
-            self.workflow,
-            tuple(stages),
-            rows,
-            totals.settled,
-            totals.unusable,
-            totals.last_error,
-            stopping=self.invocation.stop_signal.stop is not None,
-            waiting_for=totals.waiting_for,
-            waits=waits_left(totals.waits, time.time()),
-            batches=batches,
-        )
+            self.workflow, tuple(stages), rows, totals.settled, totals.unusable, totals.last_error,
+            stopping=self.invocation.stop_signal.stop is not None, waiting_for=totals.waiting_for,
+            waits=waits_left(totals.waits, time.time()), batches=batches,
+        )  # fmt: skip
 
     def _stage(self, name: str, stage: StageTotals, rows: RowCount | None, *, to_come: bool) -> StageSnapshot:
         """Rows that came to their end upstream never come here; neither do those that ended in a branch beside it
@@ -440,23 +433,14 @@ async def report_of(
     if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any_error(empty):
         code = ExitCode.FAILED
     return RunReport(
-        summary,
-        _facts(invocation) | about,
-        code,
-        exported.files if replaced else [],
-        invocation.stop_signal.why or None if stop else None,
-        warnings,
-        stop.value if stop else None,
+        summary, _facts(invocation) | about, code, exported.files if replaced else [],
+        invocation.stop_signal.why or None if stop else None, warnings, stop.value if stop else None,
         await _finishing(database, work, invocation, summary) if stop is StopReason.LIMIT else None,
-        exported.not_written,
-        await _replaced(database, exported),
-        tuple(exported.edited),
-        tuple(exported.edited.values()),
-        empty,
-        await quote_of(database, work, summary) if stop is StopReason.QUOTE else None,
-        work.root,
+        exported.not_written, await _replaced(database, exported), tuple(exported.edited),
+        tuple(exported.edited.values()), empty,
+        await quote_of(database, work, summary) if stop is StopReason.QUOTE else None, work.root,
         _kind_of(work.plan.ends),
-    )
+    )  # fmt: skip
 
 
 def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> ExitCode:
@@ -523,31 +507,19 @@ async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | 
 def _facts(invocation: Invocation) -> dict[str, Any]:
     totals = invocation.totals
     return {
-        "continued": invocation.continued,
-        "complete": invocation.complete,
-        "lost_calls_at_most": invocation.lost_calls,
-        "rows_read": totals.seen,
-        "rows_unchanged": totals.unchanged,
-        "rows_done": totals.rows_done,
-        "rows_failed": totals.rows_failed,
-        "rows_skipped": totals.rows_skipped,
+        "continued": invocation.continued, "complete": invocation.complete, "lost_calls_at_most": invocation.lost_calls,
+        "rows_read": totals.seen, "rows_unchanged": totals.unchanged, "rows_done": totals.rows_done,
+        "rows_failed": totals.rows_failed, "rows_skipped": totals.rows_skipped,
         "rows_dropped": totals.rows_filtered + totals.rows_dropped,
-        "rows_left_failed": totals.left_failed + totals.failed_for_good,
-        "rows_parked": totals.rows_parked,
-        "tasks_asked": totals.tasks_done,
-        "tasks_reused": totals.tasks_reused,
-        "tasks_collapsed": totals.collapsed,
-        "calls": totals.calls,
-        "retries": totals.retries,
-        "repairs": totals.repairs,
-        "fallbacks": totals.fallbacks,
+        "rows_left_failed": totals.left_failed + totals.failed_for_good, "rows_parked": totals.rows_parked,
+        "tasks_asked": totals.tasks_done, "tasks_reused": totals.tasks_reused, "tasks_collapsed": totals.collapsed,
+        "calls": totals.calls, "retries": totals.retries, "repairs": totals.repairs, "fallbacks": totals.fallbacks,
         "waiting_for": {"type": again.type, "message": again.message} if (again := totals.waiting_for) else None,
-        "calls_given_up": totals.given_up,
-        "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
+        "calls_given_up": totals.given_up, "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
         "stopped_at_limit": invocation.stop_signal.stop is StopReason.LIMIT and not invocation.ended,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
         "budgets": budget_facts(invocation.budgets.balances) if invocation.budgets else [],
-    }
+    }  # fmt: skip
 
 
 async def _batch_facts(database: Database, invocation: Invocation, providers: Mapping[str, Provider]) -> dict[str, Any]:
@@ -562,14 +534,13 @@ async def _batch_facts(database: Database, invocation: Invocation, providers: Ma
         "batches": [line.as_json() for line in lines if line.batch.id in done.submitted],
         "waiting_batches": [line.as_json() for line in waiting],
         "undecided_batches": [line.as_json() for line in lines if line.batch.state == BatchStep.NEEDS_HUMAN],
-        "stale": stale_facts(done.stale, providers),
-        "ingested": [batch_counts(record) for record in records],
+        "stale": stale_facts(done.stale, providers), "ingested": [batch_counts(record) for record in records],
         "open_batches": json_form((await batches.open_batches(database)).get(run)),
         "next_try_at": iso(min(tries, default=None)),
         "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,
         "waits_for": [one._asdict() for one in await batches.awaited(database, run)] if done.touched else [],
         "tasks_held_back": invocation.held_back,
-    }
+    }  # fmt: skip
 
 
 def stale_facts(stale: Stale, providers: Mapping[str, Provider]) -> list[dict[str, Any]]:

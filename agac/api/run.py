@@ -236,15 +236,10 @@ def batching_of(
         return True
 
     return Batching(
-        providers=providers,
-        recorded=partial(recorded_plan, opened, providers, functions=False),
-        folder=opened.root / ".agac" / FOLDER,
-        confirm_stale=agree,
-        wait=options.wait,
-        only_batch=only,
-        resume_run=retrieves,
-        only_takes=only_takes,
-    )
+        providers=providers, recorded=partial(recorded_plan, opened, providers, functions=False),
+        folder=opened.root / ".agac" / FOLDER, confirm_stale=agree, wait=options.wait, only_batch=only,
+        resume_run=retrieves, only_takes=only_takes,
+    )  # fmt: skip
 
 
 async def recorded_plan(
@@ -282,19 +277,9 @@ def work_of(
 ) -> Work:
     """What an invocation of a plan is about, of all its stages."""
     return Work(
-        plan=plan,
-        rows=rows,
-        place=place,
-        output_dir=project.spec.shown(target_of(plan)),
-        fresh=False,
-        scope=Scope(),
-        retry=None,
-        root=project.root,
-        redactor=project.redactor(),
-        clocks=Clocks(),
-        env=project.env,
-        batching=batching,
-    )
+        plan=plan, rows=rows, place=place, output_dir=project.spec.shown(target_of(plan)), fresh=False, scope=Scope(),
+        retry=None, root=project.root, redactor=project.redactor(), clocks=Clocks(), env=project.env, batching=batching,
+    )  # fmt: skip
 
 
 async def walk_through(
@@ -450,13 +435,10 @@ async def retry(
         raise UsageError(what, remedy=f"Run it from there, which asks failed rows again: {go_on(record)}")
     options, before = options or RunOptions(), RunOptions.of_given(given_flags(record))
     merged = replace(
-        before,
-        budget=options.budget,
-        max_errors=options.max_errors,
-        yes=options.yes,
+        before, budget=options.budget, max_errors=options.max_errors, yes=options.yes,
         concurrency=before.concurrency if options.concurrency is None else options.concurrency,
         run_mode=before.run_mode if options.run_mode is None else options.run_mode,
-    )
+    )  # fmt: skip
     return await _invoke(opened, record.workflow, merged, due, confirm, progress, handle_signals=handle_signals)
 
 
@@ -505,13 +487,8 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
     done = sum(count for stage, _, count in counts if stage is None)
     again = names[names.index(choice.from_stage) :] if choice.from_stage else []
     found = RetryChoice(
-        record.id,
-        record.workflow,
-        rows,
-        done,
-        open=sum(count for stage, _, count in counts if stage == ""),
+        record.id, record.workflow, rows, done, open=sum(count for stage, _, count in counts if stage == ""),
         by_error=[{"stage": stage, "type": error, "rows": count} for stage, error, count in counts if stage],
-        stages=again,
-        calls_at_least=rows * sum(replicas[name] for name in again) if again else rows - done,
-    )
+        stages=again, calls_at_least=rows * sum(replicas[name] for name in again) if again else rows - done,
+    )  # fmt: skip
     return found, record, due

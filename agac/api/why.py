@@ -101,19 +101,13 @@ class TaskInputs(Report):
         found = self.fingerprint or (batch.fingerprint if batch else None)
         task = self.task
         return {
-            "run": self.run,
-            "fingerprint": found.hex() if found else None,
-            "outcome": self.outcome,
-            "in_batch": in_batch(batch) if batch else None,
-            "error": error_of(task) if task else None,
-            "passed_over": self.passed_over,
-            "settled_at": iso(task.settled_at) if task else None,
+            "run": self.run, "fingerprint": found.hex() if found else None, "outcome": self.outcome,
+            "in_batch": in_batch(batch) if batch else None, "error": error_of(task) if task else None,
+            "passed_over": self.passed_over, "settled_at": iso(task.settled_at) if task else None,
             "answered_at": iso(task.created_at) if task else None,
             "answered_by": f"{task.provider}/{task.model}" if task and task.provider else None,
-            "how": task.how or None if task else None,
-            "made_of": self.components(),
-            "cannot_be_rebuilt": self.missing,
-        }
+            "how": task.how or None if task else None, "made_of": self.components(), "cannot_be_rebuilt": self.missing,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

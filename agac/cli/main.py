@@ -382,19 +382,10 @@ def _say_bug(error: Exception) -> int:
 
 
 EXAMPLES = {
-    "agac why": "last ROW STAGE",
-    "agac run": "-a WORKFLOW",
-    "agac retry": "last",
-    "workflow": "-a WORKFLOW",
-    "workflows": "-a WORKFLOW",
-    "keep_runs": "--keep-runs 3",
-    "shell": "bash",
-    "run": "last",
-    "inputs": "FILE",
-    "file": "copy.db",
-    "name": "CARD",
-    "job": "job_1",
-}
+    "agac why": "last ROW STAGE", "agac run": "-a WORKFLOW", "agac retry": "last", "workflow": "-a WORKFLOW",
+    "workflows": "-a WORKFLOW", "keep_runs": "--keep-runs 3", "shell": "bash", "run": "last", "inputs": "FILE",
+    "file": "copy.db", "name": "CARD", "job": "job_1",
+}  # fmt: skip
 """An example of a missing value, by the command or by the name of the parameter. `named_here` knows the capitals."""
 
 AGAIN = re.compile(r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)")

@@ -145,13 +145,9 @@ def _invocation(one: Any) -> list[object]:
 
 
 INVOCATION_RESULTS = {
-    ExitCode.DONE: "done",
-    ExitCode.FAILED: "stopped",
-    ExitCode.ROWS_FAILED: "done, some rows failed",
-    ExitCode.LIMIT: "stopped at a limit",
-    ExitCode.NOT_READY: "not ready",
-    ExitCode.INTERRUPTED: "interrupted",
-}
+    ExitCode.DONE: "done", ExitCode.FAILED: "stopped", ExitCode.ROWS_FAILED: "done, some rows failed",
+    ExitCode.LIMIT: "stopped at a limit", ExitCode.NOT_READY: "not ready", ExitCode.INTERRUPTED: "interrupted",
+}  # fmt: skip
 """The result of an invocation by its exit code."""
 
 
