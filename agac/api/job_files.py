@@ -15,9 +15,9 @@ from agac.api.process import Job, ProcessOptions, is_outside
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED
+from agac.spec import validation as check
 from agac.spec.models import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import is_reference, project_root
-from agac.spec.validation import refused, validate
 from agac.spec.workflow import Budget, Merge
 from agac.spec.yaml import read_yaml
 
@@ -25,7 +25,7 @@ from agac.spec.yaml import read_yaml
 def _variable(text: str) -> str:
     """A key as `${VARIABLE}`: files with jobs are shared, and options are stored."""
     if not re.fullmatch(r"\$\{\w+\}", text):
-        raise refused("is written as the name of a variable, such as ${API_KEY}, and never as the key itself")
+        raise check.refused("is written as the name of a variable, such as ${API_KEY}, and never as the key itself")
     return text
 
 
@@ -34,7 +34,9 @@ class LlmFile(FileModel):
 
     provider: NonEmpty | None = key("The provider's name.")
     model: NonEmpty | None = key("The model's name, or with its provider as `provider/model`.")
-    base_url: NonEmpty | None = key("The provider's address; one that agac does not know speaks OpenAI's API.")
+    base_url: Annotated[NonEmpty, AfterValidator(check.base_url)] | None = key(
+        "The provider's address; one that agac does not know speaks OpenAI's API."
+    )
     api_key: Annotated[NonEmpty, AfterValidator(_variable)] | None = key("The provider's key, as `${VARIABLE}`.")
     temperature: float | None = key("Sampling temperature.", ge=0, le=2)
     max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
@@ -78,7 +80,7 @@ _PLACES = {
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
     """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
     document = read_yaml(Path(path), str(path))
-    file, problems = validate(JobFile, document)
+    file, problems = check.validate(JobFile, document)
     problems = [*document.problems, *problems]
     if file is None or problems:
         raise SpecError(problems)
@@ -127,11 +129,15 @@ def save_job(
     """
     job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    refuse_target(path, {}, "workflow.yml", force=options.overwrite)
+    refuse_target(path, job.taken, "workflow.yml", force=options.overwrite)
     for one in (job.input, *job.allowed):
         if is_outside(one):
             raise UsageError(f"{one} is outside of the project, where no workflow can read it", remedy="Copy it.")
+    if job.providers:
+        what = "--save-workflow: a workflow has no address or key of a provider"
+        raise UsageError(what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml.")
     keys, stage = dict(job.keys), dict(job.keys["stages"][0])
+    keys["input"] = keys["input"] | ({"sql": options.sql} if options.sql else {})
     if options.model is not None:
         stage["model"] = options.model
     stage |= {"run_mode": options.run_mode} if options.run_mode else {}

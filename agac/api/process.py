@@ -13,6 +13,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from pydantic import ValidationError
+
 from agac.api.adopt import adopt
 from agac.api.plan import Confirm, Quote, plan
 from agac.api.project import RunOptions
@@ -30,7 +32,7 @@ from agac.data.sinks import FORMATS, file_of
 from agac.data.sources import keep_rows
 from agac.data.tables import Observed
 from agac.engine.estimate import PlanReport
-from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
+from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file, read_summary
 from agac.engine.replay import FinalRows
 from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import INPUTS, PIPED, SCHEME, format_of, parse_database
@@ -118,7 +120,7 @@ class ProcessOptions:
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
         default = ProcessOptions()
-        once = ("quote", "fresh", "refetch", "work_dir", "overwrite", "resume", "stream", "wait", "yes", "places")
+        once = ("fresh", "refetch", "work_dir", "overwrite", "resume", "stream", "wait", "yes", "places")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
@@ -252,9 +254,10 @@ def _row(new: NewRow, state: State, error: RowError | None, value: str | None) -
 class Job(BuiltWorkflow):
     """A job as the workflow that it is; `root` is where its state lies, `input` and `output` are as they are stored.
     `piped` is the file in which standard input was kept, where an earlier invocation read it. `adopts`: the results of
-    its OUTPUT are to be its answers."""
+    its OUTPUT are to be its answers. `taken` are the files that it reads and writes, with what they are."""
 
     piped: str | None
+    taken: dict[Path, str]
     adopts = False
     watcher: EndedRows
 
@@ -282,7 +285,11 @@ class Job(BuiltWorkflow):
         self.given = {"in_python": True, "job": {"input": self.input, "output": self.output, **_stored(options, root)}}
         if options.provider:
             keys = dict(options.provider)
-            self.providers = {(provider := keys.pop("name")): ProviderSpec.model_validate(keys)}
+            try:
+                self.providers = {(provider := keys.pop("name")): ProviderSpec.model_validate(keys)}
+            except ValidationError as error:
+                (wrong, *_) = error.errors(include_input=False, include_url=False)
+                raise UsageError(f"provider {options.provider['name']}: {wrong['loc'][-1]} {wrong['msg']}") from None
             if options.run_mode == "batch":
                 what = "batches come back later, when the address and the key of this job's file are not known"
                 raise UsageError(what, remedy=f"Put `providers: {{{provider}: …}}` into agac.yml.")
@@ -309,6 +316,8 @@ class Job(BuiltWorkflow):
         named |= {f"--{one.replace('_', '-')}": _path(getattr(self.options, one)) for one in others}
         own: dict[Path, str] = dict.fromkeys(database_files(database_path(self.root)), "the database itself")
         own |= dict.fromkeys(_read_files(source), "the INPUT")
+        texts = (text for one in _READ if isinstance(text := getattr(self.options, one), str) and _is_file(text))
+        own |= dict.fromkeys(map(Path, texts), "a file that the job reads")
         for flag, path in named.items():
             if path is None:
                 continue
@@ -318,6 +327,7 @@ class Job(BuiltWorkflow):
             if is_pattern(source) and _matches(source, path):
                 raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
             own[path] = flag
+        self.taken = own
 
 
 def _path(text: str | None) -> Path | None:
@@ -333,7 +343,7 @@ def _read_files(source: str) -> list[Path]:
 
 
 def _matches(pattern: str, path: Path) -> bool:
-    whole = Path(pattern).absolute()
+    whole, path = Path(pattern).resolve(), path.resolve()
     return matches(whole.relative_to(whole.anchor).as_posix(), path.relative_to(path.anchor).as_posix())
 
 
@@ -434,7 +444,9 @@ def _stored(options: ProcessOptions, root: Path) -> dict[str, Any]:
     """The options as an invocation notes them: what resumes the job from any folder."""
     found = options.given()
     paths = [name for name in _FILES if isinstance(found.get(name), str)]
-    paths += ["instruction"] if _is_file(options.instruction or "") else []
+    if _is_file(options.instruction or ""):  # with its `./` it is no text, should the file go
+        place = stored_path(found["instruction"], root)
+        found["instruction"] = place if is_outside(place) else f"./{place}"
     return found | {name: stored_path(found[name], root) for name in paths}
 
 
@@ -540,26 +552,28 @@ async def _ready(
         job.piped = str(await keep_rows(rows, job.root / INPUTS))
     if options.overwrite and options.resume:
         raise UsageError("--overwrite and --resume exclude each other", remedy="Keep one of them.")
-    if job.file is None or options.overwrite:
+    if options.overwrite:
         return job
     async with open_for_reading(database_path(job.root)) as database:
         last = await runs.last_invocation(database, job.name) if database else None
         written = await runs.files_written(database, job.output) if database else []
     before = last.invocation.body.get("given", {}).get("job") if last else None
     known = [one for run in written for one in run.files.values()]
-    others = [path for path in map(_path, (options.error_output, options.telemetry_output)) if path is not None]
+    others = [Path(name) for one in _FILES[3:] if (name := getattr(options, one)) is not None]
     foreign = [path for path in others if path.exists() and path.stat().st_size and stamp(path) not in known]
-    job.adopts = before is None and job.file.exists()
+    foreign = [one for one in foreign if getattr(read_summary(one.parent, one.name), "workflow", None) != job.name]
+    there = job.file is not None and job.file.exists()
+    job.adopts = before is None and there
     if job.adopts and not options.resume:
         raise UsageError(
             f"{output} exists, and this job did not write it", remedy=f"{_OVERWRITE} --resume adopts its results."
         )
     if foreign:
         raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
-    if before is not None and job.file.exists() and before["input"] != job.input:
+    if before is not None and there and before["input"] != job.input:
         what = f"{output} has the results of another INPUT, {before['input']}"
         raise UsageError(what, remedy=_OVERWRITE)
-    if options.resume is False and job.file.exists():
+    if options.resume is False and there:
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
     return job
 
@@ -582,7 +596,8 @@ async def _run(
     if report.exit_code is not ExitCode.INTERRUPTED:
         await watcher.tell_others()
     async with stored_run(job.root, report.summary["run"]) as (database, record):
-        summary = job_summary(job, report, await adopted_rows(database, job.name, record.id))
+        read = await runs.input_read_at(database, record.id) is not None
+        summary = job_summary(job, report, await adopted_rows(database, job.name, record.id), read=read)
     if job.options.summary_output is not None:
         write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())
@@ -604,6 +619,7 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     if answer == "batch":
         job.options = replace(job.options, run_mode="batch")
         job.given["job"]["run_mode"] = "batch"
+    job.given["job"].pop("quote", None)
     job.quotes, job.watcher.tell_began, before = "made", None, first.invocation
     job.watcher.close()
     report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)  # which retries failed ones
@@ -611,10 +627,10 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     return replace(report, invocation=report.invocation | both)
 
 
-def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
-    """The summary of a run with what is asked of a row run besides: which rows were selected, processed in this
-    invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the model, the files, the duration
-    in milliseconds."""
+def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dict[str, Any]:
+    """The summary of a run with what is asked of a row run besides: which rows were selected (None: not all of them
+    were `read`), processed in this invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the
+    model, the files, the duration in milliseconds."""
     summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
     processed, calls = done["rows_done"] + done["rows_failed"], summary["calls"]
     named = {"prompt": "input", "completion": "output", "reasoning": "reasoning"}
@@ -628,8 +644,8 @@ def job_summary(job: Job, report: RunReport, adopted: int) -> dict[str, Any]:
         **{name: getattr(options, name) for name in ("json_schema", "schema_model", *_READ[2:], "agent", "sql")},
         "variables": sorted(options.vars),
         "output_mode": "structured" if options.json_schema or options.schema_model else "text",
-        "input_rows": None if summary["selection"] else rows.total,
-        "selected_rows": rows.total,
+        "input_rows": rows.total if read and not summary["selection"] else None,
+        "selected_rows": rows.total if read else None,
         "processed_rows": processed,
         "skipped_rows": max(0, rows.total - rows.open - processed),
         "ok_rows": rows.done + rows.skipped,

@@ -22,7 +22,7 @@ from agac.cli.run import batch_lines, call_time, next_lines, read_budget, say_st
 from agac.cli.terminal import confirmed, from_here, price, print_json, print_text, row_words, say, table
 from agac.core.keys import job_alias
 from agac.core.types import counted
-from agac.spec.paths import PROJECT_FILE, STORE, is_project
+from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project, read_text
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
@@ -153,7 +153,7 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
         named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
         print_plans(plans if as_json else named, (), as_json=bool(as_json))
         return 0
-    if options.work_dir is None and not is_project(settings.project_dir):
+    if options.work_dir is None and not settings.quiet and not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
     what = source, output, options
     return _run(api.process, settings, *what, summary=as_json is not False, every=every, models=models)
@@ -187,13 +187,13 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
     found: Any = {}
     try:
         if file is not None:
-            found = json.loads(Path(file).read_text("utf-8"))
+            found = json.loads(read_text(Path(file), file))
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise click.UsageError(f'--vars-json {file}: write an object of texts, as {{"name": "value"}}')
         for name, path in read_variables(files).items():
-            found[name] = Path(path).read_text("utf-8").rstrip("\n")
-    except OSError as error:
-        raise click.UsageError(f"{error.filename}: cannot be read: {error.strerror}") from error
+            found[name] = read_text(Path(path), path).rstrip("\n")
+    except Unusable as error:
+        raise click.UsageError(str(error)) from error
     except ValueError as error:
         raise click.UsageError(f"--vars-json {file}: not valid JSON: {error}") from error
     return dict(found) | read_variables(pairs)

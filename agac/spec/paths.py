@@ -64,8 +64,11 @@ def work_dir(folder: Path, root: Path) -> Path:
             raise UsageError(
                 f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or one that is not there."
             )
-        (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
-        (folder / _HOME).write_text(str(home_of(root)), "utf-8")
+        try:
+            (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
+            (folder / _HOME).write_text(str(home_of(root)), "utf-8")
+        except OSError as error:
+            raise UsageError(f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another.") from error
     return folder
 
 

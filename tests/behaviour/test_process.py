@@ -112,11 +112,21 @@ REFUSED = {
     ("data/rows.csv", "data/rows.csv"): "is the INPUT",
     ("data/link.csv", "data/rows.csv"): "is the INPUT",
     ("data/*.csv", "data/new.csv"): "is one of the files of the INPUT",
+    ("data/*.csv", "data/../data/new.csv"): "is one of the files of the INPUT",
     ("sqlite://d.db?table=t", "d.db", "--format", "csv"): "is the INPUT",
     ("data/rows.csv", ".agac/o.csv"): "belongs to agac or git",
     ("data/rows.csv", "foreign.jsonl"): "exists, and this job did not write it",
     ("data/rows.csv", "o.jsonl", "--error-output", "foreign.jsonl"): "exists, and this job did not write it",
+    ("data/rows.csv", "o.jsonl", "--summary-output", "foreign.jsonl"): "exists, and this job did not write it",
+    ("data/rows.csv", "-", "--telemetry-output", "foreign.jsonl"): "exists, and this job did not write it",
     ("data/rows.csv", "o.jsonl", "--error-output", "o.jsonl"): "is OUTPUT",
+    ("data/rows.csv", "foreign.jsonl", "--template", "foreign.jsonl", "--overwrite"): "is a file that the job reads",
+    ("data/rows.csv", "o.jsonl", "--save-workflow", "data/rows.csv", "--overwrite"): "is the INPUT",
+    ("data/rows.csv", "o.jsonl", "--save-workflow", "o.jsonl"): "is OUTPUT",
+    ("data/rows.csv", "o.jsonl", "--save-workflow", "w.yml", "--config", "job.yaml"): "has no address or key",
+    ("data/rows.csv", "o.jsonl", "--config", "secret.yaml"): "has a user or a password in it",
+    ("data/rows.csv", "o.jsonl", "--work-dir", "foreign.jsonl/x"): "cannot be made: Not a directory",
+    ("data/rows.csv", "o.jsonl", "--var-file", "a=latin"): "latin:1:1: byte 0xe9 is not valid UTF-8",
     ("data/rows.csv", "o.what"): "its name tells no format",
     ("data/rows.csv", "-", "--format", "csv"): "is written row by row",
     ("data/rows.csv", "nowhere/o.csv"): "there is no folder",
@@ -136,11 +146,15 @@ def test_what_is_refused_changes_nothing(project: ProjectFolder, words: tuple[st
     os.link(path, project.root / "data/link.csv")
     project.write("foreign.jsonl", "mine\n")
     project.write("d.db", "")
+    (project.root / "latin").write_bytes(b"\xe9")
+    for name, address in (("job", "http://127.0.0.1:9/v1"), ("secret", "http://u:hidden@127.0.0.1:9/v1")):
+        project.write(f"{name}.yaml", f"llm: {{provider: local, model: m, base_url: '{address}'}}")
     if ".agac" in words[-1]:
         (project.root / ".agac").mkdir()
     before = {one: one.read_bytes() for one in project.root.rglob("*") if one.is_file()}
     ran = process(project, *words, code=2)
     assert REFUSED[words] in ran.err
+    assert "hidden" not in ran.err
     assert before == {one: one.read_bytes() for one in project.root.rglob("*") if one.is_file()}
 
 
@@ -433,6 +447,9 @@ def test_a_workflow_is_saved_that_does_the_same(project: ProjectFolder) -> None:
     ran = project.agac("run", "saved", "--json", code=0)
     assert (ran.json["invocation"]["calls"], ran.json["rows"]["done"]) == (0, 2), "the same fingerprints"
     assert "exists" in process(project, *words, "--save-workflow", "workflows/saved.yml", code=2).err
+    words = (*words, "--sql", "SELECT * FROM input LIMIT 1")
+    process(project, *words, "--dry-run", "--save-workflow", "workflows/some.yml")
+    assert project.agac("run", "some", "--json", code=0).json["rows"]["total"] == 1, "no more rows are asked"
 
 
 def test_progress_every_so_many_rows(project: ProjectFolder, faulty: Faulty) -> None:

@@ -58,6 +58,10 @@ def test_options_that_bound_a_job_do(project: ProjectFolder) -> None:
     assert "or, to the model, `?max_tokens=1000`" in ran.err
     ran = project.agac(*words, "--model", "simulator/small?max_tokens=1000", "--row-timeout", "0.000001", code=3)
     assert (ran.json["failed_rows"], ran.json["errors"][0]["type"]) == (2, "Timeout")
+    assert (ran.json["input_rows"], ran.json["selected_rows"]) == (2, 2)
+    project.numbered(1_000)
+    ran = project.agac(*words[:5], "--model", "simulator/small", "--budget", "calls=1", code=4)
+    assert (ran.json["input_rows"], ran.json["selected_rows"], ran.json["ok_rows"]) == (None, None, 1), "not all read"
 
 
 # Messages say which option, or which line of which file, is meant.
@@ -181,6 +185,15 @@ def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypa
     agac.save_job("data/rows.csv", "o.jsonl", given, "workflows/w.yml")
     assert "agent: cards/a.md" in (project.root / "workflows/w.yml").read_text()
     assert agac.run("w").invocation["calls"] == 0
+    instruction = project.write("be", "Be kind.")
+    agac.process("data/rows.csv", "be.jsonl", agac.ProcessOptions(instruction="be", model="simulator/small"))
+    instruction.unlink()
+    with pytest.raises(SpecError, match=r"no such file: '\./be'"):  # and never the text "be"
+        agac.resume("job_3")
+    provider = {"name": "local", "base_url": "http://u:hidden@127.0.0.1:9/v1"}
+    with pytest.raises(agac.UsageError, match="provider local: base_url has a user or a password in it") as refused:
+        agac.process("data/rows.csv", "p.jsonl", agac.ProcessOptions(provider=provider))
+    assert "hidden" not in str(refused.value)
     outside = agac.ProcessOptions(template=str(project.write("../t.md", "x")))
     with pytest.raises(agac.UsageError, match="outside of the project"):
         agac.save_job("data/rows.csv", "o.jsonl", outside, "workflows/x.yml")

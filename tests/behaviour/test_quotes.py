@@ -57,7 +57,9 @@ def test_twenty_rows_are_run_and_kept_until_somebody_says_yes(project: ProjectFo
     with pytest.raises(agac.UsageError):
         run(project, refused, "other.csv")
     assert refused.questions[1].usd == pytest.approx(quote.usd, rel=0.5), "of answers that are there already"
-    ran = project.agac("resume", "job_1", code=0)
+    assert "Continue with: agac resume job_1 --yes" in project.agac("resume", "job_1", code=2).err
+    assert server.account()["charged"] == 20, "who wanted a quote is asked whenever the job goes on"
+    ran = project.agac("resume", "job_1", "--yes", code=0)
     assert (ran.json["processed_rows"], ran.json["skipped_rows"], len(ids(project))) == (30, 20, 50)
     assert server.account()["charged"] == 50
     assert not (project.root / "out.jsonl.previous").exists()
