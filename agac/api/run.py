@@ -348,12 +348,10 @@ def run_several(
         _check(workflows, options, project)
     codes = []
     for workflow in workflows:
-        report = run(
-            workflow, options, project=project, progress=progress, confirm=confirm, handle_signals=handle_signals
-        )
-        tell(report)
-        codes.append(report.exit_code)
-        if report.exit_code not in GOING_ON:
+        end = run(workflow, options, project=project, progress=progress, confirm=confirm, handle_signals=handle_signals)
+        tell(end)
+        codes.append(end.exit_code)
+        if end.exit_code not in GOING_ON:
             break
     return min(codes, key=WORST_FIRST.index)
 

@@ -234,18 +234,16 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
 # When the run asked the same task before.
 
 
-def _asked_before(
-    now: TaskInputs, attempts: Sequence[PastAttempts]
-) -> tuple[PastAttempts | None, PreviousAttempt | None]:
+def _asked_before(now: TaskInputs, tries: Sequence[PastAttempts]) -> tuple[PastAttempts | None, PreviousAttempt | None]:
     """The attempts that the task's outcome comes from, and the last ones before them; None where there are none.
 
-    A stage with replicas is looked at replica by replica. `attempts` are those of the row, by time.
+    A stage with replicas is looked at replica by replica. `tries` are those of the row, by time.
     """
     position = now.stage.index
     own = {number: task for (stage, number), task in now.history.replicas.items() if stage == position}
     present, previous = None, []
     for replica, task in own.items() if now.stage.replicas > 1 else [(0, now.task)]:
-        past = [one for one in attempts if one.stage == position and one.replica in ((replica,) if replica else (0, 1))]
+        past = [one for one in tries if one.stage == position and one.replica in ((replica,) if replica else (0, 1))]
         fingerprint = task.fingerprint if task and task.fingerprint else now.made
         current = None
         if task is not None and task.outcome != Outcome.REUSED:
@@ -255,9 +253,7 @@ def _asked_before(
         if before is not None:
             same = before.fingerprint == fingerprint
             reason = _rerun_reason(current, answered=before.answered)
-            previous.append(
-                PreviousAttempt(before.at, same, [reason] if same else _changed_since(now, before, attempts))
-            )
+            previous.append(PreviousAttempt(before.at, same, [reason] if same else _changed_since(now, before, tries)))
     return present, max(previous, key=lambda one: one.at, default=None)
 
 

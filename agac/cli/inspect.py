@@ -490,10 +490,8 @@ def _compared(report: WhyReport) -> Iterator[str]:
     if is_guarded:
         yield f"In {run}: {f'{before.outcome}: {skip_words(reason)}' if reason else 'it was run'}"
     elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
-        again = (
-            f", but the task was run again: {report.anew}." if report.anew is not None else ": its answer is reused."
-        )
-        yield f"Nothing changed since {run}{again}"
+        then = f", but the task was run again: {report.anew}." if report.anew is not None else ": its answer is reused."
+        yield f"Nothing changed since {run}{then}"
         return
     if report.differences:
         yield f"Changes since {run}:"

@@ -536,11 +536,9 @@ def add_completions(command: click.Command, path: str) -> click.Command:
     return command
 
 
-def _matching(
-    values: Callable[[click.Context], Values], context: click.Context, incomplete: str
-) -> list[CompletionItem]:
+def _matching(values: Callable[[click.Context], Values], context: click.Context, begun: str) -> list[CompletionItem]:
     with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
-        return [CompletionItem(one, help=text) for one, text in values(context) if one.startswith(incomplete)]
+        return [CompletionItem(one, help=text) for one, text in values(context) if one.startswith(begun)]
     return []
 
 

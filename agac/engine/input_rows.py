@@ -62,7 +62,7 @@ class RowMatcher:
             met[row_id] = count + 1, first
             old = None
             if count and self._policy == "suffix":
-                old, number = await self._name_apart(new, count, met)
+                old, number = await self._renamed(new, count, met)
                 met[row_id] = number, first
             else:
                 self._judge(new, count, first, stays=ordinal in last)
@@ -116,9 +116,7 @@ class RowMatcher:
             error = RowError(ErrorType.DUPLICATE_ID, message + "input.on_duplicate_id: first | last | suffix")
             new.row, new.state = row._replace(error=error), State.FAILED
 
-    async def _name_apart(
-        self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]
-    ) -> tuple[StoredRow | None, int]:
+    async def _renamed(self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]) -> tuple[StoredRow | None, int]:
         """Gives a repeated row the first free id of `id#2`, `id#3`, … after the one that was given `last`; with what is
         stored under that, and its number."""
         row_id = new.row.id

@@ -49,9 +49,7 @@ def assert_accounted(totals: Totals, made: Sequence[MadeCount], counts: Iterable
         raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")
     waiting = sum(one.rows for one in made if one.state == State.PENDING)
     if waiting != totals.made_parked:
-        raise AssertionError(
-            f"{waiting} rows that stages made have no outcome, and {totals.made_parked} were left open"
-        )
+        raise AssertionError(f"{waiting} rows that stages made have no outcome, {totals.made_parked} were left open")
     for count in counts:
         if count.tasks < 0:
             raise AssertionError(f"{count.tasks} tasks of stage {count.stage!r} are counted as {count.outcome}")

@@ -133,10 +133,8 @@ def _turn(calls: list[CallRecord]) -> str:
     """All that the row took in this run: every stage, attempt and invocation. null: not reported."""
     took = calls[0].took
     if len(calls) > 1:
-        known = (
-            [value for value in values if value is not None] for values in zip(*(c.took for c in calls), strict=True)
-        )
-        took = tuple(sum(values) if values else None for values in known)
+        known = ([one for one in column if one is not None] for column in zip(*(c.took for c in calls), strict=True))
+        took = tuple(sum(column) if column else None for column in known)
     given, cached, made, thought, cost = took
     return (
         f'{{"input_tokens":{_or_null(given)},"output_tokens":{_or_null(made)},"cached_tokens":{_or_null(cached)},'

@@ -146,12 +146,10 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def _differ_by_vars(
-    before: str | None, after: str | None, variables: tuple[Mapping[str, Any], Mapping[str, Any]]
-) -> bool:
+def _differ_by_vars(before: str | None, after: str | None, known: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
     """Whether the instructions are the same but for values of variables, which are stored as they were filled in."""
     values: dict[str, set[str]] = {}  # the texts that were filled in and are others now, with what they may be now
-    old, new = variables
+    old, new = known
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
             values.setdefault(as_text(old[name]), set()).add(as_text(new[name]))

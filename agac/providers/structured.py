@@ -120,12 +120,10 @@ def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
         enum_values += len(node.get("enum") or ())
         waiting += [(part, depth + 1, f"{way}{name}") for name, part in own.items()]
         waiting += [
-            (part, depth, f"{kind}.{name}") for kind in _DEFINED for name, part in mapping(node.get(kind)).items()
+            (one, depth, f"{kind}.{name}") for kind in _DEFINED for name, one in mapping(node.get(kind)).items()
         ]
         waiting += [(node["items"], depth + 1, f"{way}items")] if "items" in node else []
-        waiting += (
-            [(part, depth, f"{way}anyOf") for part in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
-        )
+        waiting += [(one, depth, f"{way}anyOf") for one in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
     large = properties > _STRICT_PROPERTIES or enum_values > _STRICT_ENUM_VALUES
     return "it has too many properties or values of enums" if large else None
 

@@ -36,9 +36,7 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
     Raises:
         UsageError: the variable names something else than an HTTP proxy.
     """
-    found = {
-        name.lower(): (name, value) for name, value in sorted(env.items()) if value and name.lower().endswith("_proxy")
-    }
+    found = {name.lower(): (name, way) for name, way in sorted(env.items()) if way and name.lower().endswith("_proxy")}
     name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
     excepted = found.get("no_proxy", ("", ""))[1]
     if not text or _is_loopback(url.host or ""):

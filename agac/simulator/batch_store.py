@@ -366,11 +366,9 @@ class BatchStore:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def add_file(
-        self, file_id: str, path: Path, name: str, purpose: str, expires_at: float, lag: int = 0
-    ) -> StoredFile:
+    def add_file(self, file_id: str, path: Path, name: str, purpose: str, expires: float, lag: int = 0) -> StoredFile:
         """Takes over the bytes at `path` as a file."""
-        values = (file_id, name, purpose, path.stat().st_size, self.now(), expires_at, lag)
+        values = (file_id, name, purpose, path.stat().st_size, self.now(), expires, lag)
         path.replace(self.file_path(file_id))
         row = self.db().execute(
             "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at, lag) VALUES (?, ?, ?, ?, ?, ?, ?) "

@@ -223,17 +223,15 @@ class _Explainer:
         for part, value in sides:
             if value is None and node.value not in ("==", "!=") and part.kind != "literal":
                 return self._null(part, what)
-        named = [(self._shown(part), value) for part, value in sides]
+        said = [(self._shown(part), value) for part, value in sides]
         if node.kind == "macro":
-            name, value = named[0]
+            name, value = said[0]
             if isinstance(value, list | dict):
                 return f"{what}: {_reason(error)}"
             return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
         given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
         what += f": {' and '.join(given) or _reason(error)}"
-        return (
-            _failed_operation(node, text, named, what, error) if node.kind == "op" else _failed_call(node, named, what)
-        )
+        return _failed_operation(node, text, said, what, error) if node.kind == "op" else _failed_call(node, said, what)
 
 
 def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:

@@ -59,16 +59,14 @@ def load_schema(
         return None, [error.problem]
 
 
-def _inline(
-    value: dict[str, Any], document: Document, path: Path_, name: str
-) -> tuple[SchemaSpec | None, list[Problem]]:
-    written_out = is_json_schema(value)
-    body, faults = (value, schema_faults(value)) if written_out else expand_shorthand(value)
-    problems = [document.problem((*path, *inner), message) for inner, message in faults]
+def _inline(data: dict[str, Any], document: Document, at: Path_, name: str) -> tuple[SchemaSpec | None, list[Problem]]:
+    written_out = is_json_schema(data)
+    body, faults = (data, schema_faults(data)) if written_out else expand_shorthand(data)
+    problems = [document.problem((*at, *inner), message) for inner, message in faults]
     if problems:
         return None, problems
     doubts = schema_warnings(body) if written_out else ()
-    warned = (document.problem((*path, *inner), message, key=True) for inner, message in doubts)
+    warned = (document.problem((*at, *inner), message, key=True) for inner, message in doubts)
     return JsonSchema(Schema(schema_name(name), body)), [replace(one, severity="warning") for one in warned]
 
 

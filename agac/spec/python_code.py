@@ -398,19 +398,17 @@ class _Loader(SourceFileLoader):
 class _Finder(MetaPathFinder):
     """Finds modules below the packages of projects."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's file, with our loader; ImportError for a link that leads out of the project."""
-        package = _packages.get(fullname.partition(".")[0])
+        package = _packages.get(name.partition(".")[0])
         if package is None or path is None:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.origin is not None:
             if not Path(spec.origin).resolve().is_relative_to(package.root):
-                raise ImportError(f"{as_written(fullname)} is a link that leads out of the project")
+                raise ImportError(f"{as_written(name)} is a link that leads out of the project")
             if isinstance(spec.loader, SourceFileLoader):
-                spec.loader, spec.cached = _Loader(fullname, spec.origin, package), None
+                spec.loader, spec.cached = _Loader(name, spec.origin, package), None
         return spec
 
 

@@ -302,11 +302,9 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
     return [document.problem((*path, key), message, key=True) for key, message in found]
 
 
-def _operation(
-    written: StageFile, document: Document, path: Path_, root: Path
-) -> tuple[Operation | None, list[Problem]]:
+def _operation(written: StageFile, document: Document, at: Path_, root: Path) -> tuple[Operation | None, list[Problem]]:
     """What a stage does in the place of asking a model; None when something is wrong with it."""
-    where = document.where((*path, written.operations[0]))
+    where = document.where((*at, written.operations[0]))
     if written.python is not None:
         function, problems = parse_reference(written.python, where, root)
         timeout = written.timeout.total if written.timeout else None

@@ -217,9 +217,7 @@ def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tupl
     return _assembled(text, where, chosen, _MARKS[chosen](text))
 
 
-def _assembled(
-    text: str, where: Where, syntax: Syntax, marks: Iterable[_Mark]
-) -> tuple[Template | None, list[Problem]]:
+def _assembled(text: str, at: Where, syntax: Syntax, marks: Iterable[_Mark]) -> tuple[Template | None, list[Problem]]:
     pieces: list[str] = []
     slots: list[tuple[int, str, tuple[str, ...]]] = []
     placeholders: list[Placeholder] = []
@@ -229,11 +227,11 @@ def _assembled(
         pieces.append(text[end : mark.start])
         end = mark.end
         if mark.fault:
-            problems.append(Problem(place_of(text, mark.start, where), mark.fault))
+            problems.append(Problem(place_of(text, mark.start, at), mark.fault))
             continue
         if mark.name is not None:
             slots.append((len(pieces), mark.name, tuple(mark.name.split("."))))
-            placeholders.append(Placeholder(mark.name, place_of(text, mark.start, where)))
+            placeholders.append(Placeholder(mark.name, place_of(text, mark.start, at)))
         pieces.append(mark.literal)
     pieces.append(text[end:])
     if problems:

@@ -162,9 +162,7 @@ class Scratch:
     def part_came_to(self, part: ScratchPart, value: str) -> None:
         """A part has a result, JSON."""
         key = (value, part.group, part.height, part.low - _SIGNED, part.after)
-        self._db.execute(
-            "UPDATE node SET value = ? WHERE group_number = ? AND height = ? AND low = ? AND after = ?", key
-        )
+        self._db.execute("UPDATE node SET value=? WHERE group_number = ? AND height = ? AND low = ? AND after = ?", key)
 
     def values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str | None]:
         """What these parts of a group came to, in their order; None where that is not known."""

@@ -97,15 +97,13 @@ async def keep_found(database: db.Database, workflow: str, file: str, at: float)
     await change(database, keep)
 
 
-def counted_tasks(
-    writer: sqlite3.Connection, keys: Sequence[int], stages: Sequence[str]
-) -> Counter[records.CounterKey]:
-    """What the tasks of some rows count in the roll-ups; `stages` are the names of the stages by position."""
+def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], names: Sequence[str]) -> Counter[records.CounterKey]:
+    """What the tasks of some rows count in the roll-ups; `names` are the names of the stages by position."""
     counts: Counter[records.CounterKey] = Counter()
     for stage, outcome, error, part, agreement in db.fetch(writer, "tasks_counted", tuple[Any, ...], keys):
-        counts[stages[stage], records.PART if part else outcome, "" if part else error or "", ""] += 1
+        counts[names[stage], records.PART if part else outcome, "" if part else error or "", ""] += 1
         if agreement and not part:
-            counts[stages[stage], records.AGREEMENT, agreement, ""] += 1
+            counts[names[stage], records.AGREEMENT, agreement, ""] += 1
     return counts
 
 
@@ -165,10 +163,8 @@ class DerivedRowWriter:
             self._join(key, making.groups)
         if self._dedupes:
             self._writer.execute(db.sql("alike_drop"), (key,))
-            for origin, alike in making.alike.items():
-                self._writer.execute(
-                    db.sql("alike_put"), (self._run, origin, alike.hash, key, alike.content, alike.state)
-                )
+            for origin, one in making.alike.items():
+                self._writer.execute(db.sql("alike_put"), (self._run, origin, one.hash, key, one.content, one.state))
 
     def _children(self, parent: int, origin: int, children: Sequence[records.Child], *, new: bool = False) -> None:
         """The children that a stage makes of a row: those that are as they were stay as they stand."""

@@ -194,9 +194,7 @@ class Enrolment:
         """The row waits for an equal task that is in a batch."""
         self._context.ledger.batch.waiting.append(WaitingTask(active.new, stage.index, replica, fingerprint))
 
-    async def _quoting(
-        self, form: BatchFormat, active: ActiveRow, ready: ReadyTask, request: Request
-    ) -> Request | None:
+    async def _quoting(self, form: BatchFormat, active: ActiveRow, ready: ReadyTask, first: Request) -> Request | None:
         """The request that quotes what was wrong with the last reply; None where that is not stored any more."""
         database, replica = self._context.database, ready.replica
         stored = await last_reply(database, active.new.key, ready.stage, replica, ready.fingerprint)
@@ -204,7 +202,7 @@ class Enrolment:
         if body is None:
             return None
         reply = form.read(ResultLine("", "answered", stored[1] or 200, body))
-        asked = request_for_model(form.model, request, form.position, replica)
+        asked = request_for_model(form.model, first, form.position, replica)
         error = RowError(ErrorType.SCHEMA_MISMATCH, stored[2] or "")
         if not isinstance(reply, Reply):
             return None
