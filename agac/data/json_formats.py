@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -155,6 +155,15 @@ def kind_of(value: JSONValue) -> str:
 def quoted(text: str) -> str:
     """`text` in double quotes, cut to what fits a message, with surrogates and control characters escaped."""
     return json.dumps(_cut(text), ensure_ascii=not text.isprintable())
+
+
+BY_AS = "Give every column its own name, with AS."
+
+
+def refuse_repeated(what: str, names: Iterable[str], remedy: str = "Give every column its own name.") -> None:
+    """Raises UsageError, whose message begins with `what`, where names of columns stand there twice."""
+    if twice := [quoted(name) for name, times in Counter(names).items() if times > 1]:
+        raise UsageError(f"{what} {', '.join(twice)} more than once", remedy=remedy)
 
 
 def _cut(text: str, limit: int = 80) -> str:

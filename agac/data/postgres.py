@@ -16,7 +16,7 @@ from agac.core.redact import Redactor
 from agac.core.types import JSONValue
 from agac.data import sqlite
 from agac.data.files import Record
-from agac.data.json_formats import encode, json_column
+from agac.data.json_formats import BY_AS, encode, json_column, refuse_repeated
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
 from agac.data.tables import Kind, TableColumn, TableLayout
@@ -158,7 +158,7 @@ class PostgresSource:
         self._server, self._statement = Server(address, env), statement
         with self._cursor() as cursor:  # its permissions are looked at too, and no row
             self._columns = tuple(str(column.name) for column in cursor.description or ())
-        sqlite.refuse_repeated(address, self._columns)
+        refuse_repeated(f"{address}: the query gives", self._columns, BY_AS)
 
     def columns(self) -> tuple[str, ...]:
         return self._columns

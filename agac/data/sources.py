@@ -140,12 +140,8 @@ class KeptFile(AtomicFile):
         """Stands for what was written."""
         return self._hasher.hexdigest()
 
-    def named(self, suffix: str, prefix: str = "") -> Path:
-        """The file, in its place and durably."""
-        return self.placed(self.path.with_name(f"{prefix}{self.hash}{suffix}"))
-
     def placed(self, path: Path) -> Path:
-        """The same at a path of the caller's, on the same disk."""
+        """The file, durably in its place, which is on the same disk."""
         with explained(path, self.remedy):
             path.parent.mkdir(exist_ok=True)
         self.path = path
@@ -167,7 +163,8 @@ def keep(stream: BinaryIO, folder: Path) -> Path:
             )
         with opened(kept.temporary, STANDARD_INPUT) as file:  # the format that the content begins with, if it shows
             head = file.peek(BUFFER).lstrip()[:4]
-        return kept.named(".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], ""))
+        suffix = ".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
+        return kept.placed(folder / f"{kept.hash}{suffix}")
     except OSError as error:
         what, remedy = f"{STANDARD_INPUT}: cannot be read: {error.strerror or error}", "Name a file with --input."
         raise AgacError(what, remedy=remedy) from error
@@ -181,7 +178,7 @@ async def keep_rows(rows: GivenRows, folder: Path) -> Path:
     try:
         async for line in lines_of(rows):
             kept.write(line.encode(errors="backslashreplace"))  # half of a surrogate pair is for the reader to refuse
-        return kept.named(".jsonl", GIVEN_PREFIX)
+        return kept.placed(folder / f"{GIVEN_PREFIX}{kept.hash}.jsonl")
     finally:
         kept.abort()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from urllib.parse import quote
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, did_you_mean, sentence
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
-from agac.data.json_formats import encode
+from agac.data.json_formats import BY_AS, encode, refuse_repeated
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
 
@@ -48,7 +47,7 @@ class SqliteSource(FileSource):
         except AgacError as error:
             raise UsageError(error.message, remedy=self._meant(error.message) or error.remedy) from error
         named = [match[1] if (match := _REPEATED.fullmatch(name)) else name for name in self._columns]
-        refuse_repeated(shown, [name for name in named if name in self._columns])
+        refuse_repeated(f"{shown}: the query gives", [name for name in named if name in self._columns], BY_AS)
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened(), self.connected() as connection:
@@ -113,13 +112,6 @@ def record_of(
             problem = f"{shown}: row {ordinal}: the column {text_quoted(column)} {error}"
             return Record(ordinal, None, RowError(ErrorType.INVALID_ROW, problem))
     return Record(ordinal, data)
-
-
-def refuse_repeated(shown: str, columns: Sequence[str]) -> None:
-    """Raises UsageError where a query gives several columns of one name."""
-    if twice := [text_quoted(name) for name, count in Counter(columns).items() if count > 1]:
-        what = f"{shown}: the query gives {', '.join(twice)} more than once"
-        raise UsageError(what, remedy="Give every column its own name, with AS.")
 
 
 def tables_read(path: Path, statement: str, shown: str) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +26,7 @@ from agac.data.files import (
     encoding_of,
     unreadable,
 )
-from agac.data.json_formats import encode, quoted
+from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
 from agac.spec.paths import Unmatchable, matching
 from agac.spec.workflow import InputSpec
@@ -151,11 +150,10 @@ class DelimitedSource(FileSource):
             problem = "the header holds NUL characters, as UTF-16 has them"
         elif blank := [str(place) for place, name in enumerate(names, start=1) if not name]:
             problem, remedy = f"the header has no name for column {', '.join(blank)}", "Give every column a name."
-        elif twice := [quoted(name) for name, count in Counter(names).items() if count > 1]:
-            problem = f"the header names {', '.join(twice)} more than once"
-            remedy = "Give every column its own name."
+        place = f"{self._shown}:{max(reader.line_num, 1)}:"
         if problem:
-            raise UsageError(f"{self._shown}:{max(reader.line_num, 1)}: {problem}", remedy=remedy)
+            raise UsageError(f"{place} {problem}", remedy=remedy)
+        refuse_repeated(f"{place} the header names", names)
         return names
 
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:

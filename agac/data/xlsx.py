@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime, time, timedelta
@@ -17,7 +16,7 @@ from zipfile import BadZipFile
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, did_you_mean, lack_of, sentence
 from agac.core.types import JSONValue
 from agac.data.files import FileSource, Record
-from agac.data.json_formats import quoted
+from agac.data.json_formats import quoted, refuse_repeated
 
 # A cell is what it holds, not how it is shown: texts, booleans, numbers (a spreadsheet has one kind, so 3.0 is 3),
 # dates and times as ISO texts, durations in days, an empty cell null. A formula is the value that it had when the file
@@ -80,9 +79,7 @@ class XlsxSource(FileSource):
         if not names:
             remedy = "Write the column names above the rows, or say with header_row where they are."
             raise UsageError(f"{self._place}:{line}: there is no header", remedy=remedy)
-        if twice := [quoted(name) for name, times in Counter(filter(None, names)).items() if times > 1]:
-            problem = f"the header names {', '.join(twice)} more than once"
-            raise UsageError(f"{self._place}:{line}: {problem}", remedy="Give every column its own name.")
+        refuse_repeated(f"{self._place}:{line}: the header names", filter(None, names))
         return names, line
 
     @contextmanager

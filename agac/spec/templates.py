@@ -303,17 +303,12 @@ def foreign_placeholders(template: Template, where: Where, names: Collection[str
 
 def _ways_to_name(name: str, own: Syntax, other: Syntax | None) -> list[str]:
     """What one can do for the value of `name`, by syntaxes that read such a name."""
-
-    def reads(syntax: Syntax) -> bool:
-        return any(mark.name for mark in _MARKS[syntax](_FORMS[syntax] % name))
-
-    def all_as(syntax: Syntax) -> str:
-        return f"write all placeholders as {_FORMS[syntax] % 'name'} with `syntax: {syntax}`"
-
-    ways = [f"write {_FORMS[own] % name} for its value"] if reads(own) else []
-    if other is not None and other != own and reads(other):
-        ways.append(all_as(other))
-    return ways or ["rename the field", all_as("dollar")]
+    reading = [one for one, marks in _MARKS.items() if any(mark.name for mark in marks(_FORMS[one] % name))]
+    all_as = "write all placeholders as {} with `syntax: {}`"
+    ways = [f"write {_FORMS[own] % name} for its value"] if own in reading else []
+    if other is not None and other != own and other in reading:
+        ways.append(all_as.format(_FORMS[other] % "name", other))
+    return ways or ["rename the field", all_as.format(_FORMS["dollar"] % "name", "dollar")]
 
 
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
