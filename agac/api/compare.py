@@ -21,7 +21,7 @@ _FILES = ("error_output", "telemetry_output", "summary_output")
 
 class ComparisonReport(NamedTuple):
     """How several models did: `models` in the `summary` has of each its `model`, `output`, and what its own summary has
-    as `job`, `rows`, `calls` and `timing_ms`, or the `error` that kept it from running; as `agreement` the `rows` that
+    as `job`, `rows`, `calls` and `timing_ms`, or the `error` that ended it; as `agreement` the `rows` that
     it and the first one answered, the `share` of them with equal results, and that of each of the `fields` of objects.
     `exit_code` is the worst of theirs, `reports` are of those that ran."""
 

@@ -247,7 +247,7 @@ def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
     rows = []
     for one in models:
         if "error" in one:
-            rows.append([one["model"], "not run", *[""] * 6])
+            rows.append([one["model"], "error", *[""] * 6])
             continue
         calls, times, share = one["calls"], one["timing_ms"]["duration"], (one["agreement"] or {}).get("share")
         cost = price(calls["cost_usd"], simulated=calls["cost_is_simulated"])

@@ -27,12 +27,9 @@ _REFUSED: Mapping[str, str] = dict.fromkeys(
 _PARAMS = ("temperature", "top_p", "top_k", "stop", "service_tier")
 
 _FINISH = {
-    "end_turn": Finish.STOP,
-    "stop_sequence": Finish.STOP,
-    "max_tokens": Finish.LENGTH,
-    "model_context_window_exceeded": Finish.LENGTH,
-    "refusal": Finish.REFUSAL,
-}
+    "end_turn": Finish.STOP, "stop_sequence": Finish.STOP, "max_tokens": Finish.LENGTH,
+    "model_context_window_exceeded": Finish.LENGTH, "refusal": Finish.REFUSAL,
+}  # fmt: skip
 """`tool_use` and `pause_turn` cannot happen here, and are OTHER like all that is new."""
 
 _ADAPTIVE: Mapping[str, JSONValue] = {"thinking": {"type": "adaptive"}}

@@ -232,16 +232,9 @@ def message_object(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
 def message_frame(call: ModelCall) -> dict[str, Any]:
     """What every message object has. `system_fingerprint` is not Anthropic's: it marks the simulator, as in chat."""
     return {
-        "id": f"msg_sim{call.digest.hex()}",
-        "type": "message",
-        "role": "assistant",
-        "model": call.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "stop_details": None,
-        "system_fingerprint": replies.FINGERPRINT,
-    }
+        "id": f"msg_sim{call.digest.hex()}", "type": "message", "role": "assistant", "model": call.model, "content": [],
+        "stop_reason": None, "stop_sequence": None, "stop_details": None, "system_fingerprint": replies.FINGERPRINT,
+    }  # fmt: skip
 
 
 def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
@@ -256,12 +249,9 @@ def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
 def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The charged tokens. `service_tier` among a call's extras says who served it; a batch is one of its values."""
     return {
-        "input_tokens": call.prompt_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": answer.tokens,
-        "service_tier": call.extras.get("service_tier", "standard"),
-    }
+        "input_tokens": call.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+        "output_tokens": answer.tokens, "service_tier": call.extras.get("service_tier", "standard"),
+    }  # fmt: skip
 
 
 def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
@@ -395,17 +385,12 @@ class MessageBatches:
             left = "expired" if batch.ended == "expired" else "canceled"
             counts |= {"succeeded": min(batch.good, told), "errored": batch.bad, left: batch.total - batch.executed}
         return {
-            "id": batch.id,
-            "type": "message_batch",
-            "processing_status": MESSAGE_STATUSES.get(status, status),
-            "request_counts": counts,
-            "created_at": moment(batch.created_at),
-            "expires_at": moment(batch.expires_at),
-            "ended_at": None if hidden else moment(batch.ended_at),
-            "cancel_initiated_at": moment(batch.cancel_at),
+            "id": batch.id, "type": "message_batch", "processing_status": MESSAGE_STATUSES.get(status, status),
+            "request_counts": counts, "created_at": moment(batch.created_at), "expires_at": moment(batch.expires_at),
+            "ended_at": None if hidden else moment(batch.ended_at), "cancel_initiated_at": moment(batch.cancel_at),
             "archived_at": moment(archived_at(batch, now)),
             "results_url": None if hidden else results_url(batch, now, address),
-        }
+        }  # fmt: skip
 
     def not_found(self, batch_id: str) -> ApiError:
         return ApiError(404, f"Message Batch {batch_id} not found.")

@@ -158,12 +158,9 @@ def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The charged tokens."""
     written = answer.tokens
     return {
-        "prompt_tokens": call.prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": call.prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
+        "prompt_tokens": call.prompt_tokens, "completion_tokens": written, "total_tokens": call.prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0},
+    }  # fmt: skip
 
 
 def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
@@ -266,36 +263,18 @@ def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
     given = call.extras
     tier = given.get("service_tier") or "default"
     return {
-        "id": f"resp_sim{call.digest.hex()}",
-        "object": "response",
-        "created_at": replies.CREATED,
-        "status": status,
-        "background": False,
-        "completed_at": None,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": given.get("instructions"),
-        "max_output_tokens": call.max_tokens,
-        "max_tool_calls": None,
-        "model": call.model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
+        "id": f"resp_sim{call.digest.hex()}", "object": "response", "created_at": replies.CREATED, "status": status,
+        "background": False, "completed_at": None, "error": None, "incomplete_details": None,
+        "instructions": given.get("instructions"), "max_output_tokens": call.max_tokens, "max_tool_calls": None,
+        "model": call.model, "output": [], "parallel_tool_calls": True, "previous_response_id": None,
         "reasoning": {"effort": (given.get("reasoning") or {}).get("effort"), "summary": None},
-        "service_tier": "default" if tier == "auto" else tier,
-        "store": given.get("store") is not False,
+        "service_tier": "default" if tier == "auto" else tier, "store": given.get("store") is not False,
         "temperature": 1.0 if given.get("temperature") is None else given["temperature"],
-        "text": {"format": (given.get("text") or {}).get("format") or {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-        "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
-        "truncation": "disabled",
-        "usage": None,
-        "user": given.get("user"),
-        "metadata": given.get("metadata") or {},
+        "text": {"format": (given.get("text") or {}).get("format") or {"type": "text"}}, "tool_choice": "auto",
+        "tools": [], "top_logprobs": 0, "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
+        "truncation": "disabled", "usage": None, "user": given.get("user"), "metadata": given.get("metadata") or {},
         "system_fingerprint": replies.FINGERPRINT,
-    }
+    }  # fmt: skip
 
 
 def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
@@ -467,13 +446,7 @@ def whole(seconds: float | None) -> int | None:
 def file_object(file: StoredFile) -> dict[str, Any]:
     """A file as OpenAI and Azure write it."""
     return {
-        "object": "file",
-        "id": file.id,
-        "purpose": file.purpose,
-        "filename": file.name,
-        "bytes": file.bytes,
-        "created_at": int(file.created_at),
-        "expires_at": whole(file.expires_at),
-        "status": "processed",
+        "object": "file", "id": file.id, "purpose": file.purpose, "filename": file.name, "bytes": file.bytes,
+        "created_at": int(file.created_at), "expires_at": whole(file.expires_at), "status": "processed",
         "status_details": None,
-    }
+    }  # fmt: skip

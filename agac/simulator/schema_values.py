@@ -221,17 +221,12 @@ def uuid_text(draft: Draft) -> str:
 
 
 FORMATS: dict[str, Callable[[Draft], str]] = {
-    "date": day,
-    "time": clock,
-    "date-time": lambda draft: f"{day(draft)}T{clock(draft)}",
-    "duration": lambda draft: f"P{1 + draft.below(30)}D",
-    "email": lambda draft: f"{ascii_word(draft)}@example.com",
+    "date": day, "time": clock, "date-time": lambda draft: f"{day(draft)}T{clock(draft)}",
+    "duration": lambda draft: f"P{1 + draft.below(30)}D", "email": lambda draft: f"{ascii_word(draft)}@example.com",
     "hostname": lambda draft: f"{ascii_word(draft)}.example.com",
-    "ipv4": lambda draft: f"192.0.2.{1 + draft.below(254)}",
-    "ipv6": lambda draft: f"2001:db8::{1 + draft.below(9999)}",
-    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}",
-    "uuid": uuid_text,
-}
+    "ipv4": lambda draft: f"192.0.2.{1 + draft.below(254)}", "ipv6": lambda draft: f"2001:db8::{1 + draft.below(9999)}",
+    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}", "uuid": uuid_text,
+}  # fmt: skip
 """How a text of each format is made; other formats are plain text."""
 
 TRIES = 60
@@ -239,13 +234,10 @@ FEW = 4
 """How often something without an upper bound is repeated beyond its lower one."""
 
 CATEGORIES = {
-    "CATEGORY_DIGIT": string.digits,
-    "CATEGORY_NOT_DIGIT": string.ascii_letters,
-    "CATEGORY_WORD": string.ascii_lowercase + string.digits,
-    "CATEGORY_NOT_WORD": " -.,",
-    "CATEGORY_SPACE": " ",
+    "CATEGORY_DIGIT": string.digits, "CATEGORY_NOT_DIGIT": string.ascii_letters,
+    "CATEGORY_WORD": string.ascii_lowercase + string.digits, "CATEGORY_NOT_WORD": " -.,", "CATEGORY_SPACE": " ",
     "CATEGORY_NOT_SPACE": string.ascii_lowercase,
-}
+}  # fmt: skip
 PRINTABLE = string.ascii_letters + string.digits + " -_.,:/"
 
 

@@ -324,14 +324,9 @@ def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
 
 
 _KINDS = {
-    "string": "text",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "object": "an object",
-    "array": "a list",
-    "null": "null",
-}
+    "string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false",
+    "object": "an object", "array": "a list", "null": "null",
+}  # fmt: skip
 NUMBERS = frozenset({"integer", "number"})
 
 
