@@ -35,7 +35,7 @@ from agac.engine.estimate import PlanReport
 from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file, read_summary
 from agac.engine.replay import FinalRows
 from agac.spec.agent_cards import chosen_card
-from agac.spec.inputs import INPUTS, PIPED, SCHEME, format_of, parse_database
+from agac.spec.inputs import INPUTS, PACKED, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
@@ -367,7 +367,9 @@ def is_outside(stored: str) -> bool:
 def _format(output: str, options: ProcessOptions) -> str:
     """The format of an OUTPUT. Raises UsageError."""
     found = options.format or ("jsonl" if output == STDOUT else format_of(output) or "")
-    if found not in FORMATS or output.lower().endswith((".gz", ".zst")):
+    if output.lower().endswith(PACKED):
+        raise UsageError(f"OUTPUT {output}: results are not compressed", remedy="Leave out its last suffix.")
+    if found not in FORMATS:
         what = f"OUTPUT {output}: {'its name tells no format' if not found else f'{found!r} is not a format'}"
         raise UsageError(what, remedy=f"Choose one with --format: {listed(FORMATS)}.")
     if output == STDOUT and found != "jsonl":

@@ -237,6 +237,7 @@ def test_a_variable_may_hold_the_whole_address(
         "${DATABASE_URL}&query=SELECT text FROM shop WHERE text <> '../x' ORDER BY id", "o.jsonl", job
     )
     assert (report.exit_code, json.loads((below / "o.jsonl").read_text())["result"]) == (0, "one")
+    assert agac.resume(report.summary["job"]).invocation["calls"] == 0
     files = [path for path in project.root.rglob("*") if path.is_file() and path.name != ".env"]
     assert not [path for path in files if password.encode() in path.read_bytes()]
 

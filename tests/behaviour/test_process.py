@@ -128,6 +128,7 @@ REFUSED = {
     ("data/rows.csv", "o.jsonl", "--work-dir", "foreign.jsonl/x"): "cannot be made: Not a directory",
     ("data/rows.csv", "o.jsonl", "--var-file", "a=latin"): "latin:1:1: byte 0xe9 is not valid UTF-8",
     ("data/rows.csv", "o.what"): "its name tells no format",
+    ("data/rows.csv", "o.jsonl.gz"): "results are not compressed",
     ("data/rows.csv", "-", "--format", "csv"): "is written row by row",
     ("data/rows.csv", "nowhere/o.csv"): "there is no folder",
     ("data/rows.csv", "o.csv", "--template", "none.md"): "no such file",
