@@ -29,8 +29,7 @@ _OVERWRITE = "replace the file with --overwrite, which keeps a copy."
 
 async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None:
     """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says how many there are and
-    shows some, and asks first; with `dry` it only says so. Raises UsageError for a damaged line, but for a torn last
-    one, and where nobody says yes."""
+    shows some, and asks first; with `dry` it only says so. Raises UsageError for damaged lines, and without a yes."""
     options, name = job.options, job.output
     if options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl":
         what = f"{name}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"

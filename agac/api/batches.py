@@ -149,8 +149,7 @@ def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
 @dataclass(frozen=True, slots=True)
 class BatchReport(Report):
     """Batches, oldest first, and by run what all its calls cost that are in. `not_asked`: why the providers of some
-    could not be asked, so that what is shown of those is what was known before. `now` is when it was made; `elsewhere`
-    are open batches of other runs."""
+    could not be asked, and show what was known. `now` is when it was made; `elsewhere` are other runs'."""
 
     JSON_KEYS = ("project", "batches", "runs", "not_asked", "open_elsewhere=elsewhere")
 
@@ -273,8 +272,7 @@ async def chosen_batches(database: Database, batch_id: str | int | None, *, clos
 
 async def last_run(database: Database) -> int:
     """The run that is meant where none is named: the one that submitted last of those with open batches; else of those
-    that go on by batches. One that was superseded is meant for its open batches alone. Raises UsageError where no
-    batch was made."""
+    that go on by batches. One that was superseded is meant for its open batches alone. Raises UsageError for none."""
     ranked = await batches.runs_with_batches(database)
     if not ranked:
         raise nothing_submitted()

@@ -30,8 +30,7 @@ BRACKETS = {
 
 @dataclass(frozen=True, slots=True)
 class DrawnNode:
-    """A box: a stage. `counts`: what became of its rows in the last run; None where there is none. `level`: 0 for the
-    input's rows, more for rows made of them."""
+    """A box: a stage. `counts`: what became of its rows in the last run, if any. `level`: 0 for the input's rows."""
 
     name: str
     kind: str
@@ -121,8 +120,7 @@ class Area(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """What holds a place in a layer: a box, or a line that passes. `x` is of its middle; `top` and `depth` are the
-    layer's."""
+    """What has a place in a layer: a box, or a passing line. `x` is its middle's; `top` and `depth` are the layer's."""
 
     width: float
     height: float
@@ -143,8 +141,7 @@ class Cell:
 
 
 def place(cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]) -> tuple[list[list[Cell]], float, float]:
-    """Places all: gives the cells that each line goes through from its source to its target, and how wide and how high
-    the whole is."""
+    """Places all: the cells that each line goes through from source to target, and the whole's width and height."""
     links = list(links)
     above: dict[Cell, list[Cell]] = {cell: [] for cell in cells}
     for source, target in links:
@@ -234,8 +231,7 @@ def _wanted(cell: Cell, down: bool, sweep: int) -> tuple[float, float]:
 
 
 def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
-    """Puts a layer as near to what is wanted as its order and distances allow: least squares, in which neighbours that
-    would overlap move as one block."""
+    """Puts a layer as near to what is wanted as order and distances allow: least squares; overlaps move as one."""
     offset = 0.0
     offsets: list[float] = []
     blocks: list[tuple[float, float, int]] = []  # sum of what is wanted, of its weights, cells
@@ -398,8 +394,7 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
 
 
 def _style() -> str:
-    """The rules: how things look, their colours on light, and those on dark. They are for this image alone, also where
-    it stands in a page with others."""
+    """The rules: how things look, their colours on light and on dark; for this image alone on a page of several."""
 
     def rules(looks: Mapping[str, str]) -> str:
         return "".join(

@@ -478,8 +478,7 @@ _MODELS: dict[str, tuple[type[FileModel], str]] = {
 
 
 class _AsWritten(GenerateJsonSchema):
-    """What may stand in a file: a key without a value is an error there, so no key takes null, and only a default that
-    somebody could write is told."""
+    """What may stand in a file: no key takes null there, and only a default that somebody could write is told."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

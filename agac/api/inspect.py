@@ -264,8 +264,7 @@ _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group
 
 
 class ShownPrompt(NamedTuple):
-    """A stage's prompt for a row, and the fingerprints: the task's own, then those of its replicas where it has some.
-    Without messages `note` says why there are none."""
+    """A stage's prompt for a row, or a `note` why it has none, and the fingerprints: the task's, then its replicas'."""
 
     messages: tuple[Message, ...] | None
     note: str | None
@@ -446,8 +445,7 @@ def _vote(field: str | None, note: Mapping[str, Any], replicas: Sequence[TaskRec
 
 
 def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
-    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it quoted after the
-    prompt."""
+    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it quoted."""
     found: list[dict[str, Any]] = []
     wrong: AttemptRecord | None = None
     for attempt in sorted(attempts, key=lambda one: one.replica):

@@ -567,9 +567,8 @@ async def _ready(
     there = job.file is not None and job.file.exists()
     job.adopts = before is None and there
     if job.adopts and not options.resume:
-        raise UsageError(
-            f"{output} exists, and this job did not write it", remedy=f"{_OVERWRITE} --resume adopts its results."
-        )
+        what = f"{output} exists, and this job did not write it"
+        raise UsageError(what, remedy=f"{_OVERWRITE} --resume adopts its results.")
     if foreign:
         raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
     if before is not None and there and before["input"] != job.input:

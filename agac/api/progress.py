@@ -132,8 +132,7 @@ def show_reply(text: str) -> None:
 
 
 class ObservedRun:
-    """A run as its watcher knows it: rates, the number of rows once it was counted, and since when no answer comes.
-    Says the run's warnings."""
+    """A run as its watcher knows it: rates, counted rows, and since when no answer comes. Says the run's warnings."""
 
     def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
@@ -171,16 +170,14 @@ RATE_SECONDS = 20.0
 PLAIN_SECONDS = 10.0
 PLAIN_SHARE = 0.1
 PLAIN_SILENCE = 60.0
-"""A log gets a line after ten seconds and another tenth of the rows, and after a minute in any case; a line about calls
-without an answer at once, then once a minute."""
+"""A log gets a line after ten seconds and a tenth more of the rows, or a minute; one about unanswered calls at once."""
 
 WAITING_SECONDS = 1.0
 """Retries are shown when no answer has come for this time: one among many calls does not matter."""
 
 
 def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
-    """Rows per second over the last `RATE_SECONDS`, 0.0 before anything is known; `count`, which only grows, joins what
-    was `seen` before."""
+    """Rows per second over the last `RATE_SECONDS`, 0.0 before anything is known; `count` joins what was `seen`."""
     if not seen or now - seen[-1][0] >= RATE_SECONDS / 100:
         seen.append((now, count))
     while len(seen) > 2 and now - seen[1][0] >= RATE_SECONDS:

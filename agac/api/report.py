@@ -270,8 +270,7 @@ class ResultRow:
 
 
 class Sink(Protocol):
-    """What takes the results of a run elsewhere (`RunReport.write_to`). The same rows come again when a program is
-    started again, so that it finds them by their ids."""
+    """What takes results elsewhere (`RunReport.write_to`), by ids: they come again when a program is started again."""
 
     def write(self, rows: Sequence[ResultRow]) -> None:
         """Takes some rows, a thousand at most, in the order of the outputs."""
@@ -544,8 +543,7 @@ async def _batch_facts(database: Database, invocation: Invocation, providers: Ma
 
 
 def stale_facts(stale: Stale, providers: Mapping[str, Provider]) -> list[dict[str, Any]]:
-    """Batches with requests that are no longer asked, how many, and the most that these can cost (None: no price is
-    known)."""
+    """Batches with requests that are no longer asked, how many, and the most that these can cost (None: unknown)."""
     return [
         {
             "batch": one.id,

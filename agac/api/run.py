@@ -203,8 +203,7 @@ async def _refuse_fresh(database: Database, workflow: str) -> None:
 async def reachable(
     opened: Project, database: Database, workflow: str, names: Iterable[str] = ()
 ) -> AsyncIterator[Mapping[str, Provider]]:
-    """The project's providers, agac's own one started where one of these `names`, or an open batch of the workflow,
-    needs it."""
+    """The project's providers, agac's own one started where one of these `names`, or an open batch, needs it."""
     needed = {*names, *(one.provider for one in await unfinished_batches(database, workflow))}
     if not any(row.embedded for name, row in opened.providers.items() if name in needed):
         yield opened.providers

@@ -162,8 +162,7 @@ def _workflow_files(root: Path) -> set[str]:
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
-it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row of the input is
-settled."""
+it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row is settled."""
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:

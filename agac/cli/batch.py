@@ -277,8 +277,7 @@ def _place(batch: BatchView) -> str:
 
 
 def _counts(line: BatchLine, *, unit: bool = False) -> str:
-    """`1,204 done, 3 failed of 50,000`, with the word `requests` or not; counts that the provider does not report are
-    left out."""
+    """`1,204 done, 3 failed of 50,000`, with the word `requests` or not, and without counts that are not reported."""
     counts, requests = {"done": line.batch.done, "failed": line.batch.failed}, counted(line.total, "request")
     found = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
     if found:

@@ -1,5 +1,4 @@
-"""`agac show`, `agac inspect`, `agac why` and `agac sql`: results, a row with its stages and attempts, why a task was
-run, queries."""
+"""`agac show`, `inspect`, `why` and `sql`: results, a row with its stages and attempts, why a task was run, queries."""
 
 from __future__ import annotations
 

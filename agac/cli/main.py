@@ -1,5 +1,4 @@
-"""The `agac` command: the group, the flags, the one place where an error becomes an exit code, and what
-a shell may complete."""
+"""The `agac` command: the group, the flags, the one place where an error becomes an exit code, and completions."""
 
 from __future__ import annotations
 

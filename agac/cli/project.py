@@ -1,5 +1,4 @@
-"""Commands about the project: `agac init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`; and
-`agac simulate`."""
+"""The project: `init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`, `simulate`."""
 
 from __future__ import annotations
 

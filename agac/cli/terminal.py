@@ -135,8 +135,7 @@ def batch_name(number: object, provider_id: str | None) -> str:
 
 
 def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
-    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls without an answer; 12 of 40 calls
-    spent`."""
+    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls without an answer; 12 of 40 calls`."""
     units = []
     for unit, facts in budget.items():
         if isinstance(facts, dict):

@@ -173,8 +173,7 @@ class LeaseLost(AgacError):
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row failed, as it stands in its envelope. `detail` is for those who look closer: a traceback, or the
-    text of a reply that was cut."""
+    """Why one row failed, as in its envelope. `detail` is for a closer look: a traceback, or a reply that was cut."""
 
     type: ErrorType
     message: str
@@ -201,8 +200,7 @@ MAX_LISTED = 50
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that `name` was probably meant to be, whatever the case of its letters. `cutoff`: how alike they
-    are at least, 1 for equal ones."""
+    """The known name that `name` was probably meant to be, in any case. `cutoff`: how alike at least, up to 1."""
     folded = {candidate.casefold(): candidate for candidate in reversed(list(known))}
     found = get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[found[0]] if found else None

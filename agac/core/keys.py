@@ -86,8 +86,7 @@ def params_body(params: Params) -> dict[str, Any]:
 
 
 def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
-    """Stands for a task that asks no model: `prints` for what is done, `given` is what it is done to. The order of
-    fields counts: a function may go by it."""
+    """Stands for a task that asks no model: `prints` for what is done, `given`, in its order, is what it is done to."""
     return digest(f"{prints.hex()}:{_in_order(given)}")
 
 
@@ -150,8 +149,7 @@ def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:
 
 
 def custom_id(intent: str, place: int, fingerprint: bytes) -> str:
-    """The name of a task in a batch: which batch, which line from 0, which question. At most 40 characters of
-    [a-z0-9-], as every provider takes them."""
+    """The name of a task in a batch: which batch, line (from 0) and question. At most 40 characters of [a-z0-9-]."""
     return f"{intent}-{place}-{fingerprint[:6].hex()}"
 
 

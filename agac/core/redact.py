@@ -48,8 +48,7 @@ class Redactor:
         return body
 
     def clean_piece(self, text: str) -> tuple[str, str]:
-        """The same of the text of an answer that is still being written; and its end, in which a secret may have begun:
-        put it before what comes next."""
+        """The same of a text that is being written; and its end, where a secret may begin: to put before the rest."""
         data = self.clean_bytes(text.encode("utf-8", "surrogatepass"))
         most = min(len(data), max(map(len, self._bytes), default=0))
         begun = (n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._bytes))

@@ -66,7 +66,8 @@ def work_dir(folder: Path, root: Path) -> Path:
             )
         try:
             (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
-            (folder / _HOME).write_text(str(home_of(root)), "utf-8")
+            (folder / _HOME.with_suffix(".new")).write_text(str(home_of(root)), "utf-8")
+            (folder / _HOME.with_suffix(".new")).replace(folder / _HOME)
         except OSError as error:
             raise UsageError(f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another.") from error
     return folder
