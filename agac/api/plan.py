@@ -339,7 +339,7 @@ async def remote_moves(database: Database, opened: Project, workflow: Workflow, 
     if last is None:
         return []
     used = _versions(remote_of(await runs.run_settings_of(database, last), opened.root))
-    now, goes_on, found = _versions(workflow.remote), "", []
+    now, goes_on = _versions(workflow.remote), ""
     if opened.remote.pinned and not ask:
         message = f"run {last} goes on with the remote content that it began with; --refetch takes it as it is now"
         return [Problem(Where(workflow.file), message, "warning")]
@@ -349,12 +349,9 @@ async def remote_moves(database: Database, opened: Project, workflow: Workflow, 
             with suppress(Refused):
                 now |= _versions([replace(one, what=what) for one in fetch(reference, what)])
         goes_on = f"; run {last} goes on with what it began with, and --refetch takes it as it is now"
-    for (what, reference), version in now.items():
-        before = used.get((what, reference), version)
-        if before != version:
-            message = f"the remote {what} changed since run {last}: {reference} ({before} → {version}){goes_on}"
-            found.append(Problem(Where(workflow.file), message, "warning"))
-    return found
+    message = f"the remote {{}} changed since run {last}: {{}} ({{}} → {{}}){goes_on}"
+    moved = [(*key, used[key], version) for key, version in now.items() if used.get(key, version) != version]
+    return [Problem(Where(workflow.file), message.format(*one), "warning") for one in moved]
 
 
 def _versions(contents: Iterable[RemoteContent]) -> dict[tuple[str, str], str]:

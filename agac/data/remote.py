@@ -230,12 +230,10 @@ class RemoteContents:
 
     def _checked(self, url: str) -> tuple[SplitResult, str]:
         """An address taken apart, and its host. Raises Refused for what may not be fetched whatever its host."""
-        try:
+        parts, host = urlsplit(""), ""
+        with suppress(ValueError):
             parts = urlsplit(url)
-            host = (parts.hostname or "").rstrip(".").encode("idna").decode()
-            _ = parts.port
-        except ValueError:
-            parts, host = SplitResult("", "", "", "", ""), ""
+            _, host = parts.port, (parts.hostname or "").rstrip(".").encode("idna").decode()
         if parts.scheme == "http" and not self.rules.http:
             remedy = f"write https://, or set `http: true` {_AGREE}"
             raise Refused(f"{_shown(url)} can be read and changed by anybody on the way; {remedy}")
@@ -254,13 +252,13 @@ class RemoteContents:
             if not must:
                 return []
             raise Refused(f"the host {host} of {shown} cannot be found; check the address") from None
-        for address in found:
-            if not self._may_reach(host, address):
-                remedy = f"add {host} to `allow` {_AGREE} if it is meant"
-                raise Refused(f"{shown} is at {address}, which is no public address; {remedy}")
+        allowed = host.lower() in map(str.lower, self.rules.allow)
+        if bad := next((address for address in found if not (allowed or self._may_reach(address))), None):
+            remedy = f"add {host} to `allow` {_AGREE} if it is meant"
+            raise Refused(f"{shown} is at {bad}, which is no public address; {remedy}")
         return found
 
-    def _may_reach(self, host: str, address: str) -> bool:
+    def _may_reach(self, address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(ip, ipaddress.IPv6Address):  # what is really reached
             ip = (ipaddress.IPv4Address(ip.packed[-4:]) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour) or ip
@@ -268,8 +266,6 @@ class RemoteContents:
             with suppress(ValueError):
                 if ip in ipaddress.ip_network(one, strict=False):
                     return True
-        if host.lower() in map(str.lower, self.rules.allow):
-            return True
         return ip.is_global and not ip.is_multicast and (ip.version == 4 or ip in _UNICAST)
 
     def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
