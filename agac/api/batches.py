@@ -181,7 +181,7 @@ async def batch_status(
     opened, why_not = _opened(root)
     async with open_for_reading(database_path(root)) as database:
         if database is None:
-            raise nothing_submitted()
+            raise no_batch_yet()
         found = await chosen_batches(database, batch_id, closed=not only_open)
         submitted = [one for one in found if one.state == BatchStep.SUBMITTED]
         seen, reasons = await _ask_providers(opened, submitted) if opened else ({}, [why_not])
@@ -275,14 +275,14 @@ async def last_run(database: Database) -> int:
     that go on by batches. One that was superseded is meant for its open batches alone. Raises UsageError for none."""
     ranked = await batches.runs_with_batches(database)
     if not ranked:
-        raise nothing_submitted()
+        raise no_batch_yet()
     for run in [run for run, rank in ranked if rank == 0] or [run for run, _ in ranked]:
         if await superseded_by(database, run) is None:
             return run
     return ranked[0][0]
 
 
-def nothing_submitted() -> UsageError:
+def no_batch_yet() -> UsageError:
     """What is said where no batch was ever submitted."""
     return UsageError(
         "no batch was submitted in this project yet",

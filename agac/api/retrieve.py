@@ -10,15 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.batches import (
-    BatchLine,
-    batch_lines,
-    batch_status,
-    chosen_batches,
-    last_run,
-    nothing_submitted,
-    stored_again,
-)
+from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
@@ -49,7 +41,7 @@ async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Da
         raise SpecError(opened.problems)
     path = database_path(opened.root)
     if not path.exists():
-        raise nothing_submitted()
+        raise no_batch_yet()
     async with open_database(path) as database:
         yield opened, database
 

@@ -340,8 +340,7 @@ async def export_file(
     note: Callable[[Path], Awaitable[None]] | None = None,
 ) -> None:  # fmt: skip
     """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder holds or would hold. It appears
-    whole or not at all; nothing is noted of it but by `note`, before a file of JSON appears, and the store is only
-    read."""
+    whole or not at all; nothing is noted of it but by `note`, before a file of JSON appears; the store is read."""
     outputs = Outputs(run, root, 0)
     ended, layout = await _final_rows(database, run, outputs, tables=format in sinks.TABLES)
     sink: sinks.RowSink | sinks.JsonSink

@@ -67,8 +67,7 @@ class TreeNode(NamedTuple):
 class CallSize:
     """What one call may hold: `max_rows` members or results, `max_tokens` of their text; None: no such limit.
 
-    `result_tokens` is what a node's result is taken to come to. Two results go into one call whatever they come to, as
-    a tree without them would not end.
+    `result_tokens` is what a node's result is taken to come to. Two results always go into one call: else no tree ends.
     """
 
     max_rows: int | None = None
@@ -429,8 +428,7 @@ PAGE = 512
 
 
 class Deduplicator:
-    """Decides for one stage which rows go on, once all of them are there. What was decided before and still holds is
-    not written again."""
+    """Decides for a stage which rows go on, once all are there. What was decided and still holds is not written."""
 
     def __init__(self, context: InvocationContext, stage: AnyStage) -> None:
         assert isinstance(stage, LocalStage)

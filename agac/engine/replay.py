@@ -28,17 +28,12 @@ from agac.store.rows import ExportRow, StageResult, State, StoredRow
 
 class RowViews:
     """Puts row views together, for rows that came to their end, and for those made of them. Of results those are read
-    that some stage can see, and the `wanted` ones."""
+    that some stage can see, and the `wanted` ones. `given` are the run's variables."""
 
     def __init__(
-        self,
-        stages: Sequence[Stage],
-        variables: Mapping[str, JSONValue],
-        database: Database,
-        *,
-        wanted: Collection[str] = (),
+        self, stages: Sequence[Stage], given: Mapping[str, JSONValue], database: Database, wanted: Collection[str] = ()
     ) -> None:
-        self._stages, self._vars, self._db = stages, dict(variables), database
+        self._stages, self._vars, self._db = stages, dict(given), database
         self._followed = followed(stages).union(wanted)
 
     async def ended(self, keys: Sequence[int]) -> dict[int, RowView]:
@@ -124,8 +119,7 @@ def array(texts: Sequence[str]) -> str:
 @dataclass(slots=True)
 class RowHistory:
     """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and number, and those that
-    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next is
-    asked about.
+    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next.
     """
 
     run: int

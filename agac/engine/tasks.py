@@ -75,8 +75,7 @@ FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue], RowId], Awaita
 
 @asynccontextmanager
 async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
-    """Calls the functions of a plan, which are imported: the one place in the engine that does. Raises UsageError when
-    one cannot be imported."""
+    """Calls a plan's functions, which are imported here alone in the engine. Raises UsageError when one cannot be."""
     calls: dict[int, Call] = {}
     clean = work.redactor.clean
     local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
@@ -138,8 +137,7 @@ TaskReply = Answer | RowError | Parked
 
 @dataclass(slots=True)
 class TaskRequest:
-    """A task of a row, or (`replica`, from 1) one of several of which its answer will be made. `is_new`: it had to be
-    asked in this invocation."""
+    """A task of a row, or (`replica`, from 1) one of several for its answer. `is_new`: this invocation had to ask."""
 
     row: ActiveRow
     stage: AnyStage
@@ -168,15 +166,9 @@ class Tasks:
     """
 
     def __init__(
-        self,
-        context: InvocationContext,
-        source: AnswerSource,
-        call_function: FunctionCall,
-        *,
-        newest_before: int,
-        since: float,
+        self, context: InvocationContext, source: AnswerSource, call: FunctionCall, *, newest_before: int, since: float
     ) -> None:
-        self._source, self._call_function = source, call_function
+        self._source, self._call_function = source, call
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
         self._scope, self._wall, self._database = context.work.scope, context.work.clocks.wall, context.places.database
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own

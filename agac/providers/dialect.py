@@ -91,14 +91,7 @@ class Dialect:
     """What asks for an answer over a WebSocket, in the place of STREAMED; None: it has no WebSockets."""
 
     def parse(
-        self,
-        status: int,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        provider: Provider,
-        model: str,
-        redactor: Redactor,
+        self, status: int, headers: Mapping[str, str], body: bytes, provider: Provider, model: str, redactor: Redactor
     ) -> Reply | Fault:
         """What an answer means; a 2xx whose body holds an error is read as that error. `headers` are looked up in lower
         case. Never raises for anything a server says."""

@@ -1,5 +1,4 @@
-"""The providers that agac knows as rows of data, agac.yml's `providers` laid over them, and what a provider can be
-told. The dialects by their names."""
+"""The providers that agac knows as rows of data, with agac.yml's over them; what they can be told; dialects by name."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
 from agac.providers import anthropic, openai
-from agac.providers.dialect import Dialect
 from agac.providers.provider import BatchTraits, Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
@@ -472,11 +470,7 @@ def refusal(provider: str, model: str) -> str:
     return f"provider '{provider}' {ELSEWHERE[provider].format(model=model or '…')}"
 
 
-DIALECTS: dict[str, Dialect] = {
-    "openai-chat": openai.CHAT,
-    "openai-responses": openai.RESPONSES,
-    "anthropic": anthropic.MESSAGES,
-}
+DIALECTS = {"openai-chat": openai.CHAT, "openai-responses": openai.RESPONSES, "anthropic": anthropic.MESSAGES}
 
 # Asked before anything is sent: a provider's row and its dialect know, never its name.
 

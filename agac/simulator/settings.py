@@ -143,8 +143,7 @@ LONGEST = 3600.0
 
 
 def parse_latency(text: str) -> Callable[[int], float]:
-    """How many seconds a reply takes, drawn with its own number as the seed, as one of `FORMS` says; raises
-    SimulatorError with what is wrong."""
+    """How many seconds a reply takes, drawn with its number as the seed, by one of `FORMS`; raises SimulatorError."""
     name, _, numbers = text.strip().rpartition(":")
     try:
         values = [float(number) for number in numbers.split(",")]

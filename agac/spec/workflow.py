@@ -251,8 +251,7 @@ def shape_of_replicas(shape: dict[str, Any] | None, replicas: int, vote: str | N
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
-    """The JSON Schema of a row's result, made of the results of the stages `ends`, by their names; None: nothing is
-    known of it, or it is plain text."""
+    """The JSON Schema of a row's result, made of those of the stages `ends`, by name; None: unknown, or plain text."""
     if len(ends) == 1:
         return ends[0].shape
     return {"type": "object", "properties": {stage.name: stage.shape or {} for stage in ends}}

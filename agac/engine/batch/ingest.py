@@ -28,12 +28,10 @@ from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
 from agac.store.rows import State, earlier_results
 
 Then = Literal["batch", "repair", "fallback", "sync", "run"]
-"""What is next for a task: another batch, a batch that quotes what was wrong, the next model, a call, or nothing before
-the user runs the workflow again."""
+"""What is next for a task: another batch, one that quotes what was wrong, the next model, a call, or the user's run."""
 
 MissingAnswer = Literal["expired", "cancelled", "unanswered", "missing", "malformed"]
-"""Why there is no answer: the batch ran out of time; it was cancelled; the provider failed at it; it has no line;
-its line could not be read."""
+"""Why there is no answer: the batch ran out of time, was cancelled, the provider failed; no line, or a wrong one."""
 
 _MISSING: dict[MissingAnswer, tuple[ErrorType, str]] = {
     "expired": (ErrorType.TIMEOUT, "the batch expired before this request was processed"),
