@@ -162,8 +162,8 @@ class SqlSource:
         kinds = [one.type.name for one in found]
         if kinds == ["SELECT"]:
             return found[0].query.strip().removesuffix(";")
-        what = f"is {len(kinds)} statements" if len(kinds) != 1 else f"is {kinds[0]}"
-        raise self._refused(f"{what}; write one SELECT: it reads the table input and changes nothing")
+        what = kinds[0] if len(kinds) == 1 else f"{len(kinds)} statements"
+        raise self._refused(f"is {what}; write one SELECT: it reads the table input and changes nothing")
 
     def _bound(self) -> TypedRows:
         """What the statement gives. Raises SpecError when it does not fit the rows."""

@@ -225,15 +225,12 @@ def _check_table(target: TableTarget, columns: Sequence[TableColumn], env: Mappi
 
 def _refuse_own_input(source: InputSpec, target: TableTarget, env: Mapping[str, str]) -> None:
     """A table that the input reads, perhaps by way of a view: what is written would change every row."""
-    if source.statement is None:
-        return
-    if source.format == "postgres" and target.path is None:
+    its_own = False
+    if source.format == "postgres" and source.statement and target.path is None:
         servers = [Server(address, env) for address in (server_parts(source.shown, "query", "table")[0], target.shown)]
         its_own = reads_table(servers[0], source.statement, servers[1], target.table)
-    elif source.path == target.path and source.path.is_file():
+    elif source.statement and source.path == target.path and source.path.is_file():
         its_own = target.table.lower() in tables_read(source.path, source.statement, source.shown)
-    else:
-        return
     if its_own:
         raise UsageError(
             f"{target.shown}: the input reads the table {target.table!r}: what is written into it would change the "

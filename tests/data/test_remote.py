@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.remote import AUTHORITY, Site, redirect, reply, serving
+from support.remote import AUTHORITY, Site, redirect, reply, serving, tunnel
 
 from agac.api.project import remote_contents
 from agac.data.remote import parse_hub
@@ -267,6 +267,17 @@ def test_proxies_are_those_of_the_environment(tmp_path: Path, site: Site) -> Non
     assert "goes through http proxies only; Set" in refused(
         tmp_path, "https://nowhere.test/", env={"ALL_PROXY": "socks5://127.0.0.1:1"}
     )
+    with serving(Site(tls=True)) as far:
+        far.pages["/p.md"], site.pages["443"] = b"through the tunnel", tunnel(far.port)
+        env = {"HTTPS_PROXY": env["HTTP_PROXY"], "SSL_CERT_FILE": AUTHORITY, "TOKEN": "canary-1"}
+        headers = {"api.example.test": {"Authorization": "Bearer ${TOKEN}"}}
+        found = fetched(tmp_path, "https://api.example.test/p.md", env=env, headers=headers)
+        assert found.path.read_bytes() == b"through the tunnel"
+        method, path, asked = site.seen[-1]
+        assert (method, path, asked.get("authorization")) == ("CONNECT", "api.example.test:443", None)
+        assert asked["proxy-authorization"] == "Basic bWU6cGFzcw=="
+        assert far.seen[0][2]["authorization"] == "Bearer canary-1"
+        assert "proxy-authorization" not in far.seen[0][2]
 
 
 @pytest.mark.parametrize(

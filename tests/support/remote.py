@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Site:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        for method in ("HEAD", "POST"):
+        for method in ("HEAD", "POST", "CONNECT"):
             setattr(Handler, f"do_{method}", Handler.do_GET)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -79,6 +80,28 @@ def reply(request: BaseHTTPRequestHandler, body: bytes, status: int = 200, **hea
     request.end_headers()
     if request.command != "HEAD":
         request.wfile.write(body)
+
+
+def tunnel(port: int) -> Answer:
+    """What a proxy answers to CONNECT: a way to this port of loopback."""
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(65536):
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+
+    def page(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.close_connection = True
+        with socket.create_connection(("127.0.0.1", port)) as there:
+            back = threading.Thread(target=copy, args=(there, request.connection))
+            back.start()
+            copy(request.connection, there)
+            back.join()
+
+    return page
 
 
 def redirect(to: str) -> Answer:
