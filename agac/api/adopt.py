@@ -38,6 +38,8 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
     checked, _ = ready_workflow(opened, job, job.of_run())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     (stage,), preparer, rows = plan.asking, Preparer(plan.stages, plan.vars, 0), selected_rows(checked, Selection())
+    if stage.reuse == "never":
+        raise UsageError(f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it.")
     tasks = ((preparer.prepare(stage, preparer.view(row.data), row.id), row.id) for row in rows if row.error is None)
     prints = ((task.fingerprint, row_id) for task, row_id in tasks if not isinstance(task, RowError))
     async with open_database(database_path(job.root)) as database:

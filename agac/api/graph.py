@@ -36,8 +36,7 @@ ROWS = ("done", "skipped", "failed", "dropped", "open")
 class DrawnStage(DrawnNode, Report):
     """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
     its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
-    as `explode plan.questions`; `level` counts the stages that made those it is asked of. `otherwise`: what becomes of
-    rows for which the guard is not true."""
+    as `explode plan.questions`; `level` counts the stages that made its rows. `otherwise`: what its guard does else."""
 
     JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise", "makes", "level", "counts")
 

@@ -98,8 +98,7 @@ async def planned(
     retry: Retry | None = None,
     show: int = 0,
 ) -> PlanReport:
-    """What a run would do, or what is left to do of `run`. The rows are those of the input, or without `rows` the
-    stored ones, as `retry` chooses them."""
+    """What a run would do, or what is left of `run`; without `rows` for the stored ones, as `retry` chooses them."""
     before = None
     if database is not None:
         last = BaselineRun.of(database, plan) if run is None else BaselineRun.read(database, run, continued=True)
@@ -161,8 +160,7 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.
 
 Confirm = Callable[[Any], bool | Literal["batch"] | None]
-"""Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer. May block: nothing
-else goes on yet."""
+"""Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer. It may block."""
 
 FIRST_ROWS = 20
 """So many rows are run before the others are quoted."""
@@ -255,8 +253,7 @@ def _needs(report: PlanReport) -> str:
 
 
 async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, quotes: str | None) -> Work:
-    """The work, or that of its first rows where a workflow `quotes`. Raises UsageError when the run is expected to cost
-    more than `confirm_above` and nobody says yes."""
+    """The work, or that of its first rows where a workflow `quotes`. UsageError for a high cost without a yes."""
     plan, bound = work.plan, work.plan.rules.confirm_above
     if quotes == "made" or (bound is None and quotes != "always"):
         return work

@@ -1,5 +1,4 @@
-"""A project opened for use: its files, environment and providers, the options of an invocation (`RunOptions`), checked
-workflows (`agac validate`) and their rows."""
+"""A project opened for use: files, environment, providers, `RunOptions`, checked workflows and their rows."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class Project:
 
 
 def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> Project:
-    """The project in which a workflow runs. One that was made in Python needs no agac.yml: where there is none, the
-    folder itself is its project."""
+    """The project in which a workflow runs: of one that was made in Python also a folder without agac.yml."""
     if isinstance(workflow, loader.BuiltWorkflow):
         return open_project(project_root(project, bare=True), bare=True, built=workflow)
     return open_project(project_root(project), bare=True)
@@ -211,8 +209,7 @@ def open_project(
 
 
 def remote_contents(spec: ProjectSpec, allowed: Sequence[str] = ()) -> RemoteContents:
-    """What gets what the project's files name elsewhere, through the proxies and with the certificates that providers
-    are reached with."""
+    """What gets what the project's files name elsewhere, with the proxies and certificates of its providers."""
 
     def transport() -> Any:
         from agac.providers import transport as found  # aiohttp: a plan of local files does without
@@ -230,8 +227,7 @@ def remote_contents(spec: ProjectSpec, allowed: Sequence[str] = ()) -> RemoteCon
 async def with_pins(
     project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None
 ) -> Project:
-    """The project with remote content as the workflow's last run used it, where that goes on: it is not finished, or is
-    `retried`."""
+    """The project with remote content as the last run used it, where that goes on: unfinished, or to be `retried`."""
     if options.refetch or options.fresh or not (project.root / FOLDER).is_dir():
         return project
     async with open_for_reading(database_path(project.root)) as database:
@@ -430,8 +426,7 @@ def ready_workflow(
 
 
 async def with_kept_rows(options: RunOptions, root: Path) -> RunOptions:
-    """The options; rows that a program gives are first written into a file of the project, which they then name. Raises
-    UsageError for what is no row."""
+    """The options, which name a file with the rows where a program gave these. Raises UsageError for what is no row."""
     if options.input is None or isinstance(options.input, Path | str):
         return options
     return replace(options, input=await keep_rows(options.input, root / INPUTS))

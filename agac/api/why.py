@@ -29,8 +29,7 @@ TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 @dataclass(frozen=True, slots=True)
 class PreviousAttempt(Report):
-    """The last time that a task's run asked it before: with the `same` question, or with another one, and since when
-    it is another: `because` says what is known of that."""
+    """The last time that a task's run asked it before: with the `same` question or another one, `because` of what."""
 
     JSON_KEYS = ("asked_at=at", "same_question=same", "because")
 

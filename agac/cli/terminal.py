@@ -269,8 +269,7 @@ def _stream(file: Any, like: Any) -> _Stream:
 
 
 def keep_output() -> None:
-    """From now on standard output is for agac's own results: what functions of the project, C libraries and child
-    processes write to it goes to standard error."""
+    """From now on standard output is for agac's own results: what other code writes goes to standard error."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -406,13 +406,14 @@ async def left_rows(
 
 
 async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator[Row]]) -> str:
-    """Which rows of the input came, changed and left since the workflow's last run read the same selection to its end;
-    empty where none did."""
+    """How many rows of the input came, changed and left since the workflow's last run read the same selection."""
     last = await last_invocation(database, plan.workflow)
     record = await read_run(database, last.run) if last else None
-    if record is None or Selection.of(record.selection) != plan.selection:
-        return ""
-    if await input_read_at(database, record.id) is None:
+    if (
+        record is None
+        or Selection.of(record.selection) != plan.selection
+        or not await input_read_at(database, record.id)
+    ):
         return ""
     there, moved, reading = row_counts(await counters(database, record.id))["present"], Counter[str](), rows()
     while chunk := await asyncio.to_thread(read_chunk, reading):

@@ -61,9 +61,7 @@ def work_dir(folder: Path, root: Path) -> Path:
     if not (folder / _HOME).is_file():
         if names - {_HOME.parts[0]}:
             whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
-            raise UsageError(
-                f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or one that is not there."
-            )
+            raise UsageError(f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or a new one.")
         try:
             (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
             (folder / _HOME.with_suffix(".new")).write_text(str(home_of(root)), "utf-8")
