@@ -29,6 +29,7 @@ from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.operations import Group, Python, Rename
 from agac.spec.python_code import FunctionRef
+from agac.spec.templates import Template
 from agac.spec.workflow import (
     BatchRules,
     Budget,
@@ -197,8 +198,9 @@ def again(
     return restored_plan(plan.workflow, definition, settings, providers, to or root)
 
 
-LEFT = {Example: {"path"}, ModelRef: {"warnings"}, InputSpec: {"sql_at", "scratch"}}
-"""What no run notices, as one that goes on from the store reads no input; nor where things stand in files."""
+LEFT = {Example: {"path"}, ModelRef: {"warnings"}, InputSpec: {"sql_at", "scratch"}, Template: {"syntax"}}
+"""What no run notices, as one that goes on from the store reads no input; nor where things stand in files, nor how a
+prompt was written there: it is stored with dollars."""
 
 
 def comparable(value: Any) -> Any:
