@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.process import STDOUT, ProcessOptions, process
+from agac.api.process import STDOUT, Job, ProcessOptions, process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
+from agac.api.status import database_path
 from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.spec.paths import project_root, work_dir
 from agac.spec.workflow import Budget
+from agac.store import runs
+from agac.store.db import open_for_reading
 
 _FILES = ("error_output", "telemetry_output", "summary_output")
 
@@ -62,7 +66,7 @@ async def compare(
     """Runs `process` with the same arguments and each of the models in turn, whatever becomes of the others: results go
     into `results.MODEL.jsonl` beside the OUTPUT `results.jsonl`. `ended` is told each report, or error.
 
-    A budget is for all of them: each may spend what those before it left. Ctrl-C ends the comparison.
+    A budget is for all of them: each may spend what the others left. Ctrl-C ends the comparison.
     """
     options = options or ProcessOptions()
     if options.wait and options.run_mode == "batch" and not options.quote:  # all are at work before one is waited for
@@ -70,10 +74,16 @@ async def compare(
         if sent.exit_code is ExitCode.INTERRUPTED:
             return sent
         options, more = replace(options, fresh=False), more | {"began": None}
-    left, lines, codes, reports = options.of_run().budget, list[dict[str, Any]](), [], list[RunReport]()
-    for place, job in jobs_of(str(output), options, models):
+    budget, lines, codes, reports = options.of_run().budget, list[dict[str, Any]](), [], list[RunReport]()
+    jobs = jobs_of(str(output), options, models)
+    for place, job in jobs:
         try:
-            report = await asynchronous(process)(input, place, replace(job, budget=left), **more)
+            if isinstance(budget, Budget):
+                root = project_root(more.get("project"), bare=True)
+                root = work_dir(Path(job.work_dir).resolve(), root) if job.work_dir else root
+                others = [Job(root, str(input), *one, None) for one in jobs if one[0] != place]
+                job = replace(job, budget=await _left(budget, others))
+            report = await asynchronous(process)(input, place, job, **more)
         except AgacError as error:
             lines.append({"model": job.model, "output": place, "error": str(error)})
             codes.append(error.exit_code)
@@ -87,11 +97,31 @@ async def compare(
         lines.append({"model": job.model, "output": place, **facts, "agreement": agreement})
         if report.exit_code is ExitCode.INTERRUPTED:
             break
-        if left is not None:
-            caps = ((unit, report.invocation["budgets"][0].get(unit)) for unit in ("usd", "tokens", "calls"))
-            left = Budget(**{unit: max(0, cap["limit"] - cap["spent"] - cap["held"]) for unit, cap in caps if cap})
     code = min(codes, key=WORST_FIRST.index)
     return ComparisonReport({"output": str(output), "models": lines, "exit_code": int(code)}, reports, code)
+
+
+_HOW = ("budget", "max_errors", "max_retries", "parallel", "quote", "retry_delay", "row_timeout", "run_mode")
+"""Options of a job with which it goes on in the same run."""
+
+
+async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
+    """What is left of a budget after what the runs spent with which these jobs would go on."""
+    spent = dict.fromkeys(("usd", "tokens", "calls"), 0.0)
+    for job in others:
+        async with open_for_reading(database_path(job.root)) as database:
+            last = await runs.last_invocation(database, job.name) if database else None
+            before = last.invocation.body.get("given", {}).get("job", {}) if last else {}
+            how = dict.fromkeys(_HOW)
+            if database is None or last is None or before | how != job.given["job"] | how:
+                continue
+            for one in await runs.counters(database, last.run):
+                if one.outcome == "call":
+                    spent["usd"] += one.cost + one.held_cost
+                    spent["tokens"] += one.input_tokens + one.output_tokens + one.held_tokens
+                    spent["calls"] += one.tasks
+    caps: Any = {unit: cap and max(0, cap - spent[unit]) for unit, cap in asdict(budget).items()}
+    return Budget(**caps)
 
 
 def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:

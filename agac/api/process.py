@@ -625,7 +625,7 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     job.watcher.close()
     report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)  # which retries failed ones
     both = {name: before[name] + report.invocation[name] for name in ("rows_done", "calls", "retries")}
-    return replace(report, invocation=report.invocation | both)
+    return replace(report, invocation=report.invocation | both | {"continued": before["continued"]})
 
 
 def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dict[str, Any]:
