@@ -43,6 +43,8 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
 
 
 REPLACED = {
+    "--fail-on-errors": "failed rows end with exit code 3 in any case; leave it out",
+    "--(no-)?keep-temp": "a job leaves no temporary files, and its state is in the store; `agac gc` removes that",
     "-x|--shell": "a model runs no commands; leave it out",
     "--export-traces": "--telemetry-output FILE has the calls of each row, and `agac inspect` shows what was sent",
     "--hf-dataset(-path)?": "upload what is written: hf upload OWNER/NAME FILE --repo-type dataset",
@@ -101,7 +103,6 @@ class ProcessCommand(click.Command):
     click.option("--row-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
                  help="The most a row may take, with all its retries."),
     max_errors_option,
-    click.option("--fail-on-errors", is_flag=True, expose_value=False, help="Exit with 3 when rows failed, as always."),
     budget_option,
     _path("--error-output", text="Write the failed rows here, with their input."),
     _path("--telemetry-output", text="Write the calls of each row here."),
@@ -119,8 +120,6 @@ class ProcessCommand(click.Command):
     _path("--save-workflow", text="Write the same work as a workflow file."),
     click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
     click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
-    click.option("--keep-temp/--no-keep-temp", expose_value=False,
-                 help="No choice: a job leaves no temporary files; what it knows is in the store."),
     click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."),
     wait_option,
     summary_option,

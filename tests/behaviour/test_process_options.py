@@ -21,12 +21,14 @@ OPTIONS = (
     "-m a/b", "--model a/b", "--json-schema x", "--schema-model m:C", "--var a=b", "--var-file a=b", "--vars-json x",
     "--limit 1 --offset 0 --sample 1 --seed 0", "--sql x", "--include-input", "--no-include-input", "--id-field x",
     "--error-output x --telemetry-output x --summary-output x", "--final-summary", "--no-final-summary", "--resume",
-    "--no-resume", "--overwrite", "--max-errors 0", "--parallel 2", "--keep-temp", "--no-keep-temp",
+    "--no-resume", "--overwrite", "--max-errors 0", "--parallel 2",
     "--progress-every 2", "--progress", "--no-progress", "--retries 0", "--max-retries 0", "--row-timeout 0.5",
-    "--max-cost 3", "--budget 3", "--dry-run", "--fail-on-errors",
+    "--max-cost 3", "--budget 3", "--dry-run",
 )  # fmt: skip
 PARENT = click.Context(cli, **cli.context_settings)
 REFUSED = {
+    "failed rows end with exit code 3": ("--fail-on-errors",),
+    "`agac gc` removes that": ("--keep-temp", "--no-keep-temp"),
     "a model runs no commands": ("--shell", "-x"),
     "--telemetry-output FILE has the calls": ("--export-traces x", "--export-traces=x"),
     "hf upload OWNER/NAME FILE": ("--hf-dataset x", "--hf-dataset-path x"),
