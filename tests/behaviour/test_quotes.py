@@ -137,3 +137,17 @@ def test_a_terminal_shows_the_answers_and_asks(project: ProjectFolder) -> None:
         assert terminal.ended() == 0
         assert "Submitted batch" in terminal.seen
     assert len(ids(project)) == 20
+
+
+def test_killed_among_the_first_rows_it_pays_for_none_twice(project: ProjectFolder, server: Server) -> None:
+    project.asks(server, **PRICES)
+    server.reset()
+    project.numbered(30)
+    words = ("process", "data/rows.csv", "out.jsonl", "-p", "Review: {text}", "--id-field", "id", "--parallel", "1")
+    project.agac(*words, "--quote", kill="committed:3")
+    before = server.account()["charged"]
+    assert "stopped after 20 rows" in project.agac(*words, "--quote", code=2).err
+    assert server.account()["charged"] <= 20 + 2, "but for what was under way"
+    ran = project.agac(*words, code=0)
+    assert (ran.json["ok_rows"], len(ids(project)), before < 20) == (30, 30, True)
+    project.assert_sound()
