@@ -81,38 +81,43 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
     """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
     document = read_yaml(Path(path), str(path))
     file, problems = check.validate(JobFile, document)
-    problems = [*document.problems, *problems]
-    if file is None or problems:
-        raise SpecError(problems)
+    if file is None or document.problems or problems:
+        raise SpecError([*document.problems, *problems])
     llm, output, options = file.llm, file.output, options or ProcessOptions()
     found: dict[str, Any] = {"prompt": file.prompt, "merge": output.merge_strategy}
     found |= {"temperature": llm.temperature, "max_tokens": llm.max_tokens}
     found["model"] = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
-    for name in ("max_retries", "retry_delay", "batch_size"):
-        value = getattr(file, name)
-        found[name] = getattr(file.processing, name) if value is None else value
-    size = found.pop("batch_size")
-    found["parallel"] = 1 if "sequential" in (file.mode, file.processing.mode) else size
+    for key_, name in (("max_retries",) * 2, ("retry_delay",) * 2, ("batch_size", "parallel")):
+        value = getattr(file, key_)
+        found[name] = getattr(file.processing, key_) if value is None else value
+    found["parallel"] = 1 if "sequential" in (file.mode, file.processing.mode) else found["parallel"]
     if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
-        new = {} if name in SHIPPED else {"dialect": "openai-chat"}
-        told = {"base_url": llm.base_url, "api_key": llm.api_key}
-        found["provider"] = {"name": name, **new, **{one: text for one, text in told.items() if text}}
+        new = None if name in SHIPPED else "openai-chat"
+        told = {"name": name, "dialect": new, "base_url": llm.base_url, "api_key": llm.api_key}
+        found["provider"] = {one: text for one, text in told.items() if text}
     schema = output.output_schema
     if schema is None and output.format == "structured":
         schema = {"type": "object"}
-    if output.format == "json" and schema is None:
-        found["reply"] = "json"
+    found["reply"] = "json" if output.format == "json" and schema is None else None
     if schema is not None and output.format == "text":
         raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
     if schema is not None and options.json_schema is None and options.schema_model is None:
         file_or_keys = schema if isinstance(schema, dict) or is_reference(schema) else str(Path(path).parent / schema)
         found["json_schema"] = file_or_keys
     given = options.given()
-    asks = {"prompt", "template"} & given.keys()  # of both only one says what is asked
+    given |= {"prompt": ""} if "template" in given else {}  # of both only one says what is asked
     kept = {name: value for name, value in found.items() if value is not None and name not in given}
-    kept = {name: value for name, value in kept.items() if name != "prompt" or not asks}
     places = {key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept}
     return replace(options, **kept, places=places)
+
+
+class _Blocks(yaml.SafeDumper):
+    """Writes texts of several lines as people do, in blocks."""
+
+
+_Blocks.add_representer(
+    str, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+)
 
 
 def save_job(
@@ -130,22 +135,19 @@ def save_job(
     job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_target(path, job.taken, "workflow.yml", force=options.overwrite)
-    for one in (job.input, *job.allowed):
-        if is_outside(one):
-            raise UsageError(f"{one} is outside of the project, where no workflow can read it", remedy="Copy it.")
+    for one in filter(is_outside, (job.input, *job.allowed)):
+        raise UsageError(f"{one} is outside of the project, where no workflow can read it", remedy="Copy it.")
     if job.providers:
         what = "--save-workflow: a workflow has no address or key of a provider"
         raise UsageError(what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml.")
     keys, stage = dict(job.keys), dict(job.keys["stages"][0])
     keys["input"] = keys["input"] | ({"sql": options.sql} if options.sql else {})
-    if options.model is not None:
-        stage["model"] = options.model
-    stage |= {"run_mode": options.run_mode} if options.run_mode else {}
-    stage |= {"concurrency": options.parallel} if options.parallel else {}
+    told = {"model": options.model, "run_mode": options.run_mode, "concurrency": options.parallel}
+    stage |= {name: value for name, value in told.items() if value}
     keys["stages"] = [stage]
     budget = options.of_run().budget
     if isinstance(budget, Budget):
         keys["budget"] = {name: value for name, value in asdict(budget).items() if value is not None}
     keys |= {"max_errors": options.max_errors} if options.max_errors is not None else {}
-    write_whole(path, yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=120))
+    write_whole(path, yaml.dump(keys, Dumper=_Blocks, sort_keys=False, allow_unicode=True, width=120))
     return path

@@ -448,8 +448,9 @@ def test_a_workflow_is_saved_that_does_the_same(project: ProjectFolder) -> None:
     ran = project.agac("run", "saved", "--json", code=0)
     assert (ran.json["invocation"]["calls"], ran.json["rows"]["done"]) == (0, 2), "the same fingerprints"
     assert "exists" in process(project, *words, "--save-workflow", "workflows/saved.yml", code=2).err
-    words = (*words, "--sql", "SELECT * FROM input LIMIT 1")
+    words = (*words, "--sql", "SELECT * FROM input LIMIT 1", "--instruction", "Be kind.\nBe brief.")
     process(project, *words, "--dry-run", "--save-workflow", "workflows/some.yml")
+    assert "instructions: |-\n    Be kind.\n    Be brief.\n" in (project.root / "workflows/some.yml").read_text("utf-8")
     assert project.agac("run", "some", "--json", code=0).json["rows"]["total"] == 1, "no more rows are asked"
 
 
