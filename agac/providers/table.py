@@ -141,18 +141,11 @@ ANTHROPIC = Provider(
 
 LOOK_ALIKES: dict[str, Provider] = {
     "anthropic": replace(
-        ANTHROPIC,
-        name="",
-        base_url="",
-        key_variable=None,
-        structured="json_object",
-        max_tokens=4096,
-        service_tiers=None,
+        ANTHROPIC, name="", base_url="", key_variable=None, structured="json_object", max_tokens=4096,
+        service_tiers=None, price_id=None, batch=None,
         switches={**ANTHROPIC.switches, "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True, tokens=True)},
-        price_id=None,
-        batch=None,
     )
-}
+}  # fmt: skip
 """What a row of agac.yml begins with, by its dialect, where it is not that of an ordinary look-alike."""
 
 SHIPPED: dict[str, Provider] = {
@@ -163,13 +156,8 @@ SHIPPED: dict[str, Provider] = {
         replace(SIMULATOR, name="simulator-responses", dialect="openai-responses"),
         # and through Anthropic's
         replace(
-            LOOK_ALIKES["anthropic"],
-            name="simulator-anthropic",
-            structured="json_schema",
-            service_tiers=("auto", "standard_only"),
-            prices={"*": SIMULATOR_PRICE},
-            simulated=True,
-            embedded=True,
+            LOOK_ALIKES["anthropic"], name="simulator-anthropic", structured="json_schema",
+            service_tiers=("auto", "standard_only"), prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True,
             batch=replace(ANTHROPIC_BATCHES, unsupported={}),
         ),
         OPENAI,

@@ -71,14 +71,9 @@ class Settings:
 
     host: str = setting("127.0.0.1", str, "Loopback address to listen on.", public=False)
     port: int = setting(
-        0,
-        int,
-        "Port; 0: any free one.",
-        metavar="N",
-        least=0,
-        most=65535,
+        0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535,
         wrong="port {value} does not exist; use 0 (any free one) to 65535",
-    )
+    )  # fmt: skip
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")
     latency: str = setting("0", str, "Seconds, or normal:M,SD lognormal:M,S uniform:A,B.", metavar="SECONDS")
     slots: int | None = limit("Requests served at once; the others wait.")
@@ -86,13 +81,9 @@ class Settings:
     tpm: int | None = limit("Tokens per minute before 429.")
     burst: int | None = limit("Requests that may come at once; a minute's worth by default.")
     batch_seconds: float = setting(
-        0.0,
-        float,
-        "How long a batch takes from its creation; 0: no time at all.",
-        metavar="S",
-        least=0,
+        0.0, float, "How long a batch takes from its creation; 0: no time at all.", metavar="S", least=0,
         wrong="batch seconds are {value:g}; use 0 (at once) or more",
-    )
+    )  # fmt: skip
     state: Path | None = setting(None, Path, "Keep batches and files here, for the next time.")  # noqa: RUF009
     websocket: bool = setting(
         True, bool, "Accept no WebSockets, as a server that speaks HTTP alone.", name="no-websocket"

@@ -29,19 +29,13 @@ FUNCTIONS = ("size", "has", *METHODS, *MACROS, *_CONVERSIONS, *_GETTERS)
 """Everything that guards can call: CEL's own functions, as far as the library has them."""
 
 _OTHER_FUNCTIONS = {
-    "len": "size(x)",
-    "length": "size(x)",
-    "str": "string(x)",
-    "float": "double(x)",
-    "any": "x.exists(item, …)",
-    "includes": "x.contains(…)",
-    "bool": 'x == "true"',
-    **dict.fromkeys(
-        ("lower", "upper", "lowerAscii", "upperAscii", "toLowerCase", "casefold"), 'x.matches("(?i)^yes$")'
-    ),
+    "len": "size(x)", "length": "size(x)", "str": "string(x)", "float": "double(x)", "any": "x.exists(item, …)",
+    "includes": "x.contains(…)", "bool": 'x == "true"',
+    **dict.fromkeys(("lower", "upper", "lowerAscii", "upperAscii"), 'x.matches("(?i)^yes$")'),
+    **dict.fromkeys(("toLowerCase", "casefold"), 'x.matches("(?i)^yes$")'),
     **dict.fromkeys(("strip", "trim"), r'x.matches("^\\s*yes\\s*$")'),
     **dict.fromkeys(("match", "search", "regex", "fullmatch"), 'x.matches("^[a-z]+$")'),
-}
+}  # fmt: skip
 _OTHER_LITERALS = {
     **dict.fromkeys(("None", "nil", "NULL", "Null", "undefined", "NONE"), "null"),
     **dict.fromkeys(("True", "TRUE"), "true"),

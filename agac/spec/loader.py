@@ -225,18 +225,10 @@ def _resolved(
     # an input that cannot be used has no format: nothing is read of it, and what does not hang on it is checked
     source = source or InputSpec(project.root, "", None, None, "error", document.where(("input",)))
     return Workflow(
-        name,
-        document.shown,
-        file.description,
-        source,
-        ready,
-        variables,
-        replace(output, stages=ends, rows=rows),
-        run_rules(file, document, project, overrides),
-        tuple(stage.name for stage in file.stages if not stage.enabled),
-        whole=len(ready) == len(stages),
-        remote=tuple(dict.fromkeys(fetched)),
-    ), problems
+        name, document.shown, file.description, source, ready, variables, replace(output, stages=ends, rows=rows),
+        run_rules(file, document, project, overrides), tuple(stage.name for stage in file.stages if not stage.enabled),
+        whole=len(ready) == len(stages), remote=tuple(dict.fromkeys(fetched)),
+    ), problems  # fmt: skip
 
 
 def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
