@@ -74,7 +74,7 @@ async def compare(
         if sent.exit_code is ExitCode.INTERRUPTED:
             return sent
         options, more = replace(options, fresh=False), more | {"began": None}
-    budget, lines, codes, reports = options.of_run().budget, list[dict[str, Any]](), [], list[RunReport]()
+    budget, lines, codes, reports = options.budget, list[dict[str, Any]](), [], list[RunReport]()
     jobs = jobs_of(str(output), options, models)
     for place, job in jobs:
         try:

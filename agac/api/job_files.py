@@ -145,9 +145,8 @@ def save_job(
     told = {"model": options.model, "run_mode": options.run_mode, "concurrency": options.parallel}
     stage |= {name: value for name, value in told.items() if value}
     keys["stages"] = [stage]
-    budget = options.of_run().budget
-    if isinstance(budget, Budget):
-        keys["budget"] = {name: value for name, value in asdict(budget).items() if value is not None}
+    if isinstance(options.budget, Budget):
+        keys["budget"] = {name: value for name, value in asdict(options.budget).items() if value is not None}
     keys |= {"max_errors": options.max_errors} if options.max_errors is not None else {}
     write_whole(path, yaml.dump(keys, Dumper=_Blocks, sort_keys=False, allow_unicode=True, width=120))
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agac.api.adopt import adopt
 from agac.api.plan import Confirm, Quote, plan
-from agac.api.project import RunOptions
+from agac.api.project import CommonOptions, RunOptions
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_files, database_path, given_flags, go_on, stored_run
@@ -41,7 +41,7 @@ from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
 from agac.spec.paths import POSTGRES, Refused, is_pattern, is_reference, matches, project_root, state_folders, work_dir
 from agac.spec.templates import Syntax
-from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm, RunMode
+from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm
 from agac.store import runs
 from agac.store.db import Database, open_for_reading, write
 from agac.store.records import NewRow, WriteBatch
@@ -55,7 +55,7 @@ STAGE = "result"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessOptions:
+class ProcessOptions(CommonOptions):
     """What a row run does. Paths are relative to the current folder.
 
     Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the row as JSON. `syntax`
@@ -77,17 +77,10 @@ class ProcessOptions:
     instruction: str | None = None
     agent_card: str | None = None
     agent: str | None = None
-    model: str | None = None
-    vars: dict[str, str] = field(default_factory=dict)
     syntax: Syntax = "auto"
     reply: ReplyForm | None = None
     json_schema: str | dict[str, Any] | None = None
     schema_model: str | None = None
-    limit: int | None = None
-    offset: int = 0
-    sample: int | None = None
-    seed: int | None = None
-    sql: str | None = None
     parallel: int | None = None
     id_field: str | None = None
     include_input: bool = False
@@ -99,22 +92,14 @@ class ProcessOptions:
     max_retries: int | None = None
     retry_delay: float | None = None
     row_timeout: float | None = None
-    max_errors: int | None = None
-    budget: Budget | float | None = None
-    run_mode: RunMode | None = None
     error_output: str | None = None
     telemetry_output: str | None = None
     summary_output: str | None = None
     provider: dict[str, str] = field(default_factory=dict)
     quote: bool = False
-    fresh: bool = False
-    refetch: bool = False
     work_dir: str | None = None
     overwrite: bool = False
     resume: bool | None = None
-    stream: bool = False
-    wait: bool = False
-    yes: bool = False
     places: dict[str, Where] = field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
@@ -127,8 +112,8 @@ class ProcessOptions:
 
     def of_run(self) -> RunOptions:
         """What of it is said of every run."""
-        same = {one.name for one in fields(RunOptions)} & {one.name for one in fields(self)}
-        return RunOptions(concurrency=self.parallel, **{name: getattr(self, name) for name in same})
+        same = {one.name: getattr(self, one.name) for one in fields(CommonOptions)}
+        return RunOptions(concurrency=self.parallel, **same)
 
 
 # The rows of a run as they end.
@@ -175,7 +160,9 @@ class EndedRows:
         if not (lines := self._lines(rows)):
             return
         if self._tell is not None:
-            self._note([row.key for row in rows])
+            self._told.extend(bytes(max(0, max(row.key for row in rows) + 1 - len(self._told))))
+            for row in rows:
+                self._told[row.key] = 1
             self._tell(lines)
         elif self._file is None:
             await self._begin()
@@ -194,18 +181,14 @@ class EndedRows:
 
     async def tell_others(self) -> None:
         """Tells the rows that were settled before, and whose lines are therefore not told yet, in their order."""
+        if self._tell is None:
+            return
         async with stored_run(self._root, self.run) as (database, record):
             final = FinalRows(await runs.definition_of(database, record.id))
             async for rows in final.rows(database, record.id):
                 left = [row for row in rows if row.key >= len(self._told) or not self._told[row.key]]
-                if (lines := self._lines(left)) and self._tell is not None:
+                if lines := self._lines(left):
                     self._tell(lines)
-
-    def _note(self, keys: Iterable[int]) -> None:
-        for one in keys:
-            if one >= len(self._told):
-                self._told.extend(bytes(one + 1024 - len(self._told)))
-            self._told[one] = 1
 
     def _lines(self, rows: list[ExportRow]) -> list[str]:
         job, layout = self._job, None
@@ -265,6 +248,7 @@ class Job(BuiltWorkflow):
         """Raises UsageError for what cannot go together, SpecError for what is wrong with its keys."""
         read: dict[str, Any] = {one: _typed(text) for one in _READ if isinstance(text := getattr(options, one), str)}
         source, options = _typed(source), replace(options, **read)
+        output = STDOUT if output == "/dev/stdout" else output
         card = Path(options.agent_card or "")
         if options.agent_card is not None and (options.agent is not None or card.is_dir()):
             options = replace(options, agent_card=str(chosen_card(card, options.agent)), agent=None)
@@ -272,6 +256,7 @@ class Job(BuiltWorkflow):
         self.file = None if output == STDOUT else Path(output).absolute()
         self.input, self.output = stored_path(source, root), stored_path(output, root)
         own = f"{STDOUT} {self.input}" if self.file is None else self.output
+        self.input.encode()  # which for a name that no store can hold says so
         name = job_name(Path(source if self.file is None else output).stem, own)
         self._refuse_places(source)
         self.format = _format(output, options)
@@ -285,11 +270,12 @@ class Job(BuiltWorkflow):
         self.given = {"in_python": True, "job": {"input": self.input, "output": self.output, **_stored(options, root)}}
         if options.provider:
             keys = dict(options.provider)
+            provider = keys.pop("name")
             try:
-                self.providers = {(provider := keys.pop("name")): ProviderSpec.model_validate(keys)}
+                self.providers = {provider: ProviderSpec.model_validate(keys)}
             except ValidationError as error:
-                (wrong, *_) = error.errors(include_input=False, include_url=False)
-                raise UsageError(f"provider {options.provider['name']}: {wrong['loc'][-1]} {wrong['msg']}") from None
+                (wrong, *_) = error.errors()
+                raise UsageError(f"provider {provider}: {wrong['loc'][-1]} {wrong['msg']}") from None
             if options.run_mode == "batch":
                 what = "batches come back later, when the address and the key of this job's file are not known"
                 raise UsageError(what, remedy=f"Put `providers: {{{provider}: …}}` into agac.yml.")
@@ -311,27 +297,22 @@ class Job(BuiltWorkflow):
 
     def _refuse_places(self, source: str) -> None:
         """Raises UsageError where a file that is to be written is the INPUT, or another output, or cannot be one."""
-        others = ("error_output", "telemetry_output", "summary_output")
-        named = {"OUTPUT": self.file}
-        named |= {f"--{one.replace('_', '-')}": _path(getattr(self.options, one)) for one in others}
+        named = {"OUTPUT": self.file} if self.file is not None else {}
+        for one in _FILES[3:]:
+            if (text := getattr(self.options, one)) is not None:
+                named[f"--{one.replace('_', '-')}"] = Path(text).absolute()
         own: dict[Path, str] = dict.fromkeys(database_files(database_path(self.root)), "the database itself")
         own |= dict.fromkeys(_read_files(source), "the INPUT")
         texts = (text for one in _READ if isinstance(text := getattr(self.options, one), str) and _is_file(text))
         own |= dict.fromkeys(map(Path, texts), "a file that the job reads")
         for flag, path in named.items():
-            if path is None:
-                continue
             refuse_target(path, own, "results.jsonl", force=True)
             if any(map(path.resolve().is_relative_to, state_folders(self.root))):
                 raise UsageError(f"{flag} {path}: belongs to agac or git", remedy="Name a file of your own.")
-            if is_pattern(source) and _matches(source, path):
+            if is_pattern(source) and matches(Path(source).resolve().as_posix(), path.resolve().as_posix()):
                 raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
             own[path] = flag
         self.taken = own
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text).absolute()
 
 
 def _read_files(source: str) -> list[Path]:
@@ -340,11 +321,6 @@ def _read_files(source: str) -> list[Path]:
         with suppress(Refused):
             return [Path(parse_database(source).path).absolute()]
     return [Path(source).absolute()] if source != PIPED and "://" not in source else []
-
-
-def _matches(pattern: str, path: Path) -> bool:
-    whole, path = Path(pattern).resolve(), path.resolve()
-    return matches(whole.relative_to(whole.anchor).as_posix(), path.relative_to(path.anchor).as_posix())
 
 
 def stored_path(text: str, root: Path) -> str:
@@ -477,7 +453,7 @@ async def process(
     job = await _ready(input, str(output), options or ProcessOptions(), project, tell)
     if job.adopts:
         await adopt(job, confirm)
-    return await _run(job, progress, confirm, handle_signals, began)
+    return await _run(job, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
 
 
 @blocking
@@ -531,7 +507,7 @@ async def resume(
     found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes), root, tell)
     if found.input == PIPED:
         found.piped = given.get("input")
-    return await _run(found, progress, confirm, handle_signals, began)
+    return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
 
 
 def _from(stored: str, root: Path) -> str:
@@ -561,9 +537,16 @@ async def _ready(
         written = await runs.files_written(database, job.output) if database else []
     before = last.invocation.body.get("given", {}).get("job") if last else None
     known = [one for run in written for one in run.files.values()]
-    others = [Path(name) for one in _FILES[3:] if (name := getattr(options, one)) is not None]
-    foreign = [path for path in others if path.exists() and path.stat().st_size and stamp(path) not in known]
-    foreign = [one for one in foreign if getattr(read_summary(one.parent, one.name), "workflow", None) != job.name]
+    # what an invocation was to write that was killed before it noted that it did
+    begun = {} if before is None or any(run.shown for run in written) else before
+    others = {one: Path(name) for one in _FILES[3:] if (name := getattr(options, one)) is not None}
+    foreign = [
+        path
+        for one, path in others.items()
+        if path.exists() and path.stat().st_size and stamp(path) not in known
+        if begun.get(one) != stored_path(str(path), job.root)
+        if getattr(read_summary(path.parent, path.name), "workflow", None) != job.name
+    ]
     there = job.file is not None and job.file.exists()
     job.adopts = before is None and there
     if job.adopts and not options.resume:
@@ -582,13 +565,10 @@ async def _ready(
 _OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."
 
 
-async def _run(
-    job: Job, progress: Watch | bool, confirm: Confirm | None, handle_signals: bool, began: Began | None
-) -> RunReport:
-    watcher = job.watcher
+async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
+    watcher, more["project"] = job.watcher, job.root
     watcher.tell_began = began
     try:
-        more: Any = {"project": job.root, "progress": progress, "confirm": confirm, "handle_signals": handle_signals}
         report = await asynchronous(run)(job, job.of_run(), **more)
         if report.quote is not None:
             report = await _rest(job, report, report.quote, more)

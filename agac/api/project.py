@@ -50,7 +50,36 @@ _OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "sql", "model", "var"
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class CommonOptions:
+    """What workflows and row runs take alike, as `RunOptions` explains it."""
+
+    limit: int | None = None
+    offset: int = 0
+    sample: int | None = None
+    seed: int | None = None
+    sql: str | None = None
+    model: str | None = None
+    vars: dict[str, str] = field(default_factory=dict)
+    fresh: bool = False
+    budget: Budget | float | None = None
+    max_errors: int | None = None
+    yes: bool = False
+    run_mode: RunMode | None = None
+    wait: bool = False
+    refetch: bool = False
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        if isinstance(budget, int | float) and not isinstance(budget, bool) and 0 < budget < math.inf:
+            object.__setattr__(self, "budget", Budget(usd=budget))
+        elif budget is not None and not isinstance(budget, Budget):
+            remedy = "Give US dollars above 0, or agac.Budget(usd=5, tokens=100_000, calls=2_000)."
+            raise UsageError(f"budget={budget!r} is no budget", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(CommonOptions):
     """What one invocation changes. `offset` skips rows, `sample` draws some of the others with `seed`, `limit` takes
     the first of those; `output` replaces the workflow's folder. `input` is a path, a pattern, a database, or `-`; or
     rows themselves: dicts from an iterable, also an async one, or a frame of pandas, polars or Arrow. `sql` is one
@@ -64,37 +93,14 @@ class RunOptions:
     standard error while it is written.
     """
 
-    limit: int | None = None
-    offset: int = 0
-    sample: int | None = None
-    seed: int | None = None
     input: Path | str | GivenRows | None = None
-    sql: str | None = None
-    model: str | None = None
-    vars: dict[str, str] = field(default_factory=dict)
     concurrency: int | None = None
     output: str | None = None
-    fresh: bool = False
-    budget: Budget | float | None = None
-    max_errors: int | None = None
     stage: str | None = None
     from_stage: str | None = None
     until: str | None = None
     retry_failed: bool = True
-    yes: bool = False
-    run_mode: RunMode | None = None
-    wait: bool = False
     accept_store: bool = False
-    refetch: bool = False
-    stream: bool = False
-
-    def __post_init__(self) -> None:
-        budget = self.budget
-        if isinstance(budget, int | float) and not isinstance(budget, bool) and 0 < budget < math.inf:
-            object.__setattr__(self, "budget", Budget(usd=budget))
-        elif budget is not None and not isinstance(budget, Budget):
-            remedy = "Give US dollars above 0, or agac.Budget(usd=5, tokens=100_000, calls=2_000)."
-            raise UsageError(f"budget={budget!r} is no budget", remedy=remedy)
 
     def given(self) -> dict[str, Any]:
         """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""

@@ -278,13 +278,24 @@ def test_killed_while_its_file_is_shown_it_keeps_what_was_there(project: Project
     assert not (project.root / "out.jsonl.previous-2").exists()
 
 
+@pytest.mark.parametrize(("output", "moment"), [("out.csv", "os.rename:3"), ("out.jsonl", "os.rename:4")])
+def test_killed_among_its_files_it_knows_them_as_its_own(project: ProjectFolder, output: str, moment: str) -> None:
+    project.rows([{"id": "r-1", "text": "x"}] * 2)
+    words = ("data/rows.csv", output, "--prompt", PROMPT, "--telemetry-output", "t.jsonl", "--error-output", "e.jsonl")
+    project.agac("process", *words, "--id-field", "id", kill=moment)
+    assert len(lines(project.root / "e.jsonl")) == 1
+    assert project.agac("resume", "job_1", code=3).json["calls"]["count"] == 1
+    project.write("e.jsonl", "mine")
+    assert "e.jsonl exists, and this job did not write it" in process(project, *words, code=2).err
+
+
 def test_standard_output_gets_each_row_once_when_it_ends(project: ProjectFolder) -> None:
     project.numbered(3)
     ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT, "--limit", "2")
     assert sorted(json.loads(line)["row_number"] for line in ran.out.splitlines()) == [1, 2]
     ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT)
     assert sorted(json.loads(line)["row_number"] for line in ran.out.splitlines()) == [1, 2, 3]
-    ran = process(project, "data/rows.csv", "-", "--prompt", PROMPT)
+    ran = process(project, "data/rows.csv", "/dev/stdout", "--prompt", PROMPT)
     assert [json.loads(line)["row_number"] for line in ran.out.splitlines()] == [1, 2, 3]
     ran = project.piped(b'{"text": "x"}\n', "process", "-", "-", "--prompt", PROMPT)
     assert json.loads(ran.out)["ok"]
