@@ -90,7 +90,10 @@ package: ## The wheel and the source archive into dist/, each installed and trie
 	@for file in dist/*.whl dist/*.tar.gz; do \
 	  .venv-package/bin/python -m pip install --quiet --force-reinstall --no-deps $$file || exit 1; \
 	  (cd dist && rm -rf shop && ../.venv-package/bin/agac init shop > /dev/null && cd shop \
-	    && ../../.venv-package/bin/agac run reviews && ../../.venv-package/bin/agac doctor --install > /dev/null) || exit 1; \
+	    && ../../.venv-package/bin/agac run reviews && ../../.venv-package/bin/agac doctor --install > /dev/null \
+	    && bare=$$(mktemp -d) && cp data/reviews.csv $$bare && cd $$bare \
+	    && $(CURDIR)/.venv-package/bin/agac process reviews.csv out.jsonl --model simulator/small --no-final-summary \
+	    && $(CURDIR)/.venv-package/bin/agac status && rm -r $$bare) || exit 1; \
 	done; rm -rf dist/shop; ls -l dist
 
 soak: $(VENV)/.installed-dev ## Tests that look for long: all cells of all campaigns, other random examples each time

@@ -50,8 +50,9 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
         }  # fmt: skip
         said = f"{name} has {counted(of_rows, 'result')} for rows of the input"
         said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
-        said += "".join(f"; {count:,} × {cropped(value, 60)}" for value, count in common)
-        said += "".join(f"; {row_id!r}: {cropped(value, 60)}" for row_id, value in first)
+        often = ", ".join(f"{count:,} × {cropped(value, 60)}" for value, count in common)
+        shown = ", ".join(f"{row_id!r}: {cropped(value, 60)}" for row_id, value in first)
+        said += f"; the commonest: {often}; for example {shown}" if first else ""
         if not of_rows:
             remedy = f"Check --id-field and the schema, or {_OVERWRITE}"
             raise UsageError(f"nothing was adopted: {said}", remedy=remedy)

@@ -41,7 +41,8 @@ def test_results_of_an_unknown_file_are_adopted_and_never_paid(project: ProjectF
     ran = process(project, "--resume", code=2)
     for said in (
         "nothing was adopted: out.jsonl has 2 results for rows of the input; 4 empty, failed or unfit; 1 of other rows",
-        '; 1 repeated further down, where the last line counts; 1 torn at the end; 2 × "x"; \'r-1\': "x"; \'r-3\': "x"',
+        "; 1 repeated further down, where the last line counts; 1 torn at the end; the commonest: 2 × ",
+        '× "x"; for example \'r-1\': "x", \'r-3\': "x"',
         "Add --yes to adopt them, or replace the file with --overwrite",
     ):
         assert said in ran.err, said
