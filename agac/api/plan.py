@@ -181,8 +181,9 @@ class Quote(NamedTuple):
 
     def __str__(self) -> str:
         costs = ((self.usd, "now"), (self.batch_usd, "as a batch"))
-        known = [(dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated), how) for usd, how in costs if usd]
-        said = [" ".join(one) for one in known] or ["price not known"]
+        known = ((usd, how) for usd, how in costs if usd is not None)
+        said = [f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}" for usd, how in known]
+        said = said or ["price not known"]
         said += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
         found = ((row, text if isinstance(text, str) else encode(text)) for row, text in self.answers)
         lines = (f"  {row}: {cropped(' '.join(text.split()), 100)}" for row, text in found)

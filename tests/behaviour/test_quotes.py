@@ -151,3 +151,17 @@ def test_killed_among_the_first_rows_it_pays_for_none_twice(project: ProjectFold
     ran = project.agac(*words, code=0)
     assert (ran.json["ok_rows"], len(ids(project)), before < 20) == (30, 30, True)
     project.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("usd", "batch", "seconds", "said"),
+    [
+        (61.4, 30.2, 7500.0, "rest: $61 now, $30 as a batch, about 2h 05m; [y/batch/n]"),
+        (0.0, None, 0.2, "rest: $0.00 now, about 1s; [y/n]"),
+        (None, 4.5, None, "rest: $4.50 as a batch; [y/n]"),
+        (None, None, 90.0, "rest: price not known, about 1m 30s; [y/n]"),
+    ],
+)
+def test_it_says_what_is_known(usd: float | None, batch: float | None, seconds: float | None, said: str) -> None:
+    quote = agac.Quote(9, usd, batch, seconds, simulated=False, answers=[("r-1", {"a": "x\ny"}), (2, "two\nlines")])
+    assert f"{quote}{quote.choices}" == f'  r-1: {{"a":"x\\ny"}}\n  2: two lines\n{said}'
