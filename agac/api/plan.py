@@ -18,7 +18,7 @@ from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
-from agac.core.text import cropped, duration
+from agac.core.text import cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
@@ -185,8 +185,8 @@ class Quote(NamedTuple):
         said = [f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}" for usd, how in known]
         said = said or ["price not known"]
         said += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
-        found = ((row, text if isinstance(text, str) else encode(text)) for row, text in self.answers)
-        lines = (f"  {row}: {cropped(' '.join(text.split()), 100)}" for row, text in found)
+        found = ((plain(str(row)), text if isinstance(text, str) else encode(text)) for row, text in self.answers)
+        lines = (f"  {row}: {cropped(' '.join(plain(text).split()), 100)}" for row, text in found)
         return "\n".join([*lines, f"rest: {', '.join(said)}"])
 
     @property

@@ -163,5 +163,7 @@ def test_killed_among_the_first_rows_it_pays_for_none_twice(project: ProjectFold
     ],
 )
 def test_it_says_what_is_known(usd: float | None, batch: float | None, seconds: float | None, said: str) -> None:
-    quote = agac.Quote(9, usd, batch, seconds, simulated=False, answers=[("r-1", {"a": "x\ny"}), (2, "two\nlines")])
-    assert f"{quote}{quote.choices}" == f'  r-1: {{"a":"x\\ny"}}\n  2: two lines\n{said}'
+    quote = agac.Quote(
+        9, usd, batch, seconds, simulated=False, answers=[("r-1", {"a": "x\ny"}), (2, "two\n\x1b[31mlines")]
+    )
+    assert f"{quote}{quote.choices}" == f'  r-1: {{"a":"x\\ny"}}\n  2: two \\x1b[31mlines\n{said}'
