@@ -154,16 +154,14 @@ def _dollar_marks(text: str, *, stored: bool = False) -> Iterator[_Mark]:
     """Those of `${name}` and `$${`; in a `stored` text `${}` is a `$` that stands right before a value."""
     for match in _PLACEHOLDER.finditer(text):
         start, end = match.span()
-        if match["escaped"] is not None:
+        if name := (match["braced"] or "").strip():
+            yield _Mark(start, end, name)
+        elif match["escaped"] is not None or (stored and match["braced"] is not None):
             yield _Mark(start, end, literal="$")
         elif match["braced"] is None:
             excerpt = text[start : start + 24].splitlines()[0]
             message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
             yield _Mark(start, end, fault=message)
-        elif name := match["braced"].strip():
-            yield _Mark(start, end, name)
-        elif stored:
-            yield _Mark(start, end, literal="$")
         else:
             message = "empty placeholder ${}; name a field, or write $${} for the text ${}"
             yield _Mark(start, end, fault=message)
