@@ -12,7 +12,7 @@ from agac.api.plan import Confirm, ask
 from agac.api.project import project_of, ready_workflow, selected_rows
 from agac.api.status import database_path
 from agac.core.errors import Problem, RowError, UsageError, Where
-from agac.core.text import cropped
+from agac.core.text import cropped, plain
 from agac.core.types import Finish, Reply, RowId, Usage, counted
 from agac.engine.export import PLAIN_MERGES
 from agac.engine.validate import Checker
@@ -50,8 +50,8 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
         }  # fmt: skip
         said = f"{name} has {counted(of_rows, 'result')} for rows of the input"
         said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
-        often = ", ".join(f"{count:,} × {cropped(value, 60)}" for value, count in common)
-        shown = ", ".join(f"{row_id!r}: {cropped(value, 60)}" for row_id, value in first)
+        often = ", ".join(f"{count:,} × {cropped(plain(value), 60)}" for value, count in common)
+        shown = ", ".join(f"{row_id!r}: {cropped(plain(value), 60)}" for row_id, value in first)
         said += f"; the commonest: {often}; for example {shown}" if first else ""
         if not of_rows:
             remedy = f"Check --id-field and the schema, or {_OVERWRITE}"

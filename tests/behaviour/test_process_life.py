@@ -99,6 +99,7 @@ def test_results_of_an_unknown_file_are_adopted_and_never_paid(project: ProjectF
         (("--reply", "json"), [1, {"a": None}], 1),
         (("--reply", "json"), 0, 1),
         (("--reply", "json"), {}, 0),
+        ((), "\x9b31m\u202e", 1),
         ((), {"label": "a"}, 0),
         ((), "", 0),
     ],
@@ -112,6 +113,7 @@ def test_only_what_fits_the_job_is_adopted(
     ran = process(project, "--resume", "--yes", "--limit", "1", *words, code=0 if adopted else 2)
     if adopted:
         assert ran.json["adopted_rows"] == 1
+        assert not {"\x9b", "\u202e"} & set(ran.err), "control characters of a file are shown as escapes"
         assert lines(file)[0]["result"] == result
         assert "Adopted: the answers of 1 row" in ran.err
     else:
