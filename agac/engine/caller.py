@@ -91,9 +91,7 @@ class Route:
     def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> Reply | Fault:
         """What an answer means."""
         model = self.model
-        return self.dialect.parse(
-            status, headers, body, provider=model.provider, model=model.model, redactor=self.redactor
-        )
+        return self.dialect.parse(status, headers, body, model.provider, model.model, self.redactor)
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
         """Who answered, or who was asked and did not."""
@@ -322,10 +320,8 @@ class Caller:
                 tried += f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: {answer.type}"
                 attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
                 attempts.position += 1
-                about, row_id = self._about(attempts, error=answer.type.value), active.new.row.id
-                _log.info(
-                    "row %r, stage %s: %s; asking %s", row_id, stage.name, answer, connection.model.lane, extra=about
-                )
+                more, row = self._about(attempts, error=answer.type.value), active.new.row.id
+                _log.info("row %r, stage %s: %s; asking %s", row, stage.name, answer, connection.model.lane, extra=more)
                 answer = await self._ask_model(attempts, request)
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))

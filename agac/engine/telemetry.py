@@ -216,11 +216,9 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         return example.rows if example.stage is None else alike
 
     stages = [_stage(stage, counts, times) for stage in definition["stages"]]
-    policy, repeated = definition["input"]["on_duplicate_id"], {}
-    if policy in ("first", "last") and rows["dropped"]:
-        repeated = {
-            "repeated_ids": {"on_duplicate_id": policy, "rows": (await store.count_repeated(database, run.id))[0]}
-        }
+    rule, again = definition["input"]["on_duplicate_id"], {}
+    if rule in ("first", "last") and rows["dropped"]:
+        again = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
     return {
         "workflow": run.workflow,
         "run": run.id,
@@ -236,7 +234,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "selection": run.selection,
         "output": run.output_dir,
         "rows": _by_outcome(rows),
-        **repeated,
+        **again,
         "levels": levels,
         "stages": stages,
         "calls": calls_of(counts),

@@ -34,15 +34,13 @@ class RowView:
 
     __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results", "unknown")
 
-    def __init__(
-        self, data: dict[str, JSONValue], variables: dict[str, JSONValue], sees_all: Collection[str] = ()
-    ) -> None:
+    def __init__(self, data: dict[str, JSONValue], given: dict[str, JSONValue], sees_all: Collection[str] = ()) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self.own: dict[str, JSONValue] = {}
         self.unknown: dict[str, str] = {}
-        self._vars, self._sees_all = variables, sees_all
-        self._all = VisibleRow(data, self.results, variables)
+        self._vars, self._sees_all = given, sees_all
+        self._all = VisibleRow(data, self.results, given)
 
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
         """A row made of this one: it sees what this one does, has further fields, and one of its fields less."""

@@ -56,9 +56,8 @@ def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
         raise batch.UnreadableLine(f"it is {kinds.get(type(data), 'a number')}, not an object")
     if custom_id := text(data, "custom_id"):
         return custom_id, data
-    raise batch.UnreadableLine(
-        "it has no custom_id" if data.get("custom_id") in (None, "") else "its custom_id is no text"
-    )
+    lacks = data.get("custom_id") in (None, "")
+    raise batch.UnreadableLine("it has no custom_id" if lacks else "its custom_id is no text")
 
 
 class OpenAIBatches(BatchApi):

@@ -119,9 +119,7 @@ def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
         properties += len(own)
         enum_values += len(node.get("enum") or ())
         waiting += [(part, depth + 1, f"{way}{name}") for name, part in own.items()]
-        waiting += [
-            (one, depth, f"{kind}.{name}") for kind in _DEFINED for name, one in mapping(node.get(kind)).items()
-        ]
+        waiting += [(one, depth, f"{kind}.{key}") for kind in _DEFINED for key, one in mapping(node.get(kind)).items()]
         waiting += [(node["items"], depth + 1, f"{way}items")] if "items" in node else []
         waiting += [(one, depth, f"{way}anyOf") for one in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
     large = properties > _STRICT_PROPERTIES or enum_values > _STRICT_ENUM_VALUES

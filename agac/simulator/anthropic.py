@@ -90,9 +90,7 @@ MAX_UNIONS = 16
 
 DESCRIBED_BOUNDS = re.compile(r"\{[A-Za-z]+: .*\}\Z", re.DOTALL)
 BOUND = re.compile(r"([A-Za-z]+): ")
-BOUNDS = frozenset(
-    (*(name for names in UNSUPPORTED_BOUNDS.values() for name in names), "minItems", "format", "pattern")
-)
+BOUNDS = frozenset(("minItems", "format", "pattern")).union(*UNSUPPORTED_BOUNDS.values())
 """What SDKs move out of a schema into a description: a model reads it there."""
 
 

@@ -314,10 +314,8 @@ class _Resolver:
         if suffix in TABLES_LATER:
             raise paths.Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
         if path.is_dir():
-            ending = next((inner.suffix for inner in sorted(path.glob("*.*")) if inner.suffix), ".csv")
-            remedy = (
-                f"name a file in it, or several as '{text.rstrip('/')}/*{ending}'; with format: files each is a row"
-            )
+            end = next((inner.suffix for inner in sorted(path.glob("*.*")) if inner.suffix), ".csv")
+            remedy = f"name a file in it, or several as '{text.rstrip('/')}/*{end}'; with format: files each is a row"
             raise paths.Refused(f"{named}is a folder; {remedy}")
         if not path.exists():
             near = "" if self.typed else f": {text!r}; {paths.near_files(path, self.project.root)}"

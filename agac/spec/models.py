@@ -204,9 +204,7 @@ class OutputFile(FileModel):
     include_input: bool = key("Put the row's fields beside its result.", default=False)
     format: Annotated[
         list[workflow.OutputFormat],
-        BeforeValidator(
-            check.output_formats, json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat]
-        ),
+        BeforeValidator(check.formats, json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat]),
     ] = key("Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.", default=[])
     to: NonEmpty | None = key(
         "Table to write rows into, by id: `sqlite://data/out.db?table=results`, or "

@@ -219,7 +219,7 @@ class StageBuilder:
             return None
         return self._noted(load_card(file, self.project, self.variables))
 
-    def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, answers: tuple[str, ...]) -> Template | None:
+    def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, names: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
             message = "give either prompt or template, not both"
             self.problems.append(self.document.problem((*path, "template"), message, key=True))
@@ -228,9 +228,7 @@ class StageBuilder:
         value = written.template or written.prompt
         if value is None:
             where = self.document.where(path)
-            return (
-                templates.default_prompt(answers, where) if written.group_by is None else templates.group_prompt(where)
-            )
+            return templates.default_prompt(names, where) if written.group_by is None else templates.group_prompt(where)
         read = templates.template_file if written.template else templates.text_or_file
         if (source := self._text(read, value, at, written.name)) is None:
             return None

@@ -265,7 +265,7 @@ seconds_or_parts = _or_short(
 )
 
 
-def output_formats(value: Any) -> Any:
+def formats(value: Any) -> Any:
     """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
     formats = value if isinstance(value, list) else [value]
     for name in formats:
