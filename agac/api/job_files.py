@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator
 
-from agac.api.process import Job, ProcessOptions, is_outside
+from agac.api.process import Job, ProcessOptions, is_outside, said
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED
@@ -140,13 +140,9 @@ def save_job(
     if job.providers:
         what = "--save-workflow: a workflow has no address or key of a provider"
         raise UsageError(what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml.")
-    keys, stage = dict(job.keys), dict(job.keys["stages"][0])
-    keys["input"] = keys["input"] | ({"sql": options.sql} if options.sql else {})
-    told = {"model": options.model, "run_mode": options.run_mode, "concurrency": options.parallel}
-    stage |= {name: value for name, value in told.items() if value}
-    keys["stages"] = [stage]
-    if isinstance(options.budget, Budget):
-        keys["budget"] = {name: value for name, value in asdict(options.budget).items() if value is not None}
-    keys |= {"max_errors": options.max_errors} if options.max_errors is not None else {}
+    told = said(model=options.model, run_mode=options.run_mode, concurrency=options.parallel)
+    budget = said(**asdict(options.budget)) if isinstance(options.budget, Budget) else None
+    keys = job.keys | {"input": job.keys["input"] | said(sql=options.sql), "stages": [job.keys["stages"][0] | told]}
+    keys |= said(budget=budget, max_errors=options.max_errors)
     write_whole(path, yaml.dump(keys, Dumper=_Blocks, sort_keys=False, allow_unicode=True, width=120))
     return path

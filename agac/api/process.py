@@ -110,11 +110,6 @@ class ProcessOptions(CommonOptions):
         found = {name: value for name, value in found.items() if value != getattr(default, name)}
         return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
 
-    def of_run(self) -> RunOptions:
-        """What of it is said of every run."""
-        same = {one.name: getattr(self, one.name) for one in fields(CommonOptions)}
-        return RunOptions(concurrency=self.parallel, **same)
-
 
 # The rows of a run as they end.
 
@@ -285,8 +280,9 @@ class Job(BuiltWorkflow):
 
     def of_run(self) -> RunOptions:
         """The options of its runs."""
-        given = self.options.of_run()
-        return replace(given, input=self.piped or self.input) if self.piped or is_outside(self.input) else given
+        source = self.piped or (self.input if is_outside(self.input) else None)
+        same = {one.name: getattr(self.options, one.name) for one in fields(CommonOptions)}
+        return RunOptions(concurrency=self.options.parallel, input=source, **same)
 
     def placed(self, output: OutputSpec) -> OutputSpec:
         """The files that are written, and no folder."""
@@ -302,7 +298,10 @@ class Job(BuiltWorkflow):
             if (text := getattr(self.options, one)) is not None:
                 named[f"--{one.replace('_', '-')}"] = Path(text).absolute()
         own: dict[Path, str] = dict.fromkeys(database_files(database_path(self.root)), "the database itself")
-        own |= dict.fromkeys(_read_files(source), "the INPUT")
+        place = source
+        with suppress(Refused):
+            place = str(parse_database(source).path) if source.startswith(SCHEME) else source
+        own |= {Path(place).absolute(): "the INPUT"} if place != PIPED and "://" not in place else {}
         texts = (text for one in _READ if isinstance(text := getattr(self.options, one), str) and _is_file(text))
         own |= dict.fromkeys(map(Path, texts), "a file that the job reads")
         for flag, path in named.items():
@@ -313,14 +312,6 @@ class Job(BuiltWorkflow):
                 raise UsageError(f"{flag} {path} is one of the files of the INPUT", remedy="Name a file outside of it.")
             own[path] = flag
         self.taken = own
-
-
-def _read_files(source: str) -> list[Path]:
-    """The file that an INPUT names, where it names one."""
-    if source.startswith(SCHEME):
-        with suppress(Refused):
-            return [Path(parse_database(source).path).absolute()]
-    return [Path(source).absolute()] if source != PIPED and "://" not in source else []
 
 
 def stored_path(text: str, root: Path) -> str:
@@ -372,7 +363,7 @@ def _named(text: str | None, root: Path) -> str | None:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
 
 
-def _set(**keys: Any) -> dict[str, Any]:
+def said(**keys: Any) -> dict[str, Any]:
     """The keys that say something."""
     return {name: value for name, value in keys.items() if value is not None and value is not False}
 
@@ -390,19 +381,19 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     elif isinstance(schema, str):
         schema = _named(schema, root)
     attempts = None if options.max_retries is None else options.max_retries + 1
-    stage = _set(
+    stage = said(
         name=STAGE, prompt=prompt, template=_named(options.template, root), syntax=options.syntax,
         instructions=_named(text, root) if _is_file(text or "") else text,
         agent=options.agent if options.agent_card is None else _named(options.agent_card, root),
         output_schema=schema, reply=None if schema and options.reply == "json" else options.reply,
         temperature=options.temperature, max_tokens=options.max_tokens,
-        retries=_set(attempts=attempts, delay=options.retry_delay) or None,
+        retries=said(attempts=attempts, delay=options.retry_delay) or None,
     )  # fmt: skip
     tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
-    target = _set(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
-    read = _set(path=None if is_outside(source) else source, id_field=options.id_field)
+    target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
+    read = said(path=None if is_outside(source) else source, id_field=options.id_field)
     told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
-    more = _set(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
+    more = said(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
     return {"input": read, "stages": [stage], **more}
 
 

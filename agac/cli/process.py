@@ -209,9 +209,6 @@ def _run(
         if not settings.quiet:
             say(f"{alias}: resume with `agac resume {alias}{where}`, or with the same command")
 
-    def tell(lines: list[str]) -> None:
-        print_text("\n".join(lines), flush=True)
-
     progress: Any = not settings.quiet and every != 0
     if every and progress:
         from agac.api.progress import plainly
@@ -230,7 +227,7 @@ def _run(
     work = partial(api.compare, models=models, ended=ended) if models[1:] else work
     found = long_running(work)(
         *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
-        began=began, tell=tell,
+        began=began, tell=lambda lines: print_text("\n".join(lines), flush=True),
     )  # fmt: skip
     if not models[1:]:
         ended(found)

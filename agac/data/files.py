@@ -441,24 +441,17 @@ class PreviousFile:
     grows, which is not kept: all of it comes again. `stamp` is that of a copy of what agac wrote."""
 
     def __init__(self, path: Path | None, known: Iterable[list[int]], own: list[int] | None) -> None:
-        self._path, self._known, self._own = path, list(known), own
-        self.stamp: list[int] | None = None
-
-    @property
-    def files(self) -> list[Path]:
-        """The file, where it is there to be kept."""
-        path = self._path
-        if path is None or not path.is_file() or (self._own is not None and has_mark(path, self._own)):
-            return []
-        return [path]
+        self._known, self.stamp = list(known), list[int]()
+        there = path is not None and path.is_file() and not (own is not None and has_mark(path, own))
+        self.files = [path] if path is not None and there else []
 
     def kept_as(self, path: Path) -> Path:
         """Keeps what the file holds; gives the copy."""
         target, number = path.with_name(f"{path.name}.{PREVIOUS}"), 1
-        while target.exists() and not self._is_known(target):
+        while os.path.lexists(target) and not (target.is_file() and self._is_known(target)):
             number += 1
             target = path.with_name(f"{path.name}.{PREVIOUS}-{number}")
-        self.stamp = stamp(path) if self._is_known(path) else None
+        self.stamp = stamp(path) if self._is_known(path) else []
         return keep_as(path, target)
 
     def _is_known(self, file: Path) -> bool:

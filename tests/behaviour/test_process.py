@@ -213,7 +213,13 @@ def test_a_torn_or_edited_output_is_made_again_from_the_store(project: ProjectFo
     ran = process(project)
     assert output.read_bytes() == whole
     assert (ran.json["processed_rows"], ran.json["skipped_rows"]) == (0, 3)
-    assert (project.root / "out.jsonl.previous").read_bytes() == whole[:-9]
+    kept = project.root / "out.jsonl.previous"
+    assert kept.read_bytes() == whole[:-9]
+    kept.unlink()
+    kept.symlink_to("nowhere")
+    output.write_bytes(b"mine\n")
+    process(project)
+    assert (kept.is_symlink(), kept.with_name(f"{kept.name}-2").read_bytes()) == (True, b"mine\n")
 
 
 @pytest.mark.parametrize("ends", ["kill", "interrupt"])

@@ -80,6 +80,7 @@ def test_a_quote_is_made_of_what_the_rest_asks_and_what_answers_took(project: Pr
     assert (report.summary["processed_rows"], report.summary["skipped_rows"]) == (240, 0)
     assert quote.usd == pytest.approx(spent, rel=0.15)
     assert quote.seconds > 0
+    assert str(agac.Quote(3, 0.0, None, None, simulated=False, answers=[])) == "rest: $0.00 now", "which is a price"
 
 
 def test_it_is_asked_above_confirm_above_without_the_option(project: ProjectFolder) -> None:
