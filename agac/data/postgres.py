@@ -48,17 +48,17 @@ class Server:
         except ImportError as error:
             what = f"{address}: psycopg cannot be loaded: {str(error).partition(chr(10))[0]}"
             raise UsageError(what, remedy="Install it with its libpq: pip install 'psycopg[binary]'") from error
-        given, whole = {name: env[name] for name in _VARIABLE.findall(address) if name in env}, address[:1] == "$"
-        values = given if whole else {name: quote(value, safe="") for name, value in given.items()}
-        self._address, missing = expand(address, values)
+        given, whole = [name for name in _VARIABLE.findall(address) if name in env], address[:1] == "$"
+        self._address, missing = expand(
+            address, {one: env[one] if whole else quote(env[one], safe="") for one in given}
+        )
         if missing:
             what = f"{address}: the environment variable {missing[0]} is not set"
             raise UsageError(what, remedy="Set it or add it to .env.")
         if whole and not POSTGRES.match(self._address):
             what = f"{address}: the environment variable holds no address of a PostgreSQL server"
             raise UsageError(what, remedy="Set it to postgres://USER:PASSWORD@HOST/DATABASE.")
-        secrets = passwords(self._address)
-        self.shown = address
+        self.shown, secrets = address, passwords(self._address)
         self._redactor = Redactor([*secrets, *map(unquote, secrets), *([self._address] if whole else [])])
 
     def connect(self, settings: str) -> Connection[Any]:

@@ -70,7 +70,6 @@ class RemoteContents:
             found = tuple(one for one in self.pinned if one.reference == reference)
             fetch = {"file": self._local, "hf": self._of_hub}.get(reference.partition(":")[0], self._of_web)
             try:
-                (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
                 usable = found and all(one.path.is_file() for one in found)
                 self._fetched[reference] = found if usable else fetch(reference, what)
             except AgacError as error:  # of the disk, or of a proxy's variable
@@ -287,6 +286,7 @@ class RemoteContents:
                 self._refuse_size(sum(one.size for one in files), reference, what)
                 hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
                 found = [RemoteContent(reference, name, its_hash, commit) for name, its_hash in hashes.items()]
+            (self.root / FOLDER).mkdir(parents=True, exist_ok=True)  # runs look there whether they used any content
             for number, one in enumerate(found):
                 self.heed()
                 how: dict[str, Any] = {"repo_type": asked.kind, "revision": one.commit, "tqdm_class": silent_tqdm}

@@ -149,6 +149,7 @@ def test_what_may_not_be_fetched_at_all_is_said_with_the_remedy(reference: str, 
     message = refused(tmp_path, reference.replace("/ROOT", str(tmp_path)))
     assert said in message
     assert "secret" not in message
+    assert not (tmp_path / ".agac").exists()
 
 
 def test_a_file_of_the_project_or_of_an_allowed_folder_is_read_where_it_is(tmp_path: Path) -> None:
