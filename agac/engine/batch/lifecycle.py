@@ -31,7 +31,7 @@ from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
-from agac.store.batches import lane_load
+from agac.store.batches import BatchRecord, BatchStep, lane_load
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
 
@@ -113,7 +113,7 @@ class Journal:
     def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float]) -> None:
         self._database, self._ledger, self._now = database, ledger, now
 
-    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> batches.BatchRecord:
+    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> BatchRecord:
         """A new batch, to be filled. `first` is the fingerprint of its first task."""
         token, model = await batches.project_token(self._database), form.model
 
@@ -135,25 +135,23 @@ class Journal:
         assert record is not None
         return record
 
-    async def step(
-        self, record: batches.BatchRecord, to: batches.BatchStep, note: str | None = None
-    ) -> batches.BatchRecord:
+    async def step(self, record: BatchRecord, to: BatchStep, note: str | None = None) -> BatchRecord:
         """One step further, or aside."""
         return await self.write(record, "step", to=to, note=note)
 
-    async def remark(self, record: batches.BatchRecord, note: str) -> batches.BatchRecord:
+    async def remark(self, record: BatchRecord, note: str) -> BatchRecord:
         """Why it stays where it is."""
         return record if record.note == note else await self.write(record, "remark", note=note)
 
-    async def release(self, record: batches.BatchRecord, then_do: str, note: str) -> batches.BatchRecord:
+    async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
         released = {"id": record.id, "then_do": then_do}
         others = (("followers_release", released), ("batch_release", released))
-        return await self.write(record, "step", others, to=batches.BatchStep.NOT_CREATED, note=note)
+        return await self.write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
 
     async def reject(
-        self, record: batches.BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
-    ) -> batches.BatchRecord:
+        self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
+    ) -> BatchRecord:
         """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the others of the `stage` go
         round again, as often as it may be; where no line was to blame the run stops, and the round does not count."""
         tasks = await batches.tasks_at(self._database, record.id, [line - 1 for line in errors])
@@ -167,36 +165,36 @@ class Journal:
         if errors and stage is not None:
             values = {"id": record.id, "note": note, "most": stage.batch.max_rounds, "last": len(stage.models) - 1}
             others = (*ended, ("followers_refused", values), ("batch_refused", values))
-        return await self.write(record, "step", others, to=batches.BatchStep.REJECTED, note=note)
+        return await self.write(record, "step", others, to=BatchStep.REJECTED, note=note)
 
     async def submitted(
-        self, record: batches.BatchRecord, seen: ProviderBatch, deadline: float | None, note: str | None
-    ) -> batches.BatchRecord:
+        self, record: BatchRecord, seen: ProviderBatch, deadline: float | None, note: str | None
+    ) -> BatchRecord:
         """It exists."""
         at = self._now()
         step = ("batch_seen", {**seen.stored(), "id": record.id, "now": at})
         return await self.write(record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note)
 
-    async def seen(self, record: batches.BatchRecord, seen: ProviderBatch) -> batches.BatchRecord:
+    async def seen(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
         """What its provider says of it now."""
         return await self.write(record, "seen", **seen.stored())
 
-    async def cancel(self, record: batches.BatchRecord, then_do: str) -> batches.BatchRecord:
+    async def cancel(self, record: BatchRecord, then_do: str) -> BatchRecord:
         """It is to be ended before its time. The first decision stays, also where it is decided again."""
         return record if record.cancel_at is not None else await self.write(record, "cancel", then_do=then_do)
 
-    async def cap(self, record: batches.BatchRecord, cap: int) -> None:
+    async def cap(self, record: BatchRecord, cap: int) -> None:
         """What the account takes at most in a lane, as it showed."""
         values = (record.provider, record.account, record.model, cap, self._now())
         await self._ledger.change(lambda writer: writer.execute(sql("lane_cap"), values).rowcount)
 
     async def write(
-        self, record: batches.BatchRecord, statement: str, others: Sequence[tuple[str, Any]] = (), **values: Any
-    ) -> batches.BatchRecord:
+        self, record: BatchRecord, statement: str, others: Sequence[tuple[str, Any]] = (), **values: Any
+    ) -> BatchRecord:
         """Commits the statement `batch_…` of this name, which must change the batch, and `others` with their values. It
         is given the batch's id and the time too, and for a step aside or back (`to`) the step before."""
         if (to := values.get("to")) is not None:
-            assert batches.may_follow(batches.BatchStep(record.state), to), (record.state, to)
+            assert batches.may_follow(BatchStep(record.state), to), (record.state, to)
         values = {"now": self._now(), "before": record.state, **values, "id": record.id}
 
         def write(writer: sqlite3.Connection) -> int:
@@ -215,7 +213,7 @@ class Journal:
         return after
 
 
-def foreign(record: batches.BatchRecord, provider_id: str | None) -> str:
+def foreign(record: BatchRecord, provider_id: str | None) -> str:
     """The ids that are known not to be this batch, with one more."""
     assert provider_id is not None
     return json.dumps(sorted({*record.not_ours, provider_id}))
@@ -323,7 +321,7 @@ class BatchContext:
             }
         return self._formats[run]
 
-    async def format(self, record: batches.BatchRecord) -> BatchFormat | None:
+    async def format(self, record: BatchRecord) -> BatchFormat | None:
         """How the batch's lines are read: as those of the model that was asked, whatever the stage's fallbacks are by
         now. None where the stage's own provider does no batches any more."""
         own = [form for (stage, _), form in (await self.formats(record.run_id)).items() if stage == record.stage]
@@ -334,7 +332,7 @@ class BatchContext:
         model = PlannedModel(self.account(record.provider).provider, record.model, Params())
         return _format(own[0].stage, record.position, model, self.redactor, keeps_all=own[0].keeps_all)
 
-    async def lane_load(self, record: batches.BatchRecord) -> batches.LaneLoad:
+    async def lane_load(self, record: BatchRecord) -> batches.LaneLoad:
         """What is under way in a batch's lane, and how many enqueued tokens its account takes, or is said to take."""
         account = self.account(record.provider)
         lane = (record.provider, account.provider.account, record.model)
@@ -342,11 +340,11 @@ class BatchContext:
         caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load._replace(cap=min(caps, default=None))
 
-    def path(self, record: batches.BatchRecord, suffix: str = "") -> Path:
+    def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
-    async def is_due(self, record: batches.BatchRecord) -> bool:
+    async def is_due(self, record: BatchRecord) -> bool:
         """Whether a batch has met its deadline, at which its stage calls what is not finished."""
         if record.deadline is None or self.clocks.wall() < record.deadline:
             return False
