@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, sentence
 from agac.spec import paths
 from agac.spec.models import InputFile, WorkflowFile
+from agac.spec.paths import Refused
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
@@ -106,21 +107,21 @@ def parse_database(text: str) -> DatabaseUrl:
         key, equals, value = rest.partition("=")
         key = key if equals else ""
     if not path:
-        raise paths.Refused(f"names no database; {form}")
+        raise Refused(f"names no database; {form}")
     if not key:
-        raise paths.Refused(f"does not say what to read; {form}")
+        raise Refused(f"does not say what to read; {form}")
     if key not in KEYS:
-        raise paths.Refused(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
+        raise Refused(f"unknown parameter {key!r}; {did_you_mean(key, KEYS)}")
     if not any(map(str.isspace, value.strip())):
         value = unquote_plus(value)
     if not value.strip():
-        raise paths.Refused(f"{key} is empty; {form}")
+        raise Refused(f"{key} is empty; {form}")
     if key == "table":
         name = paths.server_table(value.strip()) if server else '"' + value.strip().replace('"', '""') + '"'
         return DatabaseUrl(path, f"SELECT * FROM {name}", ordered=not server)  # noqa: S608 - quoted; or read by rowid
     start = _COMMENTS.match(value)
     if not _READS.match(value, start.end() if start else 0):
-        raise paths.Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
+        raise Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
 
 
@@ -165,7 +166,7 @@ def input_spec(
     try:
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
         spec = replace(spec, **beside)
-    except paths.Refused as error:
+    except Refused as error:
         return None, [Problem(at, str(error))]
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"
@@ -202,7 +203,7 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
         flag, shown = "", "standard input"
     try:
         return resolver.spec(texts)
-    except paths.Refused as error:
+    except Refused as error:
         what, _, todo = str(error).removeprefix(shown).lstrip(": ").partition("; ")
         which = f"a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input"
         raise UsageError(f"{flag}{named(shown)}: {what}", remedy=sentence(todo) if todo else f"Name {which}.") from None
@@ -235,9 +236,9 @@ class _Resolver:
             return self._fetched(text)
         if len(texts) == 1 and text.startswith(paths.SCHEMES):
             todo = "percent-encode it, and put what logs in into `headers` of `remote` in agac.yml"
-            raise paths.Refused(f"an address holds no white space and no ${{…}}; {todo}")
+            raise Refused(f"an address holds no white space and no ${{…}}; {todo}")
         if len(texts) == 1 and "://" in text:
-            raise paths.Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
+            raise Refused(f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file")
         if len(texts) > 1 or self.keys.format == "files":
             return self._several(texts)
         path = self._place(text)
@@ -250,13 +251,11 @@ class _Resolver:
         fetched = [one.path for one in self.project.fetch(text, "input")]
         for path in fetched:
             if suffix_of(path.name) in DATABASES:
-                raise paths.Refused(
-                    f"{text} is a database; download it, and say what to read with {SCHEME}FILE?query=…"
-                )
+                raise Refused(f"{text} is a database; download it, and say what to read with {SCHEME}FILE?query=…")
             self._refuse_no_file(text, path)
         found = {self._format_of(path.name) for path in fetched}
         if None in found or len(found) > 1:
-            raise paths.Refused(f"{text}: its name does not tell the format; add {self.says_format}")
+            raise Refused(f"{text}: its name does not tell the format; add {self.says_format}")
         made = self._made(fetched[0], text, found.pop())
         if len(fetched) == 1:
             return made
@@ -279,7 +278,7 @@ class _Resolver:
         try:
             return paths.inside(self.project.root, text)
         except paths.OutsideProject as error:
-            raise paths.Refused(f"{error}, or use --input") from None
+            raise Refused(f"{error}, or use --input") from None
 
     def _format_of(self, name: str) -> InputFormat | None:
         """A typed file is what its suffix says, before what the workflow says of its own; .txt may be anything."""
@@ -295,7 +294,7 @@ class _Resolver:
         add_format = f"add {self.says_format}, or another of {listed(formats)}"
         if path.parent == self.project.root / INPUTS:  # standard input as it was kept: the same run goes on
             if not self.typed:
-                raise paths.Refused("is what was piped into an earlier run; write '-'")
+                raise Refused("is what was piped into an earlier run; write '-'")
             if path.name.startswith(GIVEN_PREFIX):
                 return replace(self._made(path, GIVEN, "jsonl"), delimiter=None, encoding=None)
             own = format_of(self.keys.path[0]) if self.keys.path else None
@@ -306,32 +305,32 @@ class _Resolver:
             if not self.typed:
                 unknown = f"cannot tell the format of {text!r}; add format: {' or '.join(formats)}"
         if found is None:
-            raise paths.Refused(unknown)
+            raise Refused(unknown)
         return self._made(path, text, found)
 
     def _refuse_no_file(self, text: str, path: Path) -> None:
         suffix, named = suffix_of(path.name), "" if self.typed else f"{text!r} "
         if suffix in TABLES_LATER:
-            raise paths.Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
+            raise Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
         if path.is_dir():
             end = next((inner.suffix for inner in sorted(path.glob("*.*")) if inner.suffix), ".csv")
             remedy = f"name a file in it, or several as '{text.rstrip('/')}/*{end}'; with format: files each is a row"
-            raise paths.Refused(f"{named}is a folder; {remedy}")
+            raise Refused(f"{named}is a folder; {remedy}")
         if not path.exists():
             near = "" if self.typed else f": {text!r}; {paths.near_files(path, self.project.root)}"
-            raise paths.Refused(f"no such file{near}")
+            raise Refused(f"no such file{near}")
         if not path.is_file():
-            raise paths.Refused(f"{named}is not a file")
+            raise Refused(f"{named}is not a file")
         if self.keys.format == "sqlite" or (suffix in DATABASES and self._format_of(path.name) is None):
             forms = f"{SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
-            raise paths.Refused(f"a database is named with what to read: {forms}")
+            raise Refused(f"a database is named with what to read: {forms}")
         packed = path.suffix.lower()
         if SUFFIXES.get(suffix) in ("parquet", "xlsx") and packed in PACKED:
-            raise paths.Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
+            raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
         if self.keys.format in NO_FILES:
-            raise paths.Refused(f"format: {self.keys.format} cannot be piped in")
+            raise Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
 
     def _database(self, text: str) -> InputSpec:
@@ -339,17 +338,17 @@ class _Resolver:
         found: InputFormat = "postgres" if paths.POSTGRES.match(text) else "sqlite"
         if declared not in (None, found) and not self.typed:
             kind = "PostgreSQL" if found == "postgres" else "SQLite"
-            raise paths.Refused(f"the path names a {kind} database, and format says {declared}; remove format")
+            raise Refused(f"the path names a {kind} database, and format says {declared}; remove format")
         try:
             url = parse_database(text)
-        except paths.Refused as error:
-            raise paths.Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
+        except Refused as error:
+            raise Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
         if found == "postgres":
             made = self._made(self.project.root / INPUTS, text, found)
             return replace(made, statement=url.statement, ordered=url.ordered)
         path = self._place(url.path)
         if not path.is_file():
-            raise paths.Refused(f"no such database: {url.path!r}")
+            raise Refused(f"no such database: {url.path!r}")
         return replace(self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
     def _several(self, texts: Sequence[str]) -> InputSpec:
@@ -375,11 +374,11 @@ class _Resolver:
             found = self._format_of(name)
             if found is None:
                 remedy = "name files of one format, or say it with format"
-                raise paths.Refused(f"cannot tell the format of {name!r}; {remedy}")
+                raise Refused(f"cannot tell the format of {name!r}; {remedy}")
             formats.setdefault(found, name)
         if len(formats) > 1:
             (first, name), (second, other) = list(formats.items())[:2]
-            raise paths.Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
+            raise Refused(f"{name!r} is {first}, {other!r} is {second}; name files of one format, or add format")
         return replace(spec, format=next(iter(formats)))
 
     def _patterns(self, texts: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -388,10 +387,10 @@ class _Resolver:
         for text in texts:
             try:
                 found.append(self._pattern(text))
-            except paths.Refused as error:
+            except Refused as error:
                 refused.append(str(error))
         if refused:
-            raise paths.Refused("; ".join(refused))
+            raise Refused("; ".join(refused))
         root = self.project.root
         if not all(path.is_relative_to(root) for path in found):
             root = Path(os.path.commonpath([paths.fixed_part(path.as_posix()) for path in found]))
@@ -400,14 +399,14 @@ class _Resolver:
     def _pattern(self, text: str) -> Path:
         """A path or a pattern, absolute."""
         if text == PIPED or "://" in text:
-            raise paths.Refused(f"{named(text)!r} cannot stand in a list; a list names files")
+            raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
         if path.is_file():
             return path if self.typed else self.project.root / PurePosixPath(text)
         if not paths.is_pattern(text):
-            raise paths.Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
+            raise Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
         if ".." in PurePosixPath(text).parts and not self.typed:
-            raise paths.Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
+            raise Refused(f"{text!r}: a pattern goes down only; begin it below the folder that '..' leads to")
         fixed = paths.fixed_part(text)
         return self._place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
 
@@ -426,4 +425,4 @@ def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     if not hidden:
         path = spec.path / (spec.patterns[0] if len(spec.patterns) == 1 else empty[0])
         hint = paths.near_files(path, spec.path) if path.is_relative_to(spec.path) else "check the folder"
-    raise paths.Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")
+    raise Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")

@@ -15,6 +15,7 @@ from agac.spec import paths
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, ProviderSpec, StageFile, WorkflowFile
+from agac.spec.paths import Refused
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
@@ -50,7 +51,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     for key in PathsFile.model_fields:
         try:
             folders[key] = paths.inside(root if key == "output" else home, getattr(file.paths, key))
-        except paths.Refused as error:
+        except Refused as error:
             folders[key] = root / str(PathsFile.model_fields[key].default)
             problems.append(document.problem(("paths", key), str(error)))
     file = file.model_copy(update={"defaults": defaults.model_copy(update=update), "aliases": aliases})
@@ -154,7 +155,7 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
         name = Path(name).resolve().relative_to(project.root).as_posix()
     try:
         files = paths.files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
-    except paths.Refused as error:
+    except Refused as error:
         raise UsageError(str(error)) from None
     if not name.endswith(WORKFLOW_SUFFIXES):
         files = list({path.resolve(): path for path in [*files, *_workflow_files(project, name)]}.values())
@@ -256,14 +257,14 @@ def _output_spec(
     try:
         folder = paths.inside(project.root, written.dir) if written.dir is not None else folder
         paths.refuse_folder(folder, project.root, project.paths, source.path if source else None)
-    except paths.Refused as error:
+    except Refused as error:
         problems.append(document.problem(("output", "dir"), str(error)))
         folder = project.paths.output / name
     if written.to is not None:
         at = document.where(("output", "to"))
         try:
             target = _table_target(written.to, project, folder, source, at)
-        except paths.Refused as error:
+        except Refused as error:
             problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
     merge, safe, bom = written.merge, written.csv_safe, written.bom
@@ -276,7 +277,7 @@ def _parse_table(text: str) -> tuple[str, str]:
     if paths.POSTGRES.match(text):
         address, _, table = paths.server_parts(text, "table")
         if not table:
-            raise paths.Refused("names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME")
+            raise Refused("names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME")
         paths.server_table(table := unquote_plus(table))
         return address, table
     head, _, query = text.partition("?")
@@ -284,21 +285,21 @@ def _parse_table(text: str) -> tuple[str, str]:
     if not found:
         suffix = Path(head).suffix.lower().removeprefix(".")
         hint = f", or format: {suffix} for a file" if suffix in ("csv", "tsv", "txt", "parquet") else ""
-        raise paths.Refused(f"{text!r} names no table; {form}{hint}")
+        raise Refused(f"{text!r} names no table; {form}{hint}")
     if scheme != "sqlite":
-        raise paths.Refused(f"{scheme}:// cannot be written to; {form}")
+        raise Refused(f"{scheme}:// cannot be written to; {form}")
     given = parse_qsl(query, keep_blank_values=True)
     if (unknown := next((key for key, _ in given if key != "table"), None)) is not None:
-        raise paths.Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
+        raise Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
     table = given[0][1] if given else ""
     if not table:
-        raise paths.Refused(f"names no table; {form}")
+        raise Refused(f"names no table; {form}")
     if len(given) > 1:
-        raise paths.Refused(f"names {len(given)} tables; keep one of them")
+        raise Refused(f"names {len(given)} tables; keep one of them")
     if table.lower().startswith("sqlite_") or not table.isprintable():
-        raise paths.Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
+        raise Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
     if not name:
-        raise paths.Refused(f"names no database; {form}")
+        raise Refused(f"names no database; {form}")
     return name, table
 
 
@@ -310,18 +311,18 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
     path = paths.inside(project.root, name)
     shown = project.shown(path)
     if any(path.is_relative_to(project.root / state) for state in paths.STATE_FOLDERS):
-        raise paths.Refused(f"{shown} belongs to agac or git; name a database of your own")
+        raise Refused(f"{shown} belongs to agac or git; name a database of your own")
     if path.is_dir():
-        raise paths.Refused(f"{shown} is a folder; name a database in it")
+        raise Refused(f"{shown} is a folder; name a database in it")
     if any(part.is_file() for part in path.parents):
-        raise paths.Refused(f"{shown}: a file is where its folder should be")
+        raise Refused(f"{shown}: a file is where its folder should be")
     if path.parent == folder / "preview":
-        raise paths.Refused(f"{shown} lies in the folder of previews; name another place")
+        raise Refused(f"{shown} lies in the folder of previews; name another place")
     if path.is_file() and not _may_be_database(path):
-        raise paths.Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
+        raise Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
     as_a_word = rf"(?<!\w){re.escape(table)}(?!\w)"
     if source and source.path == path and re.search(as_a_word, source.statement or "", re.IGNORECASE):
-        raise paths.Refused(
+        raise Refused(
             f"the input reads the table {table!r}: what is written into it would change the rows, and all of them "
             "would be asked again; name another table"
         )

@@ -15,15 +15,16 @@ from typing import Any, TypeVar
 from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.types import RowId
 from agac.store import db, records
-from agac.store.db import change
+from agac.store.db import Database, change, sql
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
+from agac.store.records import WriteBatch
 from agac.store.rows import State
 
 T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def open_database(path: Path) -> AsyncIterator[db.Database]:
+async def open_database(path: Path) -> AsyncIterator[Database]:
     """Opens for writing, makes the database if there is none and migrates an older one."""
     with db.translated(path):
         try:
@@ -35,7 +36,7 @@ async def open_database(path: Path) -> AsyncIterator[db.Database]:
         async with db.connected(f"{path.as_uri()}?mode=rwc") as writer:
             await writer.at_once(partial(_prepare, path))
             async with db.connected(f"{path.as_uri()}?mode=ro") as reader:
-                yield db.Database(path, reader, writer, path.stat())
+                yield Database(path, reader, writer, path.stat())
 
 
 def _prepare(path: Path, writer: sqlite3.Connection) -> None:
@@ -59,7 +60,7 @@ def migrate(writer: sqlite3.Connection) -> None:
             (version,) = writer.execute("PRAGMA user_version").fetchone()
             if version >= number:
                 continue
-            for workflow, holder, heartbeat_at in writer.execute(db.sql("leases")).fetchall() if version else ():
+            for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version else ():
                 if is_alive(holder, time.time() - heartbeat_at):
                     raise LeaseHeld(
                         f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
@@ -71,28 +72,28 @@ def migrate(writer: sqlite3.Connection) -> None:
 
 
 async def found_answers(
-    database: db.Database, answers: Iterable[tuple[RowId, str | None]], prints: Iterable[tuple[bytes, RowId]]
+    database: Database, answers: Iterable[tuple[RowId, str | None]], prints: Iterable[tuple[bytes, RowId]]
 ) -> tuple[tuple[int, int, int, int], list[tuple[str, int]], list[tuple[RowId, str]]]:
     """Notes answers that stand in a file, the last one of each id (None: no answer), and fingerprints of the rows with
     these ids. How many ids, answers, answers of rows and repetitions there are; the commonest; the first ones."""
 
     def note(writer: sqlite3.Connection) -> Any:
-        writer.execute(db.sql("found_make"))
-        writer.executemany(db.sql("found_put"), answers)
-        writer.executemany(db.sql("found_match"), prints)
-        return [writer.execute(db.sql(name)).fetchall() for name in ("found_counts", "found_common", "found_first")]
+        writer.execute(sql("found_make"))
+        writer.executemany(sql("found_put"), answers)
+        writer.executemany(sql("found_match"), prints)
+        return [writer.execute(sql(name)).fetchall() for name in ("found_counts", "found_common", "found_first")]
 
     assert database.writer is not None
     (counts,), common, first = await database.writer.at_once(note)
     return counts, common, first
 
 
-async def keep_found(database: db.Database, workflow: str, file: str, at: float) -> None:
+async def keep_found(database: Database, workflow: str, file: str, at: float) -> None:
     """Stores the answers of rows that were found, as those of one workflow."""
 
     def keep(writer: sqlite3.Connection) -> None:
-        writer.execute(db.sql("endpoint_adopt"), (workflow, file))
-        writer.execute(db.sql("result_adopt"), (at, workflow, file))
+        writer.execute(sql("endpoint_adopt"), (workflow, file))
+        writer.execute(sql("result_adopt"), (at, workflow, file))
 
     await change(database, keep)
 
@@ -125,13 +126,13 @@ class DerivedRowWriter:
         self._opened: set[int] = set()  # groups whose members changed in this commit
         self._next = 0  # key of the next row that is made
 
-    def write(self, writer: sqlite3.Connection, batch: records.WriteBatch) -> None:
+    def write(self, writer: sqlite3.Connection, batch: WriteBatch) -> None:
         """Writes all that a commit says of it; of rows that left the input, or failed before any stage, nothing is made
         any longer. Adds to the roll-ups of the batch."""
         if not (self._has_children or self._has_groups):
             return
         self._writer, self._batch = writer, batch
-        self._next = int(writer.execute(db.sql("row_key_max")).fetchone()[0]) + 1
+        self._next = int(writer.execute(sql("row_key_max")).fetchone()[0]) + 1
         self._opened.clear()
         if len(self._groups) > 100_000:
             self._groups.clear()
@@ -141,10 +142,10 @@ class DerivedRowWriter:
             self._make(making)
         for made in batch.children:
             self._children(made.row_key, made.origin, made.children)
-        writer.executemany(db.sql("part_put"), [self._part(part) for part in batch.parts])
+        writer.executemany(sql("part_put"), [self._part(part) for part in batch.parts])
         for group in batch.cut:  # no other part of it is left
-            self._drop([key for (key,) in writer.execute(db.sql("parts_stale"), (group, self._event)).fetchall()])
-        writer.executemany(db.sql("made_open"), [(self._event, key) for key in [*batch.reopened, *self._opened]])
+            self._drop([key for (key,) in writer.execute(sql("parts_stale"), (group, self._event)).fetchall()])
+        writer.executemany(sql("made_open"), [(self._event, key) for key in [*batch.reopened, *self._opened]])
 
     def _key(self) -> int:
         self._next += 1
@@ -154,7 +155,7 @@ class DerivedRowWriter:
         """What is made of one row, in the place of what was made of it before."""
         key = making.row.key
         if self._has_children:
-            origins = {origin for (origin,) in self._writer.execute(db.sql("origins_of_children"), (key,))}
+            origins = {origin for (origin,) in self._writer.execute(sql("origins_of_children"), (key,))}
             for origin in origins - making.children.keys() - making.alike.keys():
                 self._children(key, origin, ())
             for origin, children in making.children.items():
@@ -162,13 +163,13 @@ class DerivedRowWriter:
         if self._has_groups:
             self._join(key, making.groups)
         if self._dedupes:
-            self._writer.execute(db.sql("alike_drop"), (key,))
+            self._writer.execute(sql("alike_drop"), (key,))
             for origin, one in making.alike.items():
-                self._writer.execute(db.sql("alike_put"), (self._run, origin, one.hash, key, one.content, one.state))
+                self._writer.execute(sql("alike_put"), (self._run, origin, one.hash, key, one.content, one.state))
 
     def _children(self, parent: int, origin: int, children: Sequence[records.Child], *, new: bool = False) -> None:
         """The children that a stage makes of a row: those that are as they were stay as they stand."""
-        found = () if new else self._writer.execute(db.sql("children_of"), (parent, origin))
+        found = () if new else self._writer.execute(sql("children_of"), (parent, origin))
         old = {place: (key, digest, state) for place, key, digest, state in found}
         made, changed = [], []
         for place, child in enumerate(children):
@@ -178,8 +179,8 @@ class DerivedRowWriter:
                 made.append((self._key(), self._run, child.id, -1 - origin, child.hash, child.data, *descent))
             elif digest != child.hash or state == State.GONE:
                 changed.append((child.hash, child.data, self._event, key))
-        self._writer.executemany(db.sql("child_put"), made)
-        self._writer.executemany(db.sql("child_change"), changed)
+        self._writer.executemany(sql("child_put"), made)
+        self._writer.executemany(sql("child_change"), changed)
         self._drop([key for key, _, state in old.values() if state != State.GONE])
 
     def _part(self, part: records.Part) -> tuple[Any, ...]:
@@ -192,9 +193,9 @@ class DerivedRowWriter:
             if self._has_groups:
                 left = db.fetch(self._writer, "memberships", tuple[int, int], some)
                 self._opened.update(group for _, group in left)
-                self._writer.executemany(db.sql("member_drop"), left)
+                self._writer.executemany(sql("member_drop"), left)
             if self._dedupes:
-                self._writer.executemany(db.sql("alike_drop"), [(key,) for key in some])
+                self._writer.executemany(sql("alike_drop"), [(key,) for key in some])
             self._drop(db.fetch(self._writer, "children_of_rows", int, some))
 
     def _drop(self, keys: Sequence[int]) -> None:
@@ -202,34 +203,34 @@ class DerivedRowWriter:
         for some in db.slices(keys):
             for counter, count in counted_tasks(self._writer, some, self._stages).items():
                 self._batch.tally(counter).count -= count
-            self._writer.executemany(db.sql("tasks_drop"), [(key,) for key in some])
-            self._writer.executemany(db.sql("row_gone"), [(key,) for key in some])
+            self._writer.executemany(sql("tasks_drop"), [(key,) for key in some])
+            self._writer.executemany(sql("row_gone"), [(key,) for key in some])
             self._make_nothing_of(some)
 
     def _join(self, key: int, wanted: Mapping[int, records.Membership]) -> None:
         """The groups that a row is in now. Those that it joins or leaves are open again."""
         left = []
-        for group, origin, group_id in self._writer.execute(db.sql("groups_of"), (key,)).fetchall():
+        for group, origin, group_id in self._writer.execute(sql("groups_of"), (key,)).fetchall():
             self._opened.add(group)
             now = wanted[origin].group if origin in wanted else None
             if type(now) is not type(group_id) or now != group_id:
                 left.append((key, group))
-        self._writer.executemany(db.sql("member_drop"), left)
+        self._writer.executemany(sql("member_drop"), left)
         for origin, one in wanted.items():
             group = self._group(origin, one)
             self._opened.add(group)
-            self._writer.execute(db.sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
+            self._writer.execute(sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
 
     def _group(self, origin: int, one: records.Membership) -> int:
         """The key of a group, which is made when its first member comes."""
         known = isinstance(one.group, str)
         if known and (origin, one.group) in self._groups:
             return self._groups[origin, one.group]
-        found = self._writer.execute(db.sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
+        found = self._writer.execute(sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
         key = int(found[0]) if found else self._key()
         if found is None:
             values = (key, self._run, one.group, -1 - origin, b"", one.data, self._event, None, origin, 0)
-            self._writer.execute(db.sql("child_put"), values)
+            self._writer.execute(sql("child_put"), values)
         if known:
             self._groups[origin, one.group] = key
         return key
@@ -251,7 +252,7 @@ class Ledger:
 
     def __init__(
         self,
-        database: db.Database,
+        database: Database,
         lease: Lease,
         *,
         run: int,
@@ -260,9 +261,9 @@ class Ledger:
         clock: Callable[[], float],
         released: Callable[[int], None],
         descent: DerivedRowWriter | None = None,
-        committed: Callable[[records.WriteBatch], Awaitable[None]] | None = None,
+        committed: Callable[[WriteBatch], Awaitable[None]] | None = None,
     ) -> None:
-        self._batch, self._committed = records.WriteBatch(), committed
+        self._batch, self._committed = WriteBatch(), committed
         self._database, self._lease = database, lease
         self._run, self._event, self._urge, self._clock = run, event, urge, clock
         self._released, self._descent = released, descent
@@ -273,7 +274,7 @@ class Ledger:
         self._idle.set()
 
     @property
-    def batch(self) -> records.WriteBatch:
+    def batch(self) -> WriteBatch:
         """What the next commit writes. Whoever asks for it is about to add something: it will be committed."""
         if not self._work.is_set():
             self._work.set()
@@ -314,7 +315,7 @@ class Ledger:
                     await self._hurry.wait()
             self._work.clear()
             self._hurry.clear()
-            batch, self._batch = self._batch, records.WriteBatch()
+            batch, self._batch = self._batch, WriteBatch()
             await self.change(partial(self._write, batch, self._run, self._event))
             if self._committed is not None:
                 await self._committed(batch)
@@ -326,7 +327,7 @@ class Ledger:
 
     async def end(self, *statements: tuple[str, Any]) -> None:
         """Writes how it all ended, after `run`: statements by name with their values, if the lease is still ours."""
-        await self.change(lambda writer: [writer.execute(db.sql(name), values) for name, values in statements])
+        await self.change(lambda writer: [writer.execute(sql(name), values) for name, values in statements])
 
     async def prove_room(self, body: str) -> None:
         """Fills the log once, and the database with it, and writes `body` as the record of the invocation in the place
@@ -335,7 +336,7 @@ class Ledger:
 
         def fill(writer: sqlite3.Connection) -> int:
             (pages,) = writer.execute("PRAGMA page_count").fetchone()
-            writer.execute(db.sql("event_fill"), (" " * db.LOG_BYTES, self._event))
+            writer.execute(sql("event_fill"), (" " * db.LOG_BYTES, self._event))
             return int(writer.execute("PRAGMA page_count").fetchone()[0]) - int(pages)
 
         def begin_anew(writer: sqlite3.Connection) -> None:
@@ -343,14 +344,12 @@ class Ledger:
             writer.executescript(f"PRAGMA incremental_vacuum({more});")  # `execute` would make one step of it
 
         more = await self.change(fill)
-        await self.change(lambda writer: writer.execute(db.sql("event_note"), (body, self._event)).rowcount)
+        await self.change(lambda writer: writer.execute(sql("event_note"), (body, self._event)).rowcount)
         assert self._database.writer is not None
         with db.translated(self._database.path):
             await self._database.writer.at_once(begin_anew)
 
-    async def put(
-        self, batch: records.WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]
-    ) -> None:
+    async def put(self, batch: WriteBatch, run: int, event: int, further: Callable[[sqlite3.Connection], None]) -> None:
         """Commits a batch of its own, for a run and one of its invocations, together with what `further` writes."""
 
         def write(writer: sqlite3.Connection) -> None:
@@ -384,13 +383,13 @@ class Ledger:
     # From here on everything runs in the writer's thread, without the event loop: a commit is some dozen statements,
     # and going there and back for each would cost more than SQLite does.
 
-    def _write(self, batch: records.WriteBatch, run: int, event: int, writer: sqlite3.Connection) -> None:
+    def _write(self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection) -> None:
         for name, rows in self._statements(batch, run, event, writer):
             if rows:
-                writer.executemany(db.sql(name), rows)
+                writer.executemany(sql(name), rows)
 
     def _statements(
-        self, batch: records.WriteBatch, run: int, event: int, writer: sqlite3.Connection
+        self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection
     ) -> Iterator[tuple[str, list[Any]]]:
         """The statements of a commit with their values, in their order: each is asked for once those before it ran."""
         if batch.inserts:
@@ -434,19 +433,19 @@ class Ledger:
         source = result if result.like is None else result.like
         if source.endpoint is not None:
             return self._endpoint(source.endpoint, writer)
-        return int(writer.execute(db.sql("result_endpoint"), (source.id,)).fetchone()[0])
+        return int(writer.execute(sql("result_endpoint"), (source.id,)).fetchone()[0])
 
     def _endpoint(self, endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
-            row = writer.execute(db.sql("endpoint_find"), endpoint).fetchone()
-            found = row[0] if row else writer.execute(db.sql("endpoint_make"), endpoint).lastrowid
+            row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
+            found = row[0] if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid
             assert found is not None
             self._endpoints[endpoint] = found
         return found
 
 
-def _rows(batch: records.WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:
+def _rows(batch: WriteBatch, run: int, event: int) -> Iterator[tuple[str, list[Any]]]:
     """Statements about rows of the input."""
     inserts = [
         (n.key, run, n.row.id, n.occurrence, n.row.ordinal, n.hash, n.data, n.state, *_error(n.row.error), event)
@@ -459,7 +458,7 @@ def _rows(batch: records.WriteBatch, run: int, event: int) -> Iterator[tuple[str
     yield "row_leave", [(key,) for key in batch.leaving]
 
 
-def _batch_tasks(batch: records.WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
+def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
     """Statements about tasks in a provider's batches."""
     yield "task_used", [(new.key, stage, replica) for new, stage, replica in batch.used]
     enrolled = [
@@ -474,7 +473,7 @@ def _batch_tasks(batch: records.WriteBatch, run: int) -> Iterator[tuple[str, lis
 
 
 def _last(writer: sqlite3.Connection, statement: str) -> int:
-    return int(writer.execute(db.sql(statement)).fetchone()[0])
+    return int(writer.execute(sql(statement)).fetchone()[0])
 
 
 def _task(t: records.TaskEnd) -> tuple[Any, ...]:
