@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.process import STDOUT, Job, ProcessOptions, process
+from agac.api.process import STDOUT, WRITTEN, Job, ProcessOptions, process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
 from agac.api.status import database_path
@@ -19,8 +19,6 @@ from agac.spec.paths import project_root, work_dir
 from agac.spec.workflow import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
-
-_FILES = ("error_output", "telemetry_output", "summary_output")
 
 
 class ComparisonReport(NamedTuple):
@@ -44,7 +42,7 @@ def jobs_of(output: str, options: ProcessOptions, models: Sequence[str]) -> list
         name = short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]
         while name.casefold() in jobs:
             name = f"{short}-{len(jobs) + 1}"
-        files: Any = {one: _named(path, name) for one in _FILES if (path := getattr(options, one)) is not None}
+        files: Any = {one: _named(path, name) for one in WRITTEN if (path := getattr(options, one)) is not None}
         jobs[name.casefold()] = _named(output, name), replace(options, model=model, **files)
     return list(jobs.values())
 

@@ -294,7 +294,7 @@ class Job(BuiltWorkflow):
     def _refuse_places(self, source: str) -> None:
         """Raises UsageError where a file that is to be written is the INPUT, or another output, or cannot be one."""
         named = {"OUTPUT": self.file} if self.file is not None else {}
-        for one in _FILES[3:]:
+        for one in WRITTEN:
             if (text := getattr(self.options, one)) is not None:
                 named[f"--{one.replace('_', '-')}"] = Path(text).absolute()
         own: dict[Path, str] = dict.fromkeys(database_files(database_path(self.root)), "the database itself")
@@ -401,7 +401,8 @@ _SAME = (
     ("prompt", "template"), ("json_schema", "schema_model"), ("instruction", "agent_card"), ("instruction", "agent"),
 )  # fmt: skip
 _READ = ("template", "json_schema", "instruction", "agent_card")
-_FILES = ("template", "json_schema", "agent_card", "error_output", "telemetry_output", "summary_output")
+WRITTEN = ("error_output", "telemetry_output", "summary_output")
+_FILES = ("template", "json_schema", "agent_card", *WRITTEN)
 _FLAGS = {
     "": "agac process", "path": "INPUT", "prompt": "--prompt", "template": "--template", "agent": "--agent-card",
     "instructions": "--instruction", "output_schema": "--json-schema", "id_field": "--id-field", "merge": "--merge",
@@ -530,7 +531,7 @@ async def _ready(
     known = [one for run in written for one in run.files.values()]
     # what an invocation was to write that was killed before it noted that it did
     begun = {} if before is None or any(run.shown for run in written) else before
-    others = {one: Path(name) for one in _FILES[3:] if (name := getattr(options, one)) is not None}
+    others = {one: Path(name) for one in WRITTEN if (name := getattr(options, one)) is not None}
     foreign = [
         path
         for one, path in others.items()
@@ -626,7 +627,7 @@ def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dic
         "duration_ms": round(1000 * summary["duration_s"], 1),
         "interrupted": report.exit_code is ExitCode.INTERRUPTED,
         "exit_code": int(report.exit_code),
-        "exit_reason": report.exit_code.name.lower(),
+        "exit_reason": "waiting" if report.exit_code is ExitCode.DONE and rows.open else report.exit_code.name.lower(),
         "usage": usage | {"total_tokens": calls["input_tokens"] + calls["output_tokens"]},
         "cache": {"read_tokens": calls["cached_tokens"]},
         **{name: value for name, value in summary.items() if name not in ("input", "output")},

@@ -152,16 +152,12 @@ def target_of(plan: Plan) -> Path:
 def outputs_text(plan: Plan) -> str:
     """What is written besides the JSON files and how, as it is kept with a run: canonical JSON of what is set."""
     spec, shape = plan.output, shape_of_ends(plan.ends)
-    body: dict[str, object] = {}
-    if spec.formats:
-        body["formats"] = sorted(spec.formats)
-    if spec.to is not None:
-        body["to"] = {"path": spec.to.shown, "table": spec.to.table}
-    if spec.merge is not None:
-        body["merge"] = spec.merge
-    body |= {name: True for name in ("csv_safe", "bom") if getattr(spec, name)}
-    if spec.places is not None:
-        body["places"] = dict(spec.places)
+    body: dict[str, object] = {
+        "formats": sorted(spec.formats) or None, "merge": spec.merge, "csv_safe": spec.csv_safe or None,
+        "to": spec.to and {"path": spec.to.shown, "table": spec.to.table}, "bom": spec.bom or None,
+        "places": None if spec.places is None else dict(spec.places),
+    }  # fmt: skip
+    body = {name: value for name, value in body.items() if value is not None}
     if body and shape is not None:
         body["fields"] = list(declared_fields(shape))
     if any(stage.may_drop for stage in plan.stages) or plan.input.on_duplicate_id in ("first", "last"):

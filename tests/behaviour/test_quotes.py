@@ -120,6 +120,7 @@ def test_the_rest_goes_on_as_a_batch(project: ProjectFolder) -> None:
     report = run(project, asked, model=model)
     assert asked.questions[0].usd == pytest.approx(2 * asked.questions[0].batch_usd)
     assert (report.rows.done, report.rows.open, report.invocation["batches"][0]["requests"]) == (20, 20, 20)
+    assert (report.exit_code, report.summary["exit_reason"]) == (0, "waiting")
     assert agac.resume("job_1", wait=True, project=project.root).rows.done == 40
     asked = Asked(answer=False)
     with pytest.raises(agac.UsageError):
