@@ -257,7 +257,7 @@ def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
-    lines = summary_lines(replace(report, files=[]), command, None)
+    lines = summary_lines(report, command, None)
     yield from (line for line in lines if "agac retry " not in line)  # which is for runs of workflow files
     if adopted := report.summary["adopted_rows"]:
         yield f"Adopted: the answers of {counted(adopted, 'row')}, out of the file as it was"

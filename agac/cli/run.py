@@ -172,7 +172,8 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
         terminal.print_text("\n".join(summary_lines(report, command, scope)))
         if files:
             names = (file.name if file.parent == files[0].parent else terminal.from_here(file) for file in files[1:])
-            terminal.print_text(f"Results: {terminal.from_here(files[0])}   (also: {', '.join(names)})")
+            also = f"   (also: {', '.join(names)})" if files[1:] else ""
+            terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
         terminal.print_lines(guard_lines(summary, files))
         if before := report.replaced:
             which = f"run {before['run']} ({plain(before['input'])})"
@@ -366,8 +367,9 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
             look = f" See the reply with: agac inspect {run} {shlex.quote(str(example['id']))}"
             yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
-    if report.files:
-        yield f"  All of them, with their input: {terminal.from_here(report.files[2])}"
+    for file in report.files:
+        if file.name == "errors.jsonl":
+            yield f"  All of them, with their input: {terminal.from_here(file)}"
     # the next run does not retry those that are left
     left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
     rows, again = counted(left, "row"), terminal.without(command, LEAVE_FAILED)

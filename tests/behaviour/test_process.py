@@ -420,6 +420,13 @@ def test_a_batch_comes_back_into_the_file(project: ProjectFolder) -> None:
     output.unlink()
     project.agac("export", "--run", "job_1", code=0)
     assert len(lines(output)) == 3
+    project.rows([{"id": "r-1", "text": "x"}] * 2)
+    words = ("data/rows.csv", "dup.csv", "--prompt", PROMPT, "--id-field", "id", "--run-mode", "batch")
+    process(project, *words, "--model", "simulator/small")
+    project.agac("batch", "wait", code=0)
+    ran = project.agac("batch", "retrieve", code=3)
+    assert "DuplicateId: 1 row" in ran.out
+    assert "Results: dup.csv\n" in ran.out
 
 
 def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> None:
