@@ -68,8 +68,8 @@ class ProcessOptions(CommonOptions):
     `yes`, and where it is False an OUTPUT that is there is refused. With `quote`, as above `confirm_above`, 20 rows are
     run, and `confirm` is asked with a `Quote` of the rest. All others are those of `agac.RunOptions` and of a
     workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds.
-    `provider` are keys of a provider of agac.yml, by its `name`. `places` are for messages: where in a job's file a key
-    of its workflow stands.
+    `read` are further keys of its `input`, `provider` are those of a provider of agac.yml, by its `name`. `places` are
+    for messages: where in a job's file a key of its workflow stands.
     """
 
     prompt: str | None = None
@@ -83,6 +83,7 @@ class ProcessOptions(CommonOptions):
     schema_model: str | None = None
     parallel: int | None = None
     id_field: str | None = None
+    read: dict[str, str] = field(default_factory=dict)
     include_input: bool = False
     merge: Merge | None = None
     format: str | None = None
@@ -253,11 +254,11 @@ class Job(BuiltWorkflow):
         own = f"{STDOUT} {self.input}" if self.file is None else self.output
         self.input.encode()  # which for a name that no store can hold says so
         name = job_name(Path(source if self.file is None else output).stem, own)
-        self._refuse_places(source)
         self.format = _format(output, options)
+        self._refuse_places(source)
         self.keys = job_keys(self.input, options, root, self.format)
         also = {"output_schema": "--schema-model"} if options.schema_model else {}
-        also |= {"agent": "--agent"} if options.agent else {}
+        also |= ({"agent": "--agent"} if options.agent else {}) | {one: f"--read {one}" for one in options.read}
         self.places = {key: Where(flag) for key, flag in (_FLAGS | also).items()} | options.places
         files = [text for key, text in self.keys["stages"][0].items() if isinstance(text, str) and key != "prompt"]
         self.allowed = tuple(_typed(text) for text in files if text.startswith("file:///"))
@@ -334,6 +335,9 @@ def is_outside(stored: str) -> bool:
 def _format(output: str, options: ProcessOptions) -> str:
     """The format of an OUTPUT. Raises UsageError."""
     found = options.format or ("jsonl" if output == STDOUT else format_of(output) or "")
+    if "://" in output:
+        todo = "Name a file. For a table save the job as a workflow (--save-workflow), and add `output: {to: …}` to it."
+        raise UsageError("OUTPUT is an address, and a job writes a file", remedy=todo)
     if output.lower().endswith(PACKED):
         raise UsageError(f"OUTPUT {output}: results are not compressed", remedy="Leave out its last suffix.")
     if found not in FORMATS:
@@ -391,7 +395,8 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     )  # fmt: skip
     tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
     target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
-    read = said(path=None if is_outside(source) else source, id_field=options.id_field)
+    read = {name: int(text) if text.isdigit() else text for name, text in options.read.items()}
+    read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
     told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
     more = said(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
     return {"input": read, "stages": [stage], **more}

@@ -116,7 +116,7 @@ class WatchedRun:
         stages = [self._stage(name, stage, rows, to_come=bool(batches)) for name, stage in totals.stages.items()]
         return Snapshot(
             self.workflow, tuple(stages), rows, totals.settled, totals.unusable, totals.last_error,
-            stopping=self.invocation.stop_signal.stop is not None, waiting_for=totals.waiting_for,
+            stopping=self.invocation.stop_signal.stop not in (None, StopReason.QUOTE), waiting_for=totals.waiting_for,
             waits=waits_left(totals.waits, time.time()), batches=batches,
         )  # fmt: skip
 

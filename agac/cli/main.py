@@ -145,13 +145,13 @@ stage_options = in_order(
 )
 
 
-def read_variables(pairs: tuple[str, ...]) -> dict[str, str]:
+def read_variables(pairs: tuple[str, ...], flag: str = "--var") -> dict[str, str]:
     """`--var NAME=VALUE`, any number of times."""
     found = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name:
-            raise click.UsageError(f"--var {pair}: write NAME=VALUE")
+            raise click.UsageError(f"{flag} {pair}: write NAME=VALUE")
         found[name] = value
     return found
 

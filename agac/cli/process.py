@@ -90,6 +90,8 @@ class ProcessCommand(click.Command):
     click.option("--reply", type=click.Choice(["text", "json"]), help="What replies without a schema are."),
     click.option("--parallel", "--concurrency", "parallel", type=click.IntRange(1, 10_000), metavar="N",
                  help="Maximum number of concurrent calls; 1 runs them one at a time."),
+    click.option("--read", metavar="KEY=VALUE", multiple=True, help="A key of a workflow's input, which says how INPUT "
+                 "is read: format=csv, encoding=cp1252, sheet=2, 'delimiter=;'."),
     click.option("--id-field", metavar="FIELD", help="The field with each row's id; else rows are numbered."),
     click.option("--include-input/--no-include-input", default=None, help="Put the row's fields beside its result."),
     click.option("--merge", type=click.Choice(["replace", "extend", "update", "append"]),
@@ -131,7 +133,7 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
     """Exit codes as `agac run`."""
     source, output = _places(places, given.pop("input"), given.pop("output"))
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
-    given["budget"] = read_budget(given["budget"])
+    given["budget"], given["read"] = read_budget(given["budget"]), read_variables(given["read"], "--read")
     config, workflow, every = (given.pop(name) for name in ("config", "save_workflow", "progress_every"))
     every = every if given.pop("progress") else 0
     models = given.pop("models")
@@ -189,7 +191,7 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
             found = json.loads(read_text(Path(file), file))
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise click.UsageError(f'--vars-json {file}: write an object of texts, as {{"name": "value"}}')
-        for name, path in read_variables(files).items():
+        for name, path in read_variables(files, "--var-file").items():
             found[name] = read_text(Path(path), path).rstrip("\n")
     except Unusable as error:
         raise click.UsageError(str(error)) from error

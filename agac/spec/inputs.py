@@ -223,7 +223,7 @@ class _Resolver:
     where: Where
     own_output: Path
     typed: bool = False
-    says_format: str = "`format: csv` to the workflow's input"
+    says_format: str = "`format: csv` to the workflow's input (`agac process`: --read format=csv)"
 
     def spec(self, texts: Sequence[str]) -> InputSpec:
         """The input that these paths name."""
@@ -303,7 +303,7 @@ class _Resolver:
         else:
             found, unknown = self._format_of(path.name), f"its name does not tell the format; {add_format}"
             if not self.typed:
-                unknown = f"cannot tell the format of {text!r}; add format: {' or '.join(formats)}"
+                unknown = f"cannot tell the format of {text!r}; {add_format}"
         if found is None:
             raise Refused(unknown)
         return self._made(path, text, found)

@@ -250,7 +250,8 @@ def test_without_rows_or_a_format_on_standard_input_it_is_said_how_to_go_on(proj
     assert refused.code == 2
     assert refused.err == (
         "error: standard input: cannot tell the format of what is piped in\n"
-        "  Add `format: csv` to the workflow's input, or another of csv, tsv, json, jsonl, txt, parquet, xlsx.\n"
+        "  Add `format: csv` to the workflow's input (`agac process`: --read format=csv), "
+        "or another of csv, tsv, json, jsonl, txt, parquet, xlsx.\n"
     )
     inputs = project.root / ".agac/inputs"
     before = set(inputs.iterdir())

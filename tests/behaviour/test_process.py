@@ -91,6 +91,23 @@ def test_every_format_and_option_has_its_place(project: ProjectFolder, words: tu
     assert made.read_text("utf-8").startswith(written)
 
 
+def test_how_the_input_is_read_is_said_by_keys_of_a_workflow(project: ProjectFolder) -> None:
+    text = "id;größe\nä;1\nä;2\nb;3\n".encode("cp1252")
+    (project.root / "rows.dat").write_bytes(text)
+    keys = ("o.jsonl", "--id-field", "id", "--prompt", "{größe}", "--model", "simulator/echo", "--overwrite")
+    format_ = ("--read", "format=csv")
+    how = ("--read", "delimiter=;", "--read", "encoding=cp1252", "--read", "on_duplicate_id=last")
+    for source in ("rows.dat", "-"):
+        refused = project.piped(text, "process", source, *keys, *how)
+        assert (refused.code, "(`agac process`: --read format=csv)" in refused.err) == (2, True)
+        assert project.piped(text, "process", source, *keys, *how, *format_).code == 0
+        assert [one["result"] for one in lines(project.root / "o.jsonl")] == ["2", "3"]
+    assert project.agac("resume", "job_2", code=0).json["processed_rows"] == 0
+    for read, said in {"bom=1": "--read bom: unknown key", "delimiter=ab": "--read delimiter: 'ab' is no "}.items():
+        assert said in project.agac("process", "rows.dat", *keys, *format_, "--read", read, code=2).err
+    assert "--read x: write NAME=VALUE" in project.agac("process", "rows.dat", *keys, "--read", "x", code=2).err
+
+
 def test_prompts_come_from_texts_files_and_variables(project: ProjectFolder) -> None:
     project.numbered(1)
     project.write("prompt.md", "${vars.a} ${vars.b} ${vars.c}: ${text}\n")
@@ -129,6 +146,7 @@ REFUSED = {
     ("data/rows.csv", "o.jsonl", "--var-file", "a=latin"): "latin:1:1: byte 0xe9 is not valid UTF-8",
     ("data/rows.csv", "o.what"): "its name tells no format",
     ("data/rows.csv", "o.jsonl.gz"): "results are not compressed",
+    ("data/rows.csv", "postgres://u:hidden@h/d?table=t", "--format", "csv"): "OUTPUT is an address",
     ("data/rows.csv", "-", "--format", "csv"): "is written row by row",
     ("data/rows.csv", "nowhere/o.csv"): "there is no folder",
     ("data/rows.csv", "o.csv", "--template", "none.md"): "no such file",
@@ -414,6 +432,7 @@ def test_a_batch_comes_back_into_the_file(project: ProjectFolder) -> None:
     assert (ran.json["ok_rows"], (project.root / "out.jsonl").exists()) == (0, False)
     assert "`agac resume job_1 --wait` waits" in ran.err
     project.agac("batch", "wait", code=0)
+    assert "Results: out.jsonl\n" in project.agac("batch", "retrieve", code=0).out
     assert project.agac("resume", "job_1", "--wait", code=0).json["ok_rows"] == 3
     output = project.root / "out.jsonl"
     assert [one["ok"] for one in lines(output)] == [True] * 3

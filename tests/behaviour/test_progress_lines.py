@@ -163,6 +163,8 @@ def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own(
         "unusable rows 2 (last: DuplicateId, row r-7)",
         "stopping: waiting for 4 calls in flight (Ctrl-C again cancels them)",
     ]
+    run.invocation.stop_signal.stop = StopReason.QUOTE
+    assert len(lines(run)) == 3, "nobody stopped it"
     run = watched(classify=classify())
     run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
     assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
