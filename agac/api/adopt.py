@@ -74,9 +74,8 @@ def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[tuple[R
             try:
                 envelope = json.loads(line)
                 row_id = envelope["id"]
-                if not (
-                    row_id.encode() if isinstance(row_id, str) else type(row_id) is int and row_id.bit_length() < 64
-                ):
+                fits = row_id.encode() if isinstance(row_id, str) else type(row_id) is int and row_id.bit_length() < 64
+                if not fits:
                     raise TypeError("its `id` is no id")
                 answer = _answer(envelope["result"], stage, checker) if envelope["ok"] is True else None
             except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from agac.api.status import database_files, database_path, given_flags, go_on, s
 from agac.api.sync import asynchronous, blocking, calling
 from agac.core.errors import ErrorType, ExitCode, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name
-from agac.core.types import counted
+from agac.core.types import counted, json_form
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target, stamp, write_whole
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
@@ -107,9 +107,8 @@ class ProcessOptions(CommonOptions):
         """What was given, as JSON, without what holds for one invocation alone."""
         default = ProcessOptions()
         once = ("fresh", "refetch", "work_dir", "overwrite", "resume", "stream", "wait", "yes", "places")
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in once}
-        found = {name: value for name, value in found.items() if value != getattr(default, name)}
-        return found | ({"budget": asdict(self.budget)} if isinstance(self.budget, Budget) else {})
+        names = [one.name for one in fields(self) if one.name not in once]
+        return {name: json_form(value) for name in names if (value := getattr(self, name)) != getattr(default, name)}
 
 
 # The rows of a run as they end.
@@ -236,7 +235,6 @@ class Job(BuiltWorkflow):
     its OUTPUT are to be its answers. `taken` are the files that it reads and writes, with what they are."""
 
     piped: str | None
-    taken: dict[Path, str]
     adopts = False
     watcher: EndedRows
 
@@ -257,8 +255,8 @@ class Job(BuiltWorkflow):
         self.format = _format(output, options)
         self._refuse_places(source)
         self.keys = job_keys(self.input, options, root, self.format)
-        also = {"output_schema": "--schema-model"} if options.schema_model else {}
-        also |= ({"agent": "--agent"} if options.agent else {}) | {one: f"--read {one}" for one in options.read}
+        also = said(output_schema=options.schema_model and "--schema-model", agent=options.agent and "--agent")
+        also |= {one: f"--read {one}" for one in options.read}
         self.places = {key: Where(flag) for key, flag in (_FLAGS | also).items()} | options.places
         files = [text for key, text in self.keys["stages"][0].items() if isinstance(text, str) and key != "prompt"]
         self.allowed = tuple(_typed(text) for text in files if text.startswith("file:///"))
@@ -499,8 +497,7 @@ async def resume(
     stored |= {name: _from(stored[name], root) for name in _FILES if isinstance(stored.get(name), str)}
     if isinstance(stored.get("budget"), dict):
         stored["budget"] = Budget(**stored["budget"])
-    limits = {"budget": budget, "max_errors": max_errors}
-    stored |= {name: value for name, value in limits.items() if value is not None}
+    stored |= said(budget=budget, max_errors=max_errors)
     found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes), root, tell)
     if found.input == PIPED:
         found.piped = given.get("input")

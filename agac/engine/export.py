@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -454,25 +454,24 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
         return None
 
 
-def _of_previous(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """The files in an output folder, and where what they held before is kept: the summary, which says it, last."""
-    for name in sorted({*sinks.FILES, *map(sinks.file_of, sinks.TABLES)}, key="summary.json".__eq__):
-        file = folder / name
-        yield file, file.with_stem(f"{file.stem}.{PREVIOUS}")
+def _results(folder: Path) -> list[Path]:
+    """The files in an output folder: the summary, which tells of the others, last."""
+    names = {*sinks.FILES, *map(sinks.file_of, sinks.TABLES)}
+    return [folder / name for name in sorted(names, key="summary.json".__eq__)]
 
 
 def keep_previous(folder: Path) -> None:
     """Keeps the results in this folder beside those that take their place, unless earlier ones are kept already."""
     if read_summary(folder, f"summary.{PREVIOUS}.json") is None:
-        for file, _ in _of_previous(folder):
+        for file in _results(folder):
             if file.is_file() and not file.is_symlink():
                 put_aside(file, PREVIOUS, replace=True)
 
 
 def drop_previous(folder: Path) -> None:
     """Removes the results that were kept."""
-    for _, previous in _of_previous(folder):
-        previous.unlink(missing_ok=True)
+    for file in _results(folder):
+        file.with_stem(f"{file.stem}.{PREVIOUS}").unlink(missing_ok=True)
 
 
 async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:
