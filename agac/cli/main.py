@@ -131,7 +131,7 @@ row_options = in_order(
         "--run-mode", type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
     ),
-    click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Change one of the workflow's vars."),
+    click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Set a var: a prompt's ${vars.NAME}."),
     click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
 )  # fmt: skip
 model_option = click.option(
@@ -395,7 +395,7 @@ COSTS_MONEY = ("--fresh", "--yes", "--budget", "--max-cost", "--no-retry-failed"
 
 CLICK_WORDS = (
     (r"^'-\w' / ", ""),  # the short form of a flag
-    (r"^'(-[\w-]+)'", r"\1"),
+    (r"^'(-[\w-]+)'( / '-[\w-]+')*", r"\1"),
     (r"^'[\[{][^'\]}]*[\]}]': ", ""),  # an argument's choices: they follow
     (r" is not a valid integer( range)?$", " is not a whole number"),
     (r" is not a valid float( range)?$", " is not a number"),

@@ -93,7 +93,7 @@ class ProcessCommand(click.Command):
     click.option("--read", metavar="KEY=VALUE", multiple=True, help="A key of a workflow's input, which says how INPUT "
                  "is read: format=csv, encoding=cp1252, sheet=2, 'delimiter=;'."),
     click.option("--id-field", metavar="FIELD", help="The field with each row's id; else rows are numbered."),
-    click.option("--include-input/--no-include-input", default=None, help="Put the row's fields beside its result."),
+    click.option("--include-input/--no-include-input", default=None, help="Put rows' fields beside results (jsonl)."),
     click.option("--merge", type=click.Choice(["replace", "extend", "update", "append"]),
                  help="How a result is written together with the fields of its row."),
     click.option("--format", type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),

@@ -109,6 +109,7 @@ MISSPELT = [
     (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
     (["run", "-a", "reviews", "--var", "shop=x"], "error: --var shop: workflows/reviews.yml declares no such var"),
     (["run", "-a", "reviews", "--model", "lcal/small"], "--model: unknown provider 'lcal'; did you mean 'local'?"),
+    (["process", "a.csv", "b.csv", "--parallel", "0"], "--parallel: takes 1 to 10000, not 0"),
     (["run", "-a", "reviews", "--limit", "0"], "--limit: takes 1 or more, not 0"),
     (["run", "-a", "reviews", "--output", "workflows"], "error: --output workflows: "),
     (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
