@@ -17,14 +17,14 @@ from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.telemetry import calls_of
-from agac.providers.batch import MOST_REASONS, BatchApi, BatchError, ProviderBatch
+from agac.providers.batch import MOST_REASONS, BatchApi, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, BatchView, LaneTimes
 from agac.store.db import Database, change, open_for_reading, sql
-from agac.store.runs import counters, read_run, superseded_by
+from agac.store.runs import counters, run_record, superseded_by
 from agac.store.writer import open_database
 
 UNSENT: Mapping[str, str] = {
@@ -90,8 +90,7 @@ async def batch_lines(
 ) -> list[BatchLine]:
     """Batches as they are shown; `providers` say whose answers are simulated, `objections` why some were refused."""
     now = time.time()
-    runs = [await read_run(database, run) for run in {one.run_id for one in found}]
-    again = {run.id: go_on(run) for run in runs if run is not None}
+    again = {run: go_on(await run_record(database, run)) for run in {one.run_id for one in found}}
     lanes = {lane: await batches.lane_times(database, *lane) for lane in {one.account_lane for one in found}}
     lines = []
     for one in found:
@@ -194,7 +193,7 @@ async def batch_status(
                     await change(writable, lambda writer: writer.executemany(sql("batch_seen"), reports))
             except StoreError as error:
                 reasons.append(f"what the providers say could not be kept: {error.message}")
-        objections = {number: "; ".join(map(_objection, one.errors[:MOST_REASONS])) for number, one in seen.items()}
+        objections = {number: "; ".join(map(str, one.errors[:MOST_REASONS])) for number, one in seen.items()}
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({one.run_id for one in found})
@@ -262,9 +261,8 @@ async def chosen_batches(database: Database, batch_id: str | int | None, *, clos
         every = await batches.batches(database, run=run, closed=True)
         return [max(every, key=lambda one: (one.submitted_at or 0.0, one.id))]
     if not found:
-        record = await read_run(database, run)
         raise UsageError(
-            f"run {run}{f' of {record.workflow}' if record else ''} has no open batches",
+            f"run {run} of {(await run_record(database, run)).workflow} has no open batches",
             remedy=f"All that was submitted is in. Look at the run with: agac status {run}",
         )
     return found
@@ -340,7 +338,3 @@ async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provi
     if not provider.embedded:
         return provider
     return replace(provider, base_url=await stack.enter_async_context(embedded_address(opened.root)))
-
-
-def _objection(error: BatchError) -> str:
-    return error.words if error.line is None else f"line {error.line}: {error.words}"

@@ -24,7 +24,7 @@ from pydantic_core import core_schema
 from agac.api.project import environment, open_project, remote_contents
 from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
+from agac.core.errors import Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.remote import forget_contents
@@ -43,7 +43,7 @@ from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
-from agac.store.runs import read_run, run_settings_of
+from agac.store.runs import run_record, run_settings_of
 from agac.store.writer import open_database
 
 
@@ -107,8 +107,8 @@ async def gc(
         await refuse_unknown(database, root, workflow)
         cleared = await clear(database, keep_runs, workflow, time.time, dry_run=dry_run)
         if not dry_run:
-            records = [await read_run(database, line.id) for line in cleared.kept]
-            flags = [one.invocation.body.get("given", {}) for one in records if one and one.invocation]
+            records = [await run_record(database, line.id) for line in cleared.kept]
+            flags = [one.invocation.body.get("given", {}) for one in records if one.invocation]
             forget(root / INPUTS, {Path(given.get("input", "")).name for given in flags})  # they go on with these
             settings = [await run_settings_of(database, line.id) for line in cleared.kept]
             forget_contents(root, {one["hash"] for kept in settings for one in (kept or {}).get("remote", ())})
@@ -330,14 +330,10 @@ def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
                 f"these files are there already: {', '.join(taken)}",
                 remedy=f"Choose another folder: {command}. Nothing was written.",
             )
-        try:
+        with explained(folder, "Choose another folder."):
             for path, source in made.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(source.read_bytes())
-        except OSError as error:
-            raise AgacError(
-                f"{folder}: cannot be written: {error.strerror}", remedy="Choose another folder."
-            ) from error
     return sorted(folder / path for path in made)
 
 

@@ -15,6 +15,7 @@ from agac.api.sync import blocking
 from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
+from agac.engine.telemetry import by_outcome
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode
@@ -28,8 +29,6 @@ from agac.store.runs import RunRecord, counters, definition_of, read_run, row_co
 
 OURS = ("<svg ", "flowchart ")
 """How drawings begin: no other file is replaced by one."""
-
-ROWS = ("done", "skipped", "failed", "dropped", "open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class GraphReport(Report):
         rows, first, last = self.rows, *self._ends()
         total = {"rows": rows["total"]} if rows is not None else None
         written = self.written or rows
-        ended = {name: written[name] for name in ROWS} if written is not None else None
+        ended = {name: n for name, n in written.items() if name != "total"} if written is not None else None
         return [DrawnNode(first, "input", counts=total), *self.stages, DrawnNode(last, "output", counts=ended)]
 
     def edges(self) -> list[DrawnEdge]:
@@ -158,11 +157,7 @@ async def _counts(
             own[count.outcome] += count.tasks
     position = written_of(await definition_of(database, record.id))
     written = None if position is None else present(await made_counts(database, record.id), position)
-    rows, made = (
-        None if found is None else {"total": found["present"], **{name: found[name] for name in ROWS}}
-        for found in (row_counts(counts), written)
-    )
-    return outcomes, rows, made
+    return outcomes, by_outcome(row_counts(counts)), by_outcome(written) if written is not None else None
 
 
 def _levels(stages: Sequence[StageNode]) -> dict[str, int]:

@@ -34,7 +34,7 @@ from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, export_file, export_run, files_of
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
-from agac.engine.telemetry import calls_of, share, summarise
+from agac.engine.telemetry import by_outcome, calls_of, share, summarise
 from agac.engine.validate import complaint
 from agac.plan.diff import workflow_changes
 from agac.plan.stage import RecordedStage, recorded_stages
@@ -45,7 +45,7 @@ from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, group_sizes, kept_rows
-from agac.store.runs import counters, definition_of, read_run, row_counts, run_settings_of
+from agac.store.runs import counters, definition_of, row_counts, run_record, run_settings_of
 from agac.store.writer import open_database
 
 
@@ -90,10 +90,8 @@ async def _line_report(
     database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
 ) -> dict[str, Any]:
     """A run; `before` is the run of the same workflow that was made before it."""
-    record = await read_run(database, line.id)
-    assert record is not None
+    record = await run_record(database, line.id)
     counts = await counters(database, line.id)
-    rows = row_counts(counts)
     changes = []
     if before is not None and before.definition_hash != line.definition_hash:
         bodies = await history.definitions(database, [before.definition_hash, line.definition_hash])
@@ -104,10 +102,7 @@ async def _line_report(
         "state": state_of(record, await last_invocation(database, record), batches),
         "open_batches": json_form(batches),
         "selection": record.selection,
-        "rows": {
-            "total": rows["present"],
-            **{key: rows[key] for key in ("done", "skipped", "failed", "dropped", "open")},
-        },
+        "rows": by_outcome(row_counts(counts)),
         "calls": calls_of(counts),
         "started_at": iso(record.created_at),
         "last_worked_at": iso(line.last_at),

@@ -413,8 +413,7 @@ async def report_of(
 ) -> RunReport:
     """How an invocation ended; writes the run's outputs where they are to be replaced, and the invocation `writes`.
     `workflow` says where its keys stand; without it they are named alone."""
-    record = await runs.read_run(database, invocation.run)
-    assert record is not None
+    record = await runs.run_record(database, invocation.run)
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
     exported = Exported(files_of(record, work.root, rows))
@@ -527,7 +526,7 @@ async def _batch_facts(database: Database, invocation: Invocation, providers: Ma
     views = await batches.batches(database, run=run, closed=True) if done.touched else []
     lines = await batch_lines(database, providers, views)
     waiting = [line for line in lines if line.waits is not None and line.batch.open]
-    records = [record for number in done.ingested if (record := await read_batch(database, number)) is not None]
+    records = [await read_batch(database, number) for number in done.ingested]
     tries = [line.batch.try_at for line in waiting if line.batch.try_at is not None]
     return {
         "batches": [line.as_json() for line in lines if line.batch.id in done.submitted],

@@ -104,8 +104,7 @@ async def retrieve(
             number, only = one.run_id, one.id
         else:
             number = await last_run(database) if run is None else (await find_run(database, None, run)).id
-        before = await runs.read_run(database, number)
-        assert before is not None
+        before = await runs.run_record(database, number)
         newer = await runs.superseded_by(database, number) if run is None or not submit else None
         plan = await recorded_plan(opened, opened.providers, database, number)
         names = {one.provider.name for stage in plan.asking for one in stage.models}
@@ -137,8 +136,7 @@ async def _retrieved(
     newer: int | None,
 ) -> RetrieveReport:
     """What came of it, beside how the run stood before; `newer` superseded it."""
-    after = await runs.read_run(database, before.id)
-    assert after is not None
+    after = await runs.run_record(database, before.id)
     lines = await batch_lines(database, providers, await batches.batches(database, run=before.id))
     summed = (await batches.open_batches(database)).get(before.id)
     done = after.finished_at is not None or (newer is not None and summed is None)
@@ -243,8 +241,7 @@ async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str
             asked = {one.id for one in found if await end(maintenance, one)}
             await clean_up(maintenance)
         lines = await batch_lines(database, opened.providers, await stored_again(database, found))
-        record = await runs.read_run(database, found[0].run_id)
-        assert record is not None
+        record = await runs.run_record(database, found[0].run_id)
     sent = [line.batch.id for line in lines if line.batch.id in asked and line.batch.provider_id is not None]
     message = "no batch had to be cancelled"
     if asked:

@@ -249,9 +249,8 @@ async def recorded_plan(
     Raises UsageError where its functions, schemas or providers are not what they were, and for a run that is older than
     such plans.
     """
-    record = await runs.read_run(database, run)
+    record = await runs.run_record(database, run)
     settings = await runs.run_settings_of(database, run)
-    assert record is not None
     if settings is None:
         raise UsageError(
             f"run {run} was made by an older agac, which did not store its settings",

@@ -315,8 +315,8 @@ async def status(
         await refuse_unknown(found, root, workflow)
         if found is None:
             return StatusReport(root, 0, [])
-        records = [await runs.read_run(found, number) for number in (await runs.run_ids(found, workflow))[:newest]]
-        listed = [await run_report(found, record) for record in records if record]
+        numbers = (await runs.run_ids(found, workflow))[:newest]
+        listed = [await run_report(found, await runs.run_record(found, number)) for number in numbers]
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
         return StatusReport(root, size, listed)

@@ -96,8 +96,7 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
             if head.startswith(BOM):
                 file.read(len(BOM))
             found = encoding_of(head, encoding)
-            pieces = file if found is None else _Unpacked(_as_utf_8(file, found, shown), shown, found)
-            yield pieces if isinstance(pieces, BufferedReader) else BufferedReader(pieces, BUFFER)
+            yield BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown, found), BUFFER) if found else file
     except PermissionError as error:
         raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
     except OSError as error:
@@ -371,13 +370,10 @@ def prove_writable(folder: Path, remedy: str) -> None:
     """Raises AgacError when the folder, or the nearest one above it that is there, does not take a file of some pages.
     Killed at any point it leaves nothing: the file has no name."""
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
-    try:
-        with TemporaryFile(dir=there) as file:
-            file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise AgacError(f"{there}: cannot be written: {error.strerror or error}", remedy=remedy) from error
+    with explained(there, remedy), TemporaryFile(dir=there) as file:
+        file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -537,15 +533,13 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path, remedy: str = "") -> Iterator[None]:
-    """Turns an OSError that concerns `path`, an output where no `remedy` is given, into an AgacError that says what to
-    do."""
+def explained(path: Path, remedy: str = "", kind: type[AgacError] = AgacError) -> Iterator[None]:
+    """Turns an OSError that concerns `path`, an output where no `remedy` is given, into an error of this `kind` that
+    says what to do."""
     try:
         yield
     except OSError as error:
-        raise AgacError(
-            f"{path}: cannot be written: {error.strerror or error}", remedy=remedy or _remedy(error)
-        ) from error
+        raise kind(f"{path}: cannot be written: {error.strerror or error}", remedy=remedy or _remedy(error)) from error
 
 
 def _remedy(error: OSError) -> str:

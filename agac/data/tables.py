@@ -193,9 +193,7 @@ class TableLayout:
     def cells(self, record: Fields, error: str | None) -> list[JSONValue]:
         """The values of a row. A field that it lacks is null."""
         get = record.get
-        found = [get(column.name) for column in self.columns[:-1]]
-        found.append(error)
-        return found
+        return [*[get(column.name) for column in self.columns[:-1]], error]
 
 
 class Observed:

@@ -28,7 +28,7 @@ from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
-from agac.store.runs import RunRecord, counters, definition_of, newest_run, read_run, run_ids
+from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
 SAMPLE = 200
@@ -101,9 +101,7 @@ class BaselineRun:
     @staticmethod
     async def read(database: Database, number: int, *, continued: bool) -> BaselineRun:
         """The run of this number."""
-        record = await read_run(database, number)
-        assert record is not None
-        return BaselineRun(record, await definition_of(database, number), continued)
+        return BaselineRun(await run_record(database, number), await definition_of(database, number), continued)
 
     @staticmethod
     async def of(database: Database, plan: Plan) -> BaselineRun | None:

@@ -78,9 +78,9 @@ async def killed_before(database: Database, workflow: str) -> tuple[runs.Invocat
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
     """The retry with which the run's last invocation did not come to its end, or whose rows may wait for batches: a
     plain run finishes the rows that it opened as it would have."""
-    record = await runs.read_run(database, run)
-    last = record.invocation if record else None
-    if record is None or last is None or not last.body.get("retry"):
+    record = await runs.run_record(database, run)
+    last = record.invocation
+    if last is None or not last.body.get("retry"):
         return None
     ended = last.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED)
     waits = ended and record.finished_at is None and await was_batched(database, record.workflow)
@@ -385,8 +385,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     """Everything between the beginning and the end: rows walk until all are settled, or the run stops."""
     work, totals, stop_signal = context.work, context.totals, context.stop_signal
     database, run, _ = context.places
-    record = await runs.read_run(database, run)
-    assert record is not None
+    record = await runs.run_record(database, run)
     newest, since = await newest_result(database), record.fresh_since or 0.0
     async with (
         open_connections(work, uncommitted, stop_signal, context.settler.note_wait) as connections,

@@ -19,7 +19,7 @@ from agac.store import rows as store
 from agac.store.batches import rows_idle, rows_in_batches, rows_to_walk
 from agac.store.records import DerivedRows, NewRow
 from agac.store.rows import State, StoredRow
-from agac.store.runs import counters, read_run, row_counts
+from agac.store.runs import counters, row_counts, run_record
 
 CHUNK_ROWS = 512
 
@@ -95,9 +95,9 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None
     assert origin is not None
-    record, counts = await read_run(database, run), await store.made_counts(database, run)
-    changed = record is None or record.finished_at is None
-    anew = context.again_from is not None or context.cutoffs or (changed and level.maker.makes == "kept")
+    record, counts = await run_record(database, run), await store.made_counts(database, run)
+    changed = record.finished_at is None and level.maker.makes == "kept"
+    anew = context.again_from is not None or context.cutoffs or changed
     unended = (State.PENDING, State.FAILED)
     if not anew and not any(count.origin == origin and count.state in unended for count in counts):
         return False

@@ -203,7 +203,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     for stage in recorded_stages(definition):
         of_stage = store.present(made, stage.index)
         if stage.makes is not None and (of_stage["present"] or stage.makes != "rows"):
-            levels.append({"stage": stage.name, "makes": stage.makes, "rows": _by_outcome(of_stage)})
+            levels.append({"stage": stage.name, "makes": stage.makes, "rows": by_outcome(of_stage)})
     examples = await store.error_examples(database, run.id) if rows["failed"] else []
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
@@ -233,7 +233,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "input": definition["input"]["path"],
         "selection": run.selection,
         "output": run.output_dir,
-        "rows": _by_outcome(rows),
+        "rows": by_outcome(rows),
         **again,
         "levels": levels,
         "stages": stages,
@@ -251,7 +251,8 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _by_outcome(rows: dict[str, int]) -> dict[str, int]:
+def by_outcome(rows: dict[str, int]) -> dict[str, int]:
+    """Rows as reports have them: in all, and by what became of them."""
     return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
 
 

@@ -75,6 +75,9 @@ class BatchError:
         """The message, with the code where there is one."""
         return f"{self.message} ({self.code})" if self.code else self.message
 
+    def __str__(self) -> str:
+        return self.words if self.line is None else f"line {self.line}: {self.words}"
+
 
 @dataclass(frozen=True, slots=True)
 class Remote:

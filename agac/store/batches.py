@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -217,7 +218,7 @@ Ready = dict[tuple[int, int, bytes], ReadyTask]
 """What came of a row's tasks, by stage, replica and fingerprint."""
 
 project_token: Reads[[], str] = reads("project_token", str, first)
-read_batch: Reads[[int], BatchRecord | None] = reads("batch_read", BatchRecord, first)
+read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))  # of one that is there
 unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow
 untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)  # workflow
 batches_of_run: Reads[[int], list[BatchRecord]] = reads("batches_of_run", BatchRecord)

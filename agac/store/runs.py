@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agac.store.db import Database, Reads, first, reads, select
@@ -82,6 +83,7 @@ class WrittenFiles(NamedTuple):
 
 # By a run's number, if no other argument is named.
 read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
+run_record: Reads[[int], RunRecord] = reads("run_read", RunRecord, itemgetter(0))  # of one that is there
 definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds

@@ -157,7 +157,7 @@ class Batches:
         found = []
         for number, count in [*others, *own]:
             record = await batches.read_batch(database, number)
-            if record is None or record.state not in WAITING | AT_PROVIDER:
+            if record.state not in WAITING | AT_PROVIDER:
                 continue
             if record.run_id == run and self._reads_input and record.state in UNSENT:  # it is not sent as it is
                 continue

@@ -93,7 +93,7 @@ async def compare(context: BatchContext, own: Sequence[BatchRecord], findings: l
     for record in own:
         findings += await _find_late(context, record)
         now = await read_batch(context.database, record.id)
-        if now is not None and now.open:
+        if now.open:
             findings += await _look_at(context, now)
     findings += await _leftovers(context, own, clean=clean)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.keys import custom_id
 from agac.core.types import Reply, Request
-from agac.data.files import sync_folder
+from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.caller import CHARACTERS_A_TOKEN, Answer, Caller, request_for_model
 from agac.engine.effects import ActiveRow
@@ -33,14 +33,10 @@ FEWER = 97
 """Where only their size tells batches apart, those of one lane get sizes that differ by less than this."""
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """Raises StoreError where the disk refuses to take what is written."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "free some space (or fix the folder's permissions), then run the same command again: nothing is lost"
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy) from error
+    remedy = "free some space (or fix the folder's permissions), then run the same command again: nothing is lost"
+    return explained(path, remedy, StoreError)
 
 
 class Spool:

@@ -131,9 +131,7 @@ class Journal:
             writer.execute(sql("batch_plan"), values)
             return number
 
-        record = await batches.read_batch(self._database, await self._ledger.change(write))
-        assert record is not None
-        return record
+        return await batches.read_batch(self._database, await self._ledger.change(write))
 
     async def step(self, record: BatchRecord, to: BatchStep, note: str | None = None) -> BatchRecord:
         """One step further, or aside."""
@@ -208,9 +206,7 @@ class Journal:
                 f"batch {record.id} is not where it was: batch_{statement} found nothing to change",
                 remedy="another command worked on it; run `agac batch status`, then the same command again",
             )
-        after = await batches.read_batch(self._database, record.id)
-        assert after is not None
-        return after
+        return await batches.read_batch(self._database, record.id)
 
 
 def foreign(record: BatchRecord, provider_id: str | None) -> str:

@@ -223,7 +223,11 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
             case BatchStep.UPLOAD_INTENT:
                 record = await _upload(context, record, fresh=fresh)
             case BatchStep.BUILT | BatchStep.UPLOADED:
-                record = await _intend(context, record)
+                if (why := await _waits_for(context, record)) is not None:
+                    return await context.journal.remark(record, why)
+                mine = context.account(record.provider).provider
+                base_url = context.redactor.clean(mine.base_url)
+                record = await context.journal.write(record, "intend", account=mine.account, base_url=base_url)
             case BatchStep.CREATE_INTENT:
                 record = await (_create(context, record) if fresh else look_for(context, record))
             case _:
@@ -246,15 +250,6 @@ async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) ->
         if not await context.wait_and_retry(given, attempt, f"uploading {name}"):
             return record
     return record
-
-
-async def _intend(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Commits that it is about to be created, once there is room for it."""
-    if (why := await _waits_for(context, record)) is not None:
-        return await context.journal.remark(record, why)
-    account = context.account(record.provider)
-    base_url = context.redactor.clean(account.provider.base_url)
-    return await context.journal.write(record, "intend", account=account.provider.account, base_url=base_url)
 
 
 async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
