@@ -132,11 +132,8 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
             f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
             remedy="Free some space, or name a file on another disk.",
         )
-    try:
+    with explained(target.parent, "Check that you may write there, or name a file elsewhere.", StoreError):
         temporary, descriptor = create_temporary(target)
-    except OSError as error:
-        what = f"{target.parent} cannot be written: {error.strerror}"
-        raise StoreError(what, remedy="Check that you may write there, or name a file elsewhere.") from error
     try:
         temporary.chmod(source.stat().st_mode & 0o777)
         copy_database(source, temporary)

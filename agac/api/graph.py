@@ -12,7 +12,7 @@ from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import project_of
 from agac.api.status import database_path, stored_run, workflow_name
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, SpecError, UsageError, any_error
+from agac.core.errors import SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
 from agac.engine.telemetry import by_outcome
@@ -203,9 +203,4 @@ def save_drawing(text: str, file: Path | str) -> None:
             start = opened.read(max(map(len, OURS)))
         if start and not start.decode("utf-8", "replace").startswith(OURS):
             raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")
-    try:
-        write_whole(file, text)
-    except UsageError:
-        raise
-    except AgacError as error:
-        raise AgacError(error.message, remedy="Name a file elsewhere, or make room there.") from error
+    write_whole(file, text, "Name a file elsewhere, or make room there.")

@@ -70,19 +70,15 @@ async def runs(
     root, workflow = project_root(project), workflow_name(workflow)
     path = database_path(root)
     async with open_for_reading(path) as database:
-        lines = await history.run_lines(database, None) if database else []
         await refuse_unknown(database, root, workflow)
+        if database is None:
+            return RunsReport(root, database_bytes(path), 0, [])
+        lines, batches = await history.run_lines(database, None), await open_batches(database)
         wanted = [line for line in lines if workflow in (None, line.workflow)]
-        found = []
-        if database is not None:
-            last: dict[str, history.RunLine] = {}
-            before: dict[int, history.RunLine | None] = {}
-            for line in sorted(lines):
-                before[line.id], last[line.workflow] = last.get(line.workflow), line
-            batches = await open_batches(database)
-            found = [
-                await _line_report(database, line, before[line.id], batches.get(line.id)) for line in wanted[:newest]
-            ]
+        before, last = dict[int, history.RunLine | None](), dict[str, history.RunLine]()
+        for line in sorted(lines):
+            before[line.id], last[line.workflow] = last.get(line.workflow), line
+        found = [await _line_report(database, line, before[line.id], batches.get(line.id)) for line in wanted[:newest]]
     return RunsReport(root, database_bytes(path), len(wanted), found)
 
 
@@ -319,15 +315,9 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
         words: Counter[str] = Counter()
         for state, count in below.states.items():
             words[STATES[State(state)]] += count
-        children.append(
-            {
-                "made_by": maker.name,
-                "relation": "part" if below.parts else _CHILDREN[maker.makes or "items"],
-                "count": words.total(),
-                "states": dict(words),
-                "ids": below.ids,
-            }
-        )
+        relation = "part" if below.parts else _CHILDREN[maker.makes or "items"]
+        states = {"count": words.total(), "states": dict(words), "ids": below.ids}
+        children.append({"made_by": maker.name, "relation": relation, **states})
     if how["relation"] == "group":
         size = (await group_sizes(database, [row.key])).get(row.key)
         members = {

@@ -316,9 +316,9 @@ class AtomicFile:
     remedy = ""
     """What to do when it cannot be written; empty: what is done about an output."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remedy: str = "") -> None:
         """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""
-        self.path = path
+        self.path, self.remedy = path, remedy or self.remedy
         self._committed = False
         refuse_what_is_no_file(path)
         with explained(path, self.remedy):
@@ -376,9 +376,9 @@ def prove_writable(folder: Path, remedy: str) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, remedy: str = "") -> None:
     """Writes a file with this text, or nothing. Raises as `AtomicFile` does."""
-    file = AtomicFile(path)
+    file = AtomicFile(path, remedy)
     try:
         file.append(text)
         file.commit()

@@ -361,20 +361,13 @@ class AnthropicBatches(BatchApi):
             state, known = BatchState.CANCELLED if cancelled else expired, True
         created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
         return ProviderBatch(
-            id=id_,
-            state=state,
-            word=redactor.clean(word),
-            known=known,
-            total=sum(numbers) if numbers else None,
-            # all but `processing` stay 0 until the end: that is no count
-            done=counted["succeeded"] if ended else None,
-            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None,
-            created_at=created,
-            expires_at=moment(data.get("expires_at")),
-            ended_at=moment(data.get("ended_at")),
+            id=id_, state=state, word=redactor.clean(word), known=known, total=sum(numbers) if numbers else None,
+            done=counted["succeeded"] if ended else None,  # all but `processing` stay 0 until the end: that is no count
+            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None, created_at=created,
+            expires_at=moment(data.get("expires_at")), ended_at=moment(data.get("ended_at")),
             results_until=archived or (created + traits.results_kept if created and traits.results_kept else None),
             results=(Remote(id_, "output"),) if ended and archived is None else (),
-        )
+        )  # fmt: skip
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:

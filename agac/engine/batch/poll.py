@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from errno import ENOSPC
 from http import HTTPStatus
+from itertools import count
 from pathlib import Path
 
 from agac.core.errors import ErrorType, RowError, StoreError
@@ -109,15 +110,12 @@ async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Asks for the end of a batch for which that is decided. Asked twice it is ended once; where it could not be asked
     for, the note says why, and the next look at it asks again."""
     assert record.provider_id is not None
-    attempt = 0
-    while True:
-        attempt += 1
-        fault = await context.account(record.provider).api.cancel(record.provider_id)
-        if fault is None:
-            return record
+    api, attempts = context.account(record.provider).api, count(1)
+    while (fault := await api.cancel(record.provider_id)) is not None:
         fatal = fault.kind is FaultKind.FATAL
-        if fatal or not await context.wait_and_retry(fault, attempt, f"cancelling batch {record.id}"):
+        if fatal or not await context.wait_and_retry(fault, next(attempts), f"cancelling batch {record.id}"):
             return await context.journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
+    return record
 
 
 async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
@@ -191,9 +189,8 @@ async def _download(
     gone = record.results_until is not None and context.clocks.wall() > record.results_until
     account = context.account(record.provider)
     most = record.tasks * (account.provider.limits.reply_bytes + AROUND_A_REPLY)
-    attempt = 0
+    attempts = count(1)
     while True:
-        attempt += 1
         try:
             with writing(part):
                 part.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +209,7 @@ async def _download(
             raise
         if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
             got = replace(got, kind=FaultKind.TASK)
-        if got.kind is FaultKind.TASK or not await context.wait_and_retry(got, attempt, f"fetching {path.name}"):
+        if got.kind is FaultKind.TASK or not await context.wait_and_retry(got, next(attempts), f"fetching {path.name}"):
             part.unlink(missing_ok=True)
             return got
 
