@@ -93,19 +93,13 @@ async def _line_report(
         bodies = await history.definitions(database, [before.definition_hash, line.definition_hash])
         changes = workflow_changes(bodies[before.definition_hash], bodies[line.definition_hash])
     return {
-        "run": line.id,
-        "workflow": line.workflow,
-        "state": state_of(record, await last_invocation(database, record), batches),
-        "open_batches": json_form(batches),
-        "selection": record.selection,
-        "rows": by_outcome(row_counts(counts)),
-        "calls": calls_of(counts),
-        "started_at": iso(record.created_at),
-        "last_worked_at": iso(line.last_at),
-        "output": record.output_dir,
+        "run": line.id, "workflow": line.workflow,
+        "state": state_of(record, await last_invocation(database, record), batches), "open_batches": json_form(batches),
+        "selection": record.selection, "rows": by_outcome(row_counts(counts)), "calls": calls_of(counts),
+        "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": record.output_dir,
         "compared_with": before.id if before else None,
         "changes": [*changes, *(["--fresh"] if before and line.fresh_since is not None else [])],
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,17 +278,12 @@ async def _row_report(
             found.append(_stage_report(known, stage, prompt, attempts[stage.index], origins))
         known.learn(stage, task if task and task.fingerprint in (None, prompt.prints[0]) else None)
     return {
-        "id": row.id,
-        "occurrence": max(row.occurrence, 0),
-        "row_number": row.ordinal,
-        "in_input": row.ordinal is not None,
-        "state": STATES[State(row.state)],
+        "id": row.id, "occurrence": max(row.occurrence, 0), "row_number": row.ordinal,
+        "in_input": row.ordinal is not None, "state": STATES[State(row.state)],
         **({"kept_row": (await kept_rows(database, run, [row.id]))[row.id]} if row.state == State.DROPPED else {}),
-        "error": error_of(row),
-        "fields": json.loads(row.data),
-        "stages": found,
+        "error": error_of(row), "fields": json.loads(row.data), "stages": found,
         **await _relatives(database, stages, row),
-    }
+    }  # fmt: skip
 
 
 async def _relatives(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
@@ -328,14 +317,11 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
         }
     groups = await history.groups_of_row(database, row.key)
     return {
-        **how,
-        "row_number": (above[-1] if above else row).ordinal,
+        **how, "row_number": (above[-1] if above else row).ordinal,
         "place": row.place if how["relation"] == "child" else None,
-        "parents": [{"id": one.id, **made(one)} for one in above],
-        "children": children,
-        "members": members,
+        "parents": [{"id": one.id, **made(one)} for one in above], "children": children, "members": members,
         "groups": [{"id": name, "made_by": stages[origin].name} for origin, name in groups],
-    }
+    }  # fmt: skip
 
 
 def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
@@ -381,22 +367,15 @@ def _stage_report(
         ]
         replicated = {"vote": _vote(stage.vote, note, list(replicas.values())), "replicas": reports}
     return {
-        "name": stage.name,
-        "model": stage.model,
-        "alias": dict(stage.alias) if stage.alias else None,
-        "params": dict(stage.params),
-        "outcome": task.outcome if task else "open",
-        "stale": stale,
-        "passed_over": passed_over,
-        "operation": stage.operation.body() if stage.operation else None,
-        "traceback": note.get("traceback"),
-        **(_task_report(task, origins) if task else {}),
-        "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index],
-        **replicated,
+        "name": stage.name, "model": stage.model, "alias": dict(stage.alias) if stage.alias else None,
+        "params": dict(stage.params), "outcome": task.outcome if task else "open", "stale": stale,
+        "passed_over": passed_over, "operation": stage.operation.body() if stage.operation else None,
+        "traceback": note.get("traceback"), **(_task_report(task, origins) if task else {}),
+        "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index], **replicated,
         "prompt": json_form(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, attempts),
-    }
+    }  # fmt: skip
 
 
 def in_batch(task: RowTask) -> dict[str, Any]:
@@ -404,12 +383,7 @@ def in_batch(task: RowTask) -> dict[str, Any]:
     return {
         **({"replica": task.replica} if task.replica else {}),
         "fingerprint": task.fingerprint.hex(),
-        "waits": task.waits,
-        "round": task.round,
-        "batch": task.batch,
-        "run": task.run,
-        "provider_id": task.provider_id,
-        "step": task.step,
+        **{name: getattr(task, name) for name in ("waits", "round", "batch", "run", "provider_id", "step")},
         "submitted_at": iso(task.submitted_at) if task.provider_id is not None else None,
     }
 
@@ -440,9 +414,7 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
         found.append(
             {
                 **({"replica": attempt.replica} if attempt.replica else {}),
-                "number": attempt.number,
-                "invocation": attempt.invocation,
-                "purpose": attempt.purpose,
+                **{name: getattr(attempt, name) for name in ("number", "invocation", "purpose")},
                 "asked_again_with": said,
                 "of_earlier_content": attempt.fingerprint != rebuilt.print_of(attempt.replica),
                 **attempt.as_json(),

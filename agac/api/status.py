@@ -271,13 +271,9 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
     if waits and state == "running":
         body["waits"] = waits
     return {
-        "number": invocation.id,
-        "state": state,
-        "started_at": iso(invocation.at),
-        "ended_at": iso(invocation.ended_at),
-        "exit_code": invocation.exit_code,
-        **body,
-    }
+        "number": invocation.id, "state": state, "started_at": iso(invocation.at), "ended_at": iso(invocation.ended_at),
+        "exit_code": invocation.exit_code, **body,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,15 +84,12 @@ class TaskInputs(Report):
         stage, schema = self.stage, self.stage.schema
         schema_hash = digest(json.dumps(self.schema, sort_keys=True)).hex()
         return {
-            "model": stage.model,
-            "params": dict(stage.params),
+            "model": stage.model, "params": dict(stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": schema_hash},
-            **({} if stage.reply == "text" else {"reply": stage.reply}),
-            "messages": json_form(self.messages),
-            "reuse": stage.reuse,
-            **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
+            **({} if stage.reply == "text" else {"reply": stage.reply}), "messages": json_form(self.messages),
+            "reuse": stage.reuse, **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
             "salt": reuse_salt(stage.reuse, self.history.row.id, self.run),
-        }
+        }  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""

@@ -453,24 +453,15 @@ class Caller:
         connection, answer = attempts.connection, sent.answer
         reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
         call = Call(
-            number=attempts.number,
-            endpoint=connection.endpoint(reply),
-            purpose=attempts.purpose,
-            started_at=sent.at,
-            duration=sent.duration,
-            status=sent.status,
-            error=checked if isinstance(checked, RowError) else None,
-            ambiguous=fault is not None and fault.ambiguous,
-            usage=reply.usage if reply else Usage(),
-            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None,
-            body=sent.body,
-            again=again,
-            mended=isinstance(checked, ValidReply) and checked.mended,
-            refused=fault is not None and fault.kind is FaultKind.PAUSE,
-            ttft=reply.ttft if reply else None,
+            number=attempts.number, endpoint=connection.endpoint(reply), purpose=attempts.purpose, started_at=sent.at,
+            duration=sent.duration, status=sent.status, error=checked if isinstance(checked, RowError) else None,
+            ambiguous=fault is not None and fault.ambiguous, usage=reply.usage if reply else Usage(),
+            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None, body=sent.body,
+            again=again, mended=isinstance(checked, ValidReply) and checked.mended,
+            refused=fault is not None and fault.kind is FaultKind.PAUSE, ttft=reply.ttft if reply else None,
             time_to_response=reply.time_to_response if reply else None,
             service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
-        )
+        )  # fmt: skip
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)
             if unconfirmed is not limits.NOTHING:
@@ -502,30 +493,17 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
     if reply is not None:
         said = reply.text or reply.refusal or ""
     log_fields: dict[str, JSONValue] = {
-        "run": run,
-        "row": clean(row) if isinstance(row, str) else row,
-        "stage": stage,
-        **({"replica": attempts.replica} if attempts.replica else {}),
-        "attempt": call.number,
-        "purpose": call.purpose,
-        "model": model,
-        "answered_by": clean(call.endpoint.model),
-        "simulated": call.endpoint.simulated,
-        "status": call.status,
-        "error": call.error.type.value if call.error else None,
+        "run": run, "row": clean(row) if isinstance(row, str) else row, "stage": stage,
+        **({"replica": attempts.replica} if attempts.replica else {}), "attempt": call.number, "purpose": call.purpose,
+        "model": model, "answered_by": clean(call.endpoint.model), "simulated": call.endpoint.simulated,
+        "status": call.status, "error": call.error.type.value if call.error else None,
         "error_message": clean(call.error.message) if call.error else None,
-        "duration_ms": _ms(call.duration),
-        "ttft_ms": _ms(call.ttft),
-        "time_to_response_ms": _ms(call.time_to_response),
-        "input_tokens": call.usage.input_tokens,
-        "cached_tokens": call.usage.cached_tokens,
-        "output_tokens": call.usage.output_tokens,
-        "reasoning_tokens": call.usage.reasoning_tokens,
-        "service_tier": call.service_tier and clean(call.service_tier),
-        "cost_usd": call.cost,
+        **{f"{time}_ms": _ms(getattr(call, time)) for time in ("duration", "ttft", "time_to_response")},
+        **{f"{one}_tokens": getattr(call.usage, f"{one}_tokens") for one in ("input", "cached", "output", "reasoning")},
+        "service_tier": call.service_tier and clean(call.service_tier), "cost_usd": call.cost,
         "request": [{"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages],
         "reply": None if said is None else _cut(said, clean),
-    }
+    }  # fmt: skip
     _log.debug(
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
         log_fields["row"], stage, call.number, call.purpose, model, call.status, call.duration * 1000,

@@ -79,13 +79,10 @@ def estimate(
         made = min(made, most) if most else made
     calls = round(tasks * a_task)
     return CostEstimate(
-        calls=calls,
-        input_tokens=round(calls * given),
-        output_tokens=round(calls * made),
+        calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made),
         usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
-        usd_at_most=_at_most(stage, tasks, given),
-        basis="guess" if past is None else "history",
-    )
+        usd_at_most=_at_most(stage, tasks, given), basis="guess" if past is None else "history",
+    )  # fmt: skip
 
 
 def summed(dollars: Iterable[float | None]) -> float | None:

@@ -329,10 +329,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
 
 def _about(invocation: Invocation) -> dict[str, Any]:
     return {
-        "concurrency": invocation.concurrency,
-        "billed_a_row": invocation.billed_a_row,
-        "lost_calls": invocation.lost_calls,
-        "given": invocation.given,
+        **{name: getattr(invocation, name) for name in ("concurrency", "billed_a_row", "lost_calls", "given")},
         **({"retry": invocation.retry.filters()} if invocation.retry else {}),
         **({"retrieves": True} if invocation.retrieves else {}),
         **({"accepted": invocation.accepted} if invocation.accepted else {}),
@@ -365,20 +362,13 @@ async def _context(
         first = await first_event_since(database, run, retry.since)
         opened = ReopenedRows(first, retry.position(plan), retry.since)
     return InvocationContext(
-        work=work,
-        places=InvocationRef(database, run, event),
-        ledger=ledger,
-        stop_signal=stop_signal,
-        totals=totals,
-        stops=stops,
-        settler=Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies),
-        proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))),
-        budgets=invocation.budgets,
+        work=work, places=InvocationRef(database, run, event), ledger=ledger, stop_signal=stop_signal, totals=totals,
+        stops=stops, settler=Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies),
+        proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))), budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
-        cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None},
-        opened=opened,
+        cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
         batched=batched,
-    )
+    )  # fmt: skip
 
 
 async def _walk(context: InvocationContext, invocation: Invocation, uncommitted: CallLimit) -> None:

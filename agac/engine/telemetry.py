@@ -264,22 +264,13 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
         for way in count.error_type.split(",") if count.outcome == HOW else ():
             ways[way] += count.tasks
     return {
-        "name": stage["name"],
-        "model": model_of(stage),
-        "alias": stage.get("alias"),
+        "name": stage["name"], "model": model_of(stage), "alias": stage.get("alias"),
         "answered_by": sorted({c.model for c in own if c.outcome == "call" and not c.error_type}),
-        "done": tasks[Outcome.DONE],
-        "reused": tasks[Outcome.REUSED],
-        "failed": tasks[Outcome.FAILED],
-        "skipped": tasks[Outcome.SKIPPED],
-        "dropped": tasks[Outcome.DROPPED],
-        "repaired": ways["repair"],
-        "json_repaired": ways["json_repair"],
-        "by_fallback": ways["fallback"],
+        **{outcome.value: tasks[outcome] for outcome in Outcome}, "repaired": ways["repair"],
+        "json_repaired": ways["json_repair"], "by_fallback": ways["fallback"],
         **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
-        "timing_ms": _timing_ms(times, stage["name"]),
-        **({"agreement": _agreement(own)} if stage.get("vote") else {}),
-    }
+        "timing_ms": _timing_ms(times, stage["name"]), **({"agreement": _agreement(own)} if stage.get("vote") else {}),
+    }  # fmt: skip
 
 
 def _agreement(counts: Iterable[Count]) -> dict[str, Any]:
@@ -296,15 +287,13 @@ def _agreement(counts: Iterable[Count]) -> dict[str, Any]:
 
 def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
     """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 % than p95."""
-    found = {}
+    found: dict[str, dict[str, float | None]] = {}
     for measure in ("duration", "ttft", "time_to_response"):
         histogram = merged(h for (s, m), h in times.items() if m == measure and stage in (None, s))
-        p50, p95 = (quantile(histogram, share) for share in (0.5, 0.95))
-        found[measure] = {
-            "count": sum(histogram.values()),
-            "p50": None if p50 is None else round(p50 * 1000, 1),
-            "p95": None if p95 is None else round(p95 * 1000, 1),
-        }
+        found[measure] = {"count": sum(histogram.values())}
+        for name, part in (("p50", 0.5), ("p95", 0.95)):
+            seconds = quantile(histogram, part)
+            found[measure][name] = None if seconds is None else round(seconds * 1000, 1)
     return found
 
 
@@ -316,15 +305,12 @@ def cost_of(known: float, unpriced: int) -> float | None:
 def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
     """Calls, tokens and USD among some roll-ups of a run."""
     calls = [c for c in counts if c.outcome == "call"]
-    simulated = sum(c.simulated for c in calls)
+    simulated, kinds = sum(c.simulated for c in calls), ("input", "cached", "output", "reasoning")
     return {
         "count": sum(c.tasks for c in calls),
         "failed": sum(c.tasks for c in calls if c.error_type),
         "simulated": simulated,
-        "input_tokens": sum(c.input_tokens for c in calls),
-        "cached_tokens": sum(c.cached_tokens for c in calls),
-        "output_tokens": sum(c.output_tokens for c in calls),
-        "reasoning_tokens": sum(c.reasoning_tokens for c in calls),
+        **{f"{kind}_tokens": sum(getattr(c, f"{kind}_tokens") for c in calls) for kind in kinds},
         "cost_usd": cost_of(dollars_in_all(c.cost for c in calls), sum(c.unpriced for c in calls)),
         "cost_is_simulated": simulated > 0,
         "calls_without_price": sum(c.unpriced for c in calls),

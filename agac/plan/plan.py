@@ -195,14 +195,10 @@ def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
         for name, shown in (("input", plan.input), ("output", plan.output))
     }
     return {
-        "vars": snapshot(dict(plan.vars)),
-        "selection": _plain(plan.selection, root),
-        "concurrency": plan.concurrency,
-        **beside,
-        "rules": _plain(plan.rules, root),
-        "stages": [_stage_settings(stage, root) for stage in plan.stages],
+        "vars": snapshot(dict(plan.vars)), "selection": _plain(plan.selection, root), "concurrency": plan.concurrency,
+        **beside, "rules": _plain(plan.rules, root), "stages": [_stage_settings(stage, root) for stage in plan.stages],
         **({"remote": _plain(plan.remote, root)} if plan.remote else {}),
-    }
+    }  # fmt: skip
 
 
 def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:

@@ -82,13 +82,9 @@ class OpenAIBatches(BatchApi):
         size = path.stat().st_size
         with path.open("rb") as file:
             found = await self._ask(
-                "post",
-                "/files",
-                creates=True,
-                options={"headers": {"Content-Type": "multipart/form-data"}},
-                body={"purpose": "batch"},
-                files=[("file", (name, file, "application/jsonl"))],
-            )
+                "post", "/files", creates=True, options={"headers": {"Content-Type": "multipart/form-data"}},
+                body={"purpose": "batch"}, files=[("file", (name, file, "application/jsonl"))],
+            )  # fmt: skip
         if isinstance(found, Fault):
             return found
         if 0 < (stored := count(found, "bytes") or 0) < size:

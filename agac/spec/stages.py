@@ -85,18 +85,13 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
     rules, typed = merged(RunRulesFile, project.file, file), overrides.budget
     own = "ttft" in file.telemetry.model_fields_set
     return workflow.RunRules(
-        project=None if typed else value_of(project.file.budget),
-        workflow=typed or value_of(file.budget),
-        row=value_of(rules.row_budget),
-        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
+        project=None if typed else value_of(project.file.budget), workflow=typed or value_of(file.budget),
+        row=value_of(rules.row_budget), confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
         stop_loss=rules.stop_loss,
         max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
-        row_timeout=rules.row_timeout,
-        keep_replies=rules.keep_replies,
-        telemetry_file=rules.telemetry.file,
-        ttft=rules.telemetry.ttft,
-        where=(document if own else project.document).where(("telemetry", "ttft")),
-    )
+        row_timeout=rules.row_timeout, keep_replies=rules.keep_replies, telemetry_file=rules.telemetry.file,
+        ttft=rules.telemetry.ttft, where=(document if own else project.document).where(("telemetry", "ttft")),
+    )  # fmt: skip
 
 
 def value_of(written: Any) -> Any:
@@ -169,15 +164,11 @@ class StageBuilder:
         if written.messages is not None:
             examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages"), keys.syntax))
         return {
-            **self._defaulted(written, keys, levels, card),
-            "system": system,
-            "prompt": prompt,
-            "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None,
-            "output_schema": schema,
-            "examples": examples,
-            "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
+            **self._defaulted(written, keys, levels, card), "system": system, "prompt": prompt,
+            "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None, "output_schema": schema,
+            "examples": examples, "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
             "group": group,
-        }
+        }  # fmt: skip
 
     def _defaulted(
         self, written: StageFile, keys: DefaultsFile, levels: Mapping[workflow.Level, LevelKeys], card: Card | None
@@ -192,15 +183,11 @@ class StageBuilder:
             if level != "override"
         }
         return {
-            **_same_fields(written, keys),
-            "model": keys.model,
-            "fallback": tuple(keys.fallback) if chosen else (),
-            "params": params | ({"card": card.params} if card else {}),
-            "timeout": value_of(keys.timeout),
-            "concurrency": self.overrides.concurrency or keys.concurrency,
-            "levels": said,
+            **_same_fields(written, keys), "model": keys.model, "fallback": tuple(keys.fallback) if chosen else (),
+            "params": params | ({"card": card.params} if card else {}), "timeout": value_of(keys.timeout),
+            "concurrency": self.overrides.concurrency or keys.concurrency, "levels": said,
             "where": {key: place for _, places in levels.values() for key, place in places.items()},
-        }
+        }  # fmt: skip
 
     def _noted(self, found: tuple[T, list[Problem]]) -> T:
         """What was read; what is wrong with it is noted."""

@@ -325,21 +325,14 @@ class ResultReader:
         usage, price = reply.usage if reply is not None else Usage(), form.price(BATCH)
         began = record.submitted_at or record.planned_at
         return Call(
-            number=task.round + task.repairs,
-            endpoint=form.endpoint(reply),
-            purpose="repair" if task.repairs else "fallback" if task.position else "ask",
-            started_at=began,
+            number=task.round + task.repairs, endpoint=form.endpoint(reply),
+            purpose="repair" if task.repairs else "fallback" if task.position else "ask", started_at=began,
             duration=max((record.ended_at or began) - began, 0.0),
             status=line.status if reply is not None or not 200 <= line.status < 300 else None,
-            error=checked if isinstance(checked, RowError) else None,
-            ambiguous=False,
-            usage=usage,
-            cost=cost(usage, price) if reply is not None and price else None,
-            body=line.body,
-            again=task.round > 1,
-            mended=isinstance(checked, ValidReply) and checked.mended,
-            service_tier="batch",
-        )
+            error=checked if isinstance(checked, RowError) else None, ambiguous=False, usage=usage,
+            cost=cost(usage, price) if reply is not None and price else None, body=line.body, again=task.round > 1,
+            mended=isinstance(checked, ValidReply) and checked.mended, service_tier="batch",
+        )  # fmt: skip
 
 
 _NO_LINE: dict[str, MissingAnswer] = {
