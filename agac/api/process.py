@@ -130,8 +130,8 @@ class Job(BuiltWorkflow):
         own = f"{STDOUT} {self.input}" if self.file is None else self.output
         self.input.encode()  # which for a name that no store can hold says so
         name = job_name(Path(source if self.file is None else output).stem, own)
-        self.format = _format(output, options)
         self._refuse_places(source)
+        self.format = _format(output, options)
         self.keys = job_keys(self.input, options, root, self.format)
         also = said(output_schema=options.schema_model and "--schema-model", agent=options.agent and "--agent")
         also |= {one: f"--read {one}" for one in options.read}
@@ -170,6 +170,9 @@ class Job(BuiltWorkflow):
 
     def _refuse_places(self, source: str) -> None:
         """Raises UsageError where a file that is to be written is the INPUT, or another output, or cannot be one."""
+        if "://" in self.output:
+            todo = "Name a file. For a table, add `output: {to: …}` to the workflow that --save-workflow writes."
+            raise UsageError("OUTPUT is an address, and a job writes a file", remedy=todo)
         named = {"OUTPUT": self.file} if self.file is not None else {}
         for one in WRITTEN:
             if (text := getattr(self.options, one)) is not None:
@@ -211,9 +214,6 @@ def is_outside(stored: str) -> bool:
 def _format(output: str, options: ProcessOptions) -> str:
     """The format of an OUTPUT. Raises UsageError."""
     found = options.format or ("jsonl" if output == STDOUT else format_of(output) or "")
-    if "://" in output:
-        todo = "Name a file. For a table save the job as a workflow (--save-workflow), and add `output: {to: …}` to it."
-        raise UsageError("OUTPUT is an address, and a job writes a file", remedy=todo)
     if output.lower().endswith(PACKED):
         raise UsageError(f"OUTPUT {output}: results are not compressed", remedy="Leave out its last suffix.")
     if found not in FORMATS:
