@@ -24,24 +24,15 @@ from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import faults
 from agac.simulator.settings import setting_flags
 from agac.spec.models import (
-    BatchApiFile,
     BatchFile,
     BudgetFile,
-    CardFile,
     ConfirmFile,
     DefaultsFile,
     FileModel,
     InputFile,
-    LimitsFile,
     MessageFile,
     OutputFile,
-    PathsFile,
-    PriceFile,
-    ProjectFile,
-    ProviderSpec,
     ReduceFile,
-    RemoteContentFile,
-    RequestParamsFile,
     RetriesFile,
     RunRulesFile,
     StageFile,
@@ -49,6 +40,17 @@ from agac.spec.models import (
     TimeoutFile,
     VisibleFile,
     WorkflowFile,
+)
+from agac.spec.project_models import (
+    BatchApiFile,
+    CardFile,
+    LimitsFile,
+    PathsFile,
+    PriceFile,
+    ProjectFile,
+    ProviderSpec,
+    RemoteContentFile,
+    RequestParamsFile,
 )
 from agac.store.db import migrations, split_script
 from agac.store.query import views

@@ -35,8 +35,9 @@ from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
-from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.models import FileModel, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
+from agac.spec.project_models import CardFile, ProjectFile
 from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
 from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document

@@ -19,7 +19,7 @@ from agac.spec import validation as check
 from agac.spec.models import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import is_reference, project_root
 from agac.spec.workflow import Budget, Merge
-from agac.spec.yaml import read_yaml
+from agac.spec.yaml import Document, read_yaml
 
 
 def _variable(text: str) -> str:
@@ -83,32 +83,48 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
     file, problems = check.validate(JobFile, document)
     if file is None or document.problems or problems:
         raise SpecError([*document.problems, *problems])
-    llm, output, options = file.llm, file.output, options or ProcessOptions()
-    found: dict[str, Any] = {"prompt": file.prompt, "merge": output.merge_strategy}
-    found |= {"temperature": llm.temperature, "max_tokens": llm.max_tokens}
-    found["model"] = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
-    for key_, name in (("max_retries",) * 2, ("retry_delay",) * 2, ("batch_size", "parallel")):
-        value = getattr(file, key_)
-        found[name] = getattr(file.processing, key_) if value is None else value
-    found["parallel"] = 1 if "sequential" in (file.mode, file.processing.mode) else found["parallel"]
-    if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
-        new = None if name in SHIPPED else "openai-chat"
-        told = {"name": name, "dialect": new, "base_url": llm.base_url, "api_key": llm.api_key}
-        found["provider"] = {one: text for one, text in told.items() if text}
-    schema = output.output_schema
-    if schema is None and output.format == "structured":
-        schema = {"type": "object"}
-    found["reply"] = "json" if output.format == "json" and schema is None else None
-    if schema is not None and output.format == "text":
-        raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
-    if schema is not None and options.json_schema is None and options.schema_model is None:
-        file_or_keys = schema if isinstance(schema, dict) or is_reference(schema) else str(Path(path).parent / schema)
-        found["json_schema"] = file_or_keys
+    options = options or ProcessOptions()
+    found = {"prompt": file.prompt, "merge": file.output.merge_strategy} | _asked(file.llm) | _paced(file)
     given = options.given()
+    found |= _answers(file.output, Path(path), document) if not {"json_schema", "schema_model"} & given.keys() else {}
     given |= {"prompt": ""} if "template" in given else {}  # of both only one says what is asked
     kept = {name: value for name, value in found.items() if value is not None and name not in given}
     places = {key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept}
     return replace(options, **kept, places=places)
+
+
+def _asked(llm: LlmFile) -> dict[str, Any]:
+    """Options that say which model is asked, and where."""
+    model = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
+    found: dict[str, Any] = {"model": model, "temperature": llm.temperature, "max_tokens": llm.max_tokens}
+    if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
+        dialect = None if name in SHIPPED else "openai-chat"
+        found["provider"] = said(name=name, dialect=dialect, base_url=llm.base_url, api_key=llm.api_key)
+    return found
+
+
+def _paced(file: JobFile) -> dict[str, Any]:
+    """Options that say how many calls are made at a time, and how often one is made again."""
+    names = {"max_retries": "max_retries", "retry_delay": "retry_delay", "batch_size": "parallel"}
+    found = {
+        name: getattr(file.processing, own) if getattr(file, own) is None else getattr(file, own)
+        for own, name in names.items()
+    }
+    return found | ({"parallel": 1} if "sequential" in (file.mode, file.processing.mode) else {})
+
+
+def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str, Any]:
+    """Options that say what an answer has to be. Raises SpecError."""
+    schema = output.output_schema
+    if schema is None:
+        found: dict[str, dict[str, Any]] = {
+            "json": {"reply": "json"},
+            "structured": {"json_schema": {"type": "object"}},
+        }
+        return found.get(output.format or "", {})
+    if output.format == "text":
+        raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
+    return {"json_schema": schema if isinstance(schema, dict) or is_reference(schema) else str(path.parent / schema)}
 
 
 class _Blocks(yaml.SafeDumper):

@@ -34,9 +34,9 @@ from agac.engine.export import read_summary
 from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import INPUTS, PACKED, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
-from agac.spec.models import ProviderSpec
 from agac.spec.output_schema import PREFIX
 from agac.spec.paths import POSTGRES, Refused, is_pattern, is_reference, matches, project_root, state_folders, work_dir
+from agac.spec.project_models import ProviderSpec
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Budget, Merge, OutputSpec, ReplyForm
 from agac.store import runs
@@ -402,36 +402,37 @@ async def _ready(
         job.piped = str(await keep_rows(rows, job.root / INPUTS))
     if options.overwrite and options.resume:
         raise UsageError("--overwrite and --resume exclude each other", remedy="Keep one of them.")
-    if options.overwrite:
-        return job
+    if not options.overwrite:
+        await _refuse_foreign(job, output, options)
+    return job
+
+
+async def _refuse_foreign(job: Job, output: str, options: ProcessOptions) -> None:
+    """Raises UsageError for files in the place of this job's that it did not write, unless it `adopts` the OUTPUT."""
     async with open_for_reading(database_path(job.root)) as database:
         last = await runs.last_invocation(database, job.name) if database else None
         written = await runs.files_written(database, job.output) if database else []
     before = last.invocation.body.get("given", {}).get("job") if last else None
-    known = [one for run in written for one in run.files.values()]
-    # what an invocation was to write that was killed before it noted that it did
-    begun = {} if before is None or any(run.shown for run in written) else before
-    others = {one: Path(name) for one in WRITTEN if (name := getattr(options, one)) is not None}
-    foreign = [
-        path
-        for one, path in others.items()
-        if path.exists() and path.stat().st_size and stamp(path) not in known
-        if begun.get(one) != stored_path(str(path), job.root)
-        if getattr(read_summary(path.parent, path.name), "workflow", None) != job.name
-    ]
     there = job.file is not None and job.file.exists()
     job.adopts = before is None and there
     if job.adopts and not options.resume:
         what = f"{output} exists, and this job did not write it"
         raise UsageError(what, remedy=f"{_OVERWRITE} --resume adopts its results.")
-    if foreign:
-        raise UsageError(f"{foreign[0]} exists, and this job did not write it", remedy=_OVERWRITE)
+    known = [one for run in written for one in run.files.values()]
+    # what an invocation was to write that was killed before it noted that it did
+    begun = {} if before is None or any(run.shown for run in written) else before
+    for one in WRITTEN:
+        path = Path(getattr(options, one) or "")
+        if (
+            path.is_file() and path.stat().st_size and stamp(path) not in known
+            and begun.get(one) != stored_path(str(path), job.root)
+            and getattr(read_summary(path.parent, path.name), "workflow", None) != job.name
+        ):  # fmt: skip
+            raise UsageError(f"{path} exists, and this job did not write it", remedy=_OVERWRITE)
     if before is not None and there and before["input"] != job.input:
-        what = f"{output} has the results of another INPUT, {before['input']}"
-        raise UsageError(what, remedy=_OVERWRITE)
+        raise UsageError(f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE)
     if options.resume is False and there:
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
-    return job
 
 
 _OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."

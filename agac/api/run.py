@@ -46,9 +46,10 @@ from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError,
 from agac.core.keys import canonical
 from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
+from agac.data.sinks import drop_previous
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
-from agac.engine.export import drop_previous, keep_previous, target_of
+from agac.engine.export import keep_previous, target_of
 from agac.engine.invocation import Batching, Clocks, Retry, Scope, ShownReplies, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
@@ -58,7 +59,7 @@ from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles
 from agac.spec.loader import BuiltWorkflow, WorkflowSource, in_order, load_workflow
 from agac.spec.paths import project_root
-from agac.spec.workflow import Overrides
+from agac.spec.workflow import Overrides, WrittenStage
 from agac.store import runs
 from agac.store.batches import unfinished_batches
 from agac.store.db import Database
@@ -120,11 +121,10 @@ async def _invoke(
     if missing:
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    invocation = Invocation(given=options.given() | dict(workflow.given if isinstance(workflow, Workflow) else {}))
-    in_batches = [stage.name for stage in checked.workflow.asking if stage.run_mode == "batch"]
-    if options.stream and in_batches:
-        what = f"--stream: stage {in_batches[0]!r} is asked in batches, whose replies come whole"
-        raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
+    built = workflow if isinstance(workflow, Workflow) else None
+    invocation = Invocation(given=options.given() | dict(built.given if built else {}))
+    if options.stream:
+        _refuse_batches(checked.workflow.asking)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         names = {one.provider.name for models in checked.models.values() for one in models}
@@ -133,8 +133,9 @@ async def _invoke(
         most = 1 if options.stream else options.concurrency
         plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
-        warnings += [] if retry else await remote_moves(database, opened, checked.workflow)
-        if retry is not None:
+        if retry is None:
+            warnings += await remote_moves(database, opened, checked.workflow)
+        else:
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
         if options.fresh:
@@ -142,8 +143,7 @@ async def _invoke(
         batching = batching_of(opened, providers, plan.workflow, options, confirm)
         rows, place = partial(selected_rows, checked, plan.selection), partial(place_of, checked.source)
         work = work_of(opened, plan, batching, rows, place)
-        watcher = workflow.watcher if isinstance(workflow, Workflow) else None
-        work = replace(work, fresh=options.fresh, scope=scope, retry=retry, watcher=watcher)
+        work = replace(work, fresh=options.fresh, scope=scope, retry=retry, watcher=built.watcher if built else None)
         if options.stream:
             replies = ShownReplies(show_reply, work.redactor)
             stack.callback(replies.ended, "", "broken off")
@@ -154,8 +154,7 @@ async def _invoke(
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
-            quotes = workflow.quotes if isinstance(workflow, Workflow) else None
-            work = await confirm_cost(database, work, confirm, quotes)
+            work = await confirm_cost(database, work, confirm, built.quotes if built else None)
 
         def count_of() -> RowCount | None:
             if retry is None:
@@ -171,6 +170,14 @@ async def _invoke(
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         return report
+
+
+def _refuse_batches(stages: Iterable[WrittenStage]) -> None:
+    """Raises UsageError where replies that are to be shown as they are written come whole."""
+    for stage in stages:
+        if stage.run_mode == "batch":
+            what = f"--stream: stage {stage.name!r} is asked in batches, whose replies come whole"
+            raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
 
 
 async def _refuse_another_version(database: Database, run: int, plan: Plan) -> None:

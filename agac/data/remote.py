@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import aiohttp
     from huggingface_hub import HfApi
 
-    from agac.spec.models import RemoteContentFile
+    from agac.spec.project_models import RemoteContentFile
 
 FOLDER = Path(".agac") / "remote"
 """Where it is kept, relative to the project, as HASH/NAME: the same bytes are one file, which nothing changes. A file

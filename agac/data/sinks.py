@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.types import JSONValue, RowId
-from agac.data.files import AtomicFile, explained, put_aside, refuse_what_is_no_file
+from agac.data.files import PREVIOUS, AtomicFile, explained, put_aside, refuse_what_is_no_file
 from agac.data.json_formats import decode, encode
 from agac.data.parquet import ParquetSink
 from agac.data.tables import OutputRow, TableLayout
@@ -275,3 +275,15 @@ PREVIEW_DATABASE = "results.db"
 def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
     """The name of a format's file in the output folder."""
     return f"results.{format}"
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The files in an output folder: the summary, which tells of the others, last."""
+    names = {*FILES, *map(file_of, TABLES)}
+    return [folder / name for name in sorted(names, key="summary.json".__eq__)]
+
+
+def drop_previous(folder: Path) -> None:
+    """Removes the results that were kept."""
+    for file in result_files(folder):
+        file.with_stem(f"{file.stem}.{PREVIOUS}").unlink(missing_ok=True)

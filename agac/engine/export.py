@@ -454,24 +454,12 @@ def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | N
         return None
 
 
-def _results(folder: Path) -> list[Path]:
-    """The files in an output folder: the summary, which tells of the others, last."""
-    names = {*sinks.FILES, *map(sinks.file_of, sinks.TABLES)}
-    return [folder / name for name in sorted(names, key="summary.json".__eq__)]
-
-
 def keep_previous(folder: Path) -> None:
     """Keeps the results in this folder beside those that take their place, unless earlier ones are kept already."""
     if read_summary(folder, f"summary.{PREVIOUS}.json") is None:
-        for file in _results(folder):
+        for file in sinks.result_files(folder):
             if file.is_file() and not file.is_symlink():
                 put_aside(file, PREVIOUS, replace=True)
-
-
-def drop_previous(folder: Path) -> None:
-    """Removes the results that were kept."""
-    for file in _results(folder):
-        file.with_stem(f"{file.stem}.{PREVIOUS}").unlink(missing_ok=True)
 
 
 async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:

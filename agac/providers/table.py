@@ -15,7 +15,7 @@ from agac.providers import anthropic, openai
 from agac.providers.provider import BatchTraits, Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
-    from agac.spec.models import ProviderSpec
+    from agac.spec.project_models import ProviderSpec
 
 # What is known about the batches of each provider, as data: numbers with their sources, read November 2026.
 

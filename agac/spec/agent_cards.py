@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, cast
 from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_you_mean, key_path, listed
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, counted
-from agac.spec.models import CardFile, MessageFile
+from agac.spec.models import MessageFile
 from agac.spec.paths import OutsideProject, RemoteContent, Unusable, existing_file, files_called, home_of, read_text
+from agac.spec.project_models import CardFile
 from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker

@@ -14,8 +14,9 @@ from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean
 from agac.spec import paths
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, PathsFile, ProjectFile, ProviderSpec, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
 from agac.spec.paths import Refused
+from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow

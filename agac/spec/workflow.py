@@ -17,7 +17,7 @@ from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, Template, sound_template
 
 if TYPE_CHECKING:
-    from agac.spec.models import ProjectFile
+    from agac.spec.project_models import ProjectFile
     from agac.spec.yaml import Document
 
 BatchRetry = Literal["batch", "sync", "fail"]

@@ -16,7 +16,8 @@ from agac import api
 from agac.core.errors import UsageError
 from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
-from agac.spec.models import CardFile, FileModel, ProjectFile, WorkflowFile
+from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.project_models import CardFile, ProjectFile
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS: dict[str, type[FileModel]] = {"workflow": WorkflowFile, "project": ProjectFile, "card": CardFile}

@@ -12,7 +12,7 @@ from agac.providers.structured import INSTRUCTION
 from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
 from agac.simulator.anthropic import described_bounds, schema_problem, schema_with_described_bounds
 from agac.simulator.replies import canonical
-from agac.spec.models import ProviderSpec
+from agac.spec.project_models import ProviderSpec
 
 OWN = replace(LOOK_ALIKES["anthropic"], name="own", base_url="http://127.0.0.1:1/v1")
 ASKED = (Message("system", "Classify."), Message("user", "Great!"))

@@ -10,7 +10,7 @@ from agac.core.types import Params
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.provider import Limits, Price, Provider
 from agac.providers.table import AZURE_BATCHES, DIALECTS, GENERIC_BATCHES, OPENAI_BATCHES, SHIPPED, build_providers
-from agac.spec.models import ProviderSpec
+from agac.spec.project_models import ProviderSpec
 
 
 def spec(

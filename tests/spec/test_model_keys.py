@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
-from agac.spec.models import BatchFile, CardFile, DefaultsFile, FileModel, ProjectFile, StageFile, WorkflowFile
+from agac.spec.models import BatchFile, DefaultsFile, FileModel, StageFile, WorkflowFile
+from agac.spec.project_models import CardFile, ProjectFile
 from agac.spec.stages import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate
 from agac.spec.workflow import Stage
