@@ -453,15 +453,24 @@ class Caller:
         connection, answer = attempts.connection, sent.answer
         reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
         call = Call(
-            number=attempts.number, endpoint=connection.endpoint(reply), purpose=attempts.purpose, started_at=sent.at,
-            duration=sent.duration, status=sent.status, error=checked if isinstance(checked, RowError) else None,
-            ambiguous=fault is not None and fault.ambiguous, usage=reply.usage if reply else Usage(),
-            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None, body=sent.body,
-            again=again, mended=isinstance(checked, ValidReply) and checked.mended,
-            refused=fault is not None and fault.kind is FaultKind.PAUSE, ttft=reply.ttft if reply else None,
+            number=attempts.number,
+            endpoint=connection.endpoint(reply),
+            purpose=attempts.purpose,
+            started_at=sent.at,
+            duration=sent.duration,
+            status=sent.status,
+            error=checked if isinstance(checked, RowError) else None,
+            ambiguous=fault is not None and fault.ambiguous,
+            usage=reply.usage if reply else Usage(),
+            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None,
+            body=sent.body,
+            again=again,
+            mended=isinstance(checked, ValidReply) and checked.mended,
+            refused=fault is not None and fault.kind is FaultKind.PAUSE,
+            ttft=reply.ttft if reply else None,
             time_to_response=reply.time_to_response if reply else None,
             service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
-        )  # fmt: skip
+        )
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)
             if unconfirmed is not limits.NOTHING:

@@ -154,8 +154,12 @@ def reply_of(
 ) -> Reply:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off."""
     return Reply(
-        text=texts[0] if texts else "", finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
-        usage=usage, model=text(data, "model") or model, refusal=refusal,
+        text=texts[0] if texts else "",
+        finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
+        usage=usage,
+        model=text(data, "model") or model,
+        refusal=refusal,
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
-        service_tier=tier if isinstance(tier := data.get("service_tier"), str) else None, others=tuple(texts[1:]),
-    )  # fmt: skip
+        service_tier=tier if isinstance(tier := data.get("service_tier"), str) else None,
+        others=tuple(texts[1:]),
+    )

@@ -85,13 +85,18 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
     rules, typed = merged(RunRulesFile, project.file, file), overrides.budget
     own = "ttft" in file.telemetry.model_fields_set
     return workflow.RunRules(
-        project=None if typed else value_of(project.file.budget), workflow=typed or value_of(file.budget),
-        row=value_of(rules.row_budget), confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
+        project=None if typed else value_of(project.file.budget),
+        workflow=typed or value_of(file.budget),
+        row=value_of(rules.row_budget),
+        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
         stop_loss=rules.stop_loss,
         max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
-        row_timeout=rules.row_timeout, keep_replies=rules.keep_replies, telemetry_file=rules.telemetry.file,
-        ttft=rules.telemetry.ttft, where=(document if own else project.document).where(("telemetry", "ttft")),
-    )  # fmt: skip
+        row_timeout=rules.row_timeout,
+        keep_replies=rules.keep_replies,
+        telemetry_file=rules.telemetry.file,
+        ttft=rules.telemetry.ttft,
+        where=(document if own else project.document).where(("telemetry", "ttft")),
+    )
 
 
 def value_of(written: Any) -> Any:
