@@ -37,6 +37,8 @@ def jobs_of(output: str, options: ProcessOptions, models: Sequence[str]) -> list
     UsageError for an OUTPUT that is no file."""
     if output == STDOUT:
         raise UsageError("OUTPUT - cannot hold the results of several models", remedy="Name a file.")
+    if options.to is not None:
+        raise UsageError("--to: the table cannot hold the results of several models", remedy="Leave it out.")
     jobs: dict[str, tuple[str, ProcessOptions]] = {}
     for model in dict.fromkeys(models):
         name = short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]

@@ -56,7 +56,7 @@ class ProcessOptions(CommonOptions):
     stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's.
     Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
     the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
-    `summary_output` are further files. `work_dir` is a folder for the job's state, which is then a project of its own.
+    `summary_output` are further files, `to` is a table. `work_dir` is a folder for the job's state, a project itself.
     `overwrite` replaces an OUTPUT that this job did not write; `resume` adopts its results instead, after `confirm` or
     `yes`, and where it is False an OUTPUT that is there is refused. With `quote`, as above `confirm_above`, 20 rows are
     run, and `confirm` is asked with a `Quote` of the rest. All others are those of `agac.RunOptions` and of a
@@ -81,6 +81,7 @@ class ProcessOptions(CommonOptions):
     merge: Merge | None = None
     format: str | None = None
     csv_safe: bool = False
+    to: str | None = None
     temperature: float | None = None
     max_tokens: int | None = None
     max_retries: int | None = None
@@ -171,8 +172,9 @@ class Job(BuiltWorkflow):
     def _refuse_places(self, source: str) -> None:
         """Raises UsageError where a file that is to be written is the INPUT, or another output, or cannot be one."""
         if "://" in self.output:
-            todo = "Name a file. For a table, add `output: {to: …}` to the workflow that --save-workflow writes."
-            raise UsageError("OUTPUT is an address, and a job writes a file", remedy=todo)
+            raise UsageError(
+                "OUTPUT is an address, and a job writes a file", remedy="Name a file, and the table with --to."
+            )
         named = {"OUTPUT": self.file} if self.file is not None else {}
         for one in WRITTEN:
             if (text := getattr(self.options, one)) is not None:
@@ -181,6 +183,8 @@ class Job(BuiltWorkflow):
         place = source
         with suppress(Refused):
             place = str(parse_database(source).path) if source.startswith(SCHEME) else source
+        if (to := self.options.to or "").startswith(SCHEME):
+            own[Path(to.removeprefix(SCHEME).partition("?")[0]).absolute()] = "the database of --to"
         own |= {Path(place).absolute(): "the INPUT"} if place != PIPED and "://" not in place else {}
         texts = (text for one in _READ if isinstance(text := getattr(self.options, one), str) and _is_file(text))
         own |= dict.fromkeys(map(Path, texts), "a file that the job reads")
@@ -271,6 +275,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     )  # fmt: skip
     tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
     target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
+    target |= said(to=options.to and stored_path(options.to, root))
     read = {name: int(text) if text.isdigit() else text for name, text in options.read.items()}
     read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
     told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
@@ -283,10 +288,11 @@ _SAME = (
 )  # fmt: skip
 _READ = ("template", "json_schema", "instruction", "agent_card")
 WRITTEN = ("error_output", "telemetry_output", "summary_output")
-_FILES = ("template", "json_schema", "agent_card", *WRITTEN)
+_FILES = ("template", "json_schema", "agent_card", "to", *WRITTEN)
 _FLAGS = {
     "": "agac process", "path": "INPUT", "prompt": "--prompt", "template": "--template", "agent": "--agent-card",
     "instructions": "--instruction", "output_schema": "--json-schema", "id_field": "--id-field", "merge": "--merge",
+    "to": "--to",
 }  # fmt: skip
 """The options that keys of the workflow come from."""
 

@@ -98,6 +98,8 @@ class ProcessCommand(click.Command):
                  help="How a result is written together with the fields of its row."),
     click.option("--format", type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),
                  help="The format of OUTPUT."),
+    click.option("--to", metavar="TABLE", help="Write the rows into a table too: sqlite://FILE?table=NAME, or "
+                 "postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME."),
     click.option("--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."),
     click.option("--max-retries", "--retries", "max_retries", type=click.IntRange(0, 99), metavar="N",
                  help="Retry a failed call up to N times."),

@@ -238,6 +238,10 @@ def test_a_variable_may_hold_the_whole_address(
     )
     assert (report.exit_code, json.loads((below / "o.jsonl").read_text())["result"]) == (0, "one")
     assert agac.resume(report.summary["job"]).invocation["calls"] == 0
+    job = agac.ProcessOptions(prompt="{{id}}", model="local/echo", id_field="id", to="${DATABASE_URL}&table=said")
+    report = agac.process("${DATABASE_URL}&table=shop", "p.jsonl", job)
+    agac.resume(report.summary["job"], project=project.root)
+    assert postgres.sql("SELECT id, result FROM said") == [("a", "a")]
     files = [path for path in project.root.rglob("*") if path.is_file() and path.name != ".env"]
     assert not [path for path in files if password.encode() in path.read_bytes()]
 

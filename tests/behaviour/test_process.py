@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -89,6 +91,20 @@ def test_every_format_and_option_has_its_place(project: ProjectFolder, words: tu
     process(project, *words, "--prompt", "Said ${text}", "--limit", "1", "--no-final-summary")
     (made,) = project.root.glob("o.*")
     assert made.read_text("utf-8").startswith(written)
+
+
+def test_rows_go_into_a_table_too(project: ProjectFolder) -> None:
+    project.numbered(3)
+    (below := project.root / "below").mkdir()
+    words = ("../data/rows.csv", "o.csv", "--id-field", "id", "-p", "{text}", "-m", "simulator/echo", "--to")
+    process(project, *words, "sqlite://../t.db?table=t", "--limit", "2", cwd=below)
+    ran = process(project, *words, "sqlite://../t.db?table=t", cwd=below)
+    assert project.agac("resume", ran.json["job"], code=0).json["skipped_rows"] == 3
+    with closing(sqlite3.connect(project.root / "t.db")) as database:
+        assert len(database.execute("SELECT id, result FROM t").fetchall()) == 3
+    assert not list(project.root.glob("**/*.previous-2"))
+    for wrong, said in (("t.db?tabel=t", "--to: unknown parameter"), ("o.csv?table=t", "is the database of --to")):
+        assert said in process(project, *words, f"sqlite://{wrong}", code=2, cwd=below).err
 
 
 def test_how_the_input_is_read_is_said_by_keys_of_a_workflow(project: ProjectFolder) -> None:
