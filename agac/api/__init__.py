@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
     from agac.api.plan import Quote, plan
-    from agac.api.process import ProcessOptions, process, process_plan, resume
+    from agac.api.job import ProcessOptions
+    from agac.api.process import process, process_plan, resume
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import ResultRow, RowCounts, RunReport, Sink
     from agac.api.retrieve import (
@@ -71,7 +72,8 @@ _HOMES = {
         "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.job_files": "read_job save_job",
         "api.plan": "Quote plan",
-        "api.process": "ProcessOptions process process_plan resume",
+        "api.job": "ProcessOptions",
+        "api.process": "process process_plan resume",
         "api.project": "CheckReport RunOptions validate",
         "api.report": "ResultRow RowCounts RunReport Sink",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from agac.api.job import Job
 from agac.api.plan import Confirm, ask
 from agac.api.project import project_of, ready_workflow, selected_rows
 from agac.api.status import database_path
@@ -20,9 +20,6 @@ from agac.plan.plan import Selection, make_plan
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage
 from agac.store.writer import found_answers, keep_found, open_database
-
-if TYPE_CHECKING:
-    from agac.api.process import Job
 
 _OVERWRITE = "replace the file with --overwrite, which keeps a copy."
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.process import STDOUT, WRITTEN, Job, ProcessOptions, process
+from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions
+from agac.api.process import process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
 from agac.api.status import database_path
@@ -35,10 +36,9 @@ class ComparisonReport(NamedTuple):
 def jobs_of(output: str, options: ProcessOptions, models: Sequence[str]) -> list[tuple[str, ProcessOptions]]:
     """The OUTPUT and the options of each model's job; all files that it writes have the model in their names. Raises
     UsageError for an OUTPUT that is no file."""
-    if output == STDOUT:
-        raise UsageError("OUTPUT - cannot hold the results of several models", remedy="Name a file.")
-    if options.to is not None:
-        raise UsageError("--to: the table cannot hold the results of several models", remedy="Leave it out.")
+    if output == STDOUT or options.to is not None:
+        what = "OUTPUT -" if output == STDOUT else "the table of --to"
+        raise UsageError(f"{what} cannot hold the results of several models", remedy="Name a file, and no table.")
     jobs: dict[str, tuple[str, ProcessOptions]] = {}
     for model in dict.fromkeys(models):
         name = short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from agac.api.status import stored_run
 from agac.core.errors import ErrorType, RowError
@@ -15,13 +15,11 @@ from agac.data.files import PREVIOUS, explained, growing_mark
 from agac.data.tables import Observed
 from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
 from agac.engine.replay import FinalRows
+from agac.spec.workflow import Merge
 from agac.store import runs
 from agac.store.db import Database, write
 from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import ExportRow, State
-
-if TYPE_CHECKING:
-    from agac.api.process import ProcessOptions
 
 STAGE = "result"
 """The name of the one stage of a job."""
@@ -42,8 +40,11 @@ class EndedRows:
     begins it anew.
     """
 
-    def __init__(self, root: Path, job: ProcessOptions, grows: Path | None, tell: Told | None) -> None:
-        self._root, self._job, self._grows, self._tell = root, job, grows, tell
+    def __init__(
+        self, root: Path, grows: Path | None, tell: Told | None, merge: Merge | None, by: str | None, *, inputs: bool
+    ) -> None:
+        self._root, self._grows, self._tell = root, grows, tell
+        self._merge, self._id_field, self._inputs = merge, by, inputs
         self._database: Database | None = None
         self._file: IO[str] | None = None
         self._told = bytearray()
@@ -99,22 +100,21 @@ class EndedRows:
                     self._tell(lines)
 
     def _lines(self, rows: list[ExportRow]) -> list[str]:
-        job, layout = self._job, None
-        if job.merge not in PLAIN_MERGES and rows:
+        layout = None
+        if self._merge not in PLAIN_MERGES and rows:
             observed = Observed(None)
             for row in rows:
                 observed.row(json.loads(row.data) or {})
                 observed.result(json.loads(row.value or "null"))
-            layout = observed.layout(job.merge, STAGE, job.id_field)
-        lines = Lines(rows, job.include_input, layout, job.merge).results
+            layout = observed.layout(self._merge, STAGE, self._id_field)
+        lines = Lines(rows, self._inputs, layout, self._merge).results
         return [line.replace("\n", " ").replace("\r", " ") for line in lines]  # white space of the model's JSON
 
     async def _begin(self) -> None:
         """The file with all that the run has come to, in the place of what was there."""
         database, path = self._database, self._grows
         assert database is not None and path is not None  # noqa: PT018
-        record = await runs.read_run(database, self.run)
-        assert record is not None
+        record = await runs.run_record(database, self.run)
         outputs = Outputs(record, self._root, 0)
         previous = outputs.previous(record, await runs.files_written(database, record.output_dir))
         notes = dict(record.exported_files)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator
 
-from agac.api.process import Job, ProcessOptions, is_outside, said
+from agac.api.job import Job, ProcessOptions, is_outside, said
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED

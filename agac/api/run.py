@@ -123,8 +123,7 @@ async def _invoke(
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     built = workflow if isinstance(workflow, Workflow) else None
     invocation = Invocation(given=options.given() | dict(built.given if built else {}))
-    if options.stream:
-        _refuse_batches(checked.workflow.asking)
+    _refuse_batches(checked.workflow.asking if options.stream else ())
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
         names = {one.provider.name for models in checked.models.values() for one in models}

@@ -120,7 +120,7 @@ def test_what_several_models_cannot_do_is_said(project: ProjectFolder) -> None:
     words = ("process", "data/rows.csv")
     both = ("-m", "simulator/small", "-m", "simulator/large", "-p", "{text}")
     assert "cannot hold the results of several models" in project.agac(*words, "-", *both, code=2).err
-    assert "--to: the table cannot" in project.agac(*words, "o.csv", *both, "--to", "sqlite://d?table=t", code=2).err
+    assert "the table of --to cannot" in project.agac(*words, "o.csv", *both, "--to", "sqlite://d?table=t", code=2).err
     assert "a workflow has one model" in project.agac(*words, "o.csv", *both, "--save-workflow", "w.yml", code=2).err
     ran = project.agac(*words, "o.csv", *both, "--dry-run", "--limit", "1", code=0)
     assert ran.out.count("Expected: 1 call") == 2
