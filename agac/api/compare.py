@@ -9,14 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions
+from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions, job_root
 from agac.api.process import process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
 from agac.api.status import database_path
 from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
-from agac.spec.paths import project_root, work_dir
 from agac.spec.workflow import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
@@ -79,8 +78,7 @@ async def compare(
     for place, job in jobs:
         try:
             if isinstance(budget, Budget):
-                root = project_root(more.get("project"), bare=True)
-                root = work_dir(Path(job.work_dir).resolve(), root) if job.work_dir else root
+                root = job_root(job, more.get("project"))
                 others = [Job(root, str(input), *one, None) for one in jobs if one[0] != place]
                 job = replace(job, budget=await _left(budget, others))
             report = await asynchronous(process)(input, place, job, **more)

@@ -23,7 +23,7 @@ from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.output_schema import PREFIX
-from agac.spec.paths import POSTGRES, Refused, is_pattern, is_reference, matches, state_folders
+from agac.spec.paths import POSTGRES, Refused, is_pattern, is_reference, matches, project_root, state_folders, work_dir
 from agac.spec.project_models import ProviderSpec
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Merge, OutputSpec, ReplyForm
@@ -180,6 +180,12 @@ class Job(BuiltWorkflow):
         self.taken = own
 
 
+def job_root(options: ProcessOptions, project: Path | str | None) -> Path:
+    """Where the state of a job lies. Raises UsageError."""
+    root = project_root(project, bare=True)
+    return work_dir(Path(options.work_dir).resolve(), root) if options.work_dir else root
+
+
 def stored_path(text: str, root: Path) -> str:
     """A path of the command line as a project has it: relative to its root where it is inside, else absolute."""
     if text in (PIPED, STDOUT) or POSTGRES.match(text) or ("://" in text and not text.startswith(SCHEME)):
@@ -283,8 +289,7 @@ _FLAGS = {
 def _stored(options: ProcessOptions, root: Path) -> dict[str, Any]:
     """The options as an invocation notes them: what resumes the job from any folder."""
     found = options.given()
-    paths = [name for name in FILES if isinstance(found.get(name), str)]
     if is_file(options.instruction or ""):  # with its `./` it is no text, should the file go
         place = stored_path(found["instruction"], root)
         found["instruction"] = place if is_outside(place) else f"./{place}"
-    return found | {name: stored_path(found[name], root) for name in paths}
+    return found | {name: stored_path(found[name], root) for name in FILES if isinstance(found.get(name), str)}

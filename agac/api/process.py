@@ -10,7 +10,7 @@ from typing import Any
 
 from agac.api.adopt import adopt
 from agac.api.ended_rows import Began, Told
-from agac.api.job import FILES, READ, STDOUT, WRITTEN, Job, ProcessOptions, is_file, said, stored_path
+from agac.api.job import FILES, READ, STDOUT, WRITTEN, Job, ProcessOptions, is_file, job_root, said, stored_path
 from agac.api.plan import Confirm, Quote, plan
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
@@ -26,7 +26,7 @@ from agac.data.sources import keep_rows
 from agac.engine.estimate import PlanReport
 from agac.engine.export import read_summary
 from agac.spec.inputs import INPUTS, PIPED, SCHEME
-from agac.spec.paths import POSTGRES, project_root, work_dir
+from agac.spec.paths import POSTGRES, project_root
 from agac.spec.workflow import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
@@ -115,18 +115,15 @@ def _from(stored: str, root: Path) -> str:
     """A stored path, as `stored_path` makes it, for the current folder."""
     if stored in (PIPED, STDOUT) or POSTGRES.match(stored) or ("://" in stored and not stored.startswith(SCHEME)):
         return stored
-    scheme = SCHEME if stored.startswith(SCHEME) else ""
-    return f"{scheme}{root / stored.removeprefix(SCHEME)}"
+    return f"{SCHEME if stored.startswith(SCHEME) else ''}{root / stored.removeprefix(SCHEME)}"
 
 
 async def _ready(
     source: str | Path | GivenRows, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
 ) -> Job:
     """The job, where it may write its OUTPUT; rows of a program are kept as piped ones are. Raises UsageError."""
-    root = project_root(project, bare=True)
-    root = work_dir(Path(options.work_dir).resolve(), root) if options.work_dir else root
     rows = None if isinstance(source, str | Path) else source
-    job = Job(root, PIPED if rows is not None else str(source), output, options, tell)
+    job = Job(job_root(options, project), PIPED if rows is not None else str(source), output, options, tell)
     if rows is not None:
         job.piped = str(await keep_rows(rows, job.root / INPUTS))
     if options.overwrite and options.resume:
@@ -195,8 +192,8 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
         quote = quote._replace(batch_usd=None)
     answer = more["confirm"](quote) if more["confirm"] is not None else None
     if not answer:
-        said = f":\n{quote}" if answer is None else ""
-        what = f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which are kept{said}"
+        shown = f":\n{quote}" if answer is None else ""
+        what = f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which are kept{shown}"
         where = f" --work-dir {shlex.quote(job.options.work_dir)}" if job.options.work_dir else ""
         raise UsageError(what, remedy=f"Continue with: agac resume {job_alias(first.summary['run'])}{where} --yes")
     if answer == "batch":

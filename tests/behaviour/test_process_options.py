@@ -43,7 +43,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", OPTIONS)
 def test_an_option_of_such_tools_is_known_by_its_name(words: str) -> None:
-    command.make_context("process", words.split(), parent=PARENT)
+    assert command.make_context("process", words.split(), parent=PARENT).params
 
 
 @pytest.mark.parametrize(("said", "words"), [(said, one) for said, some in REFUSED.items() for one in some])
