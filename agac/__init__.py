@@ -1,4 +1,5 @@
-"""agac: declarative LLM pipelines. Everything public is a name of `agac.api`, loaded when it is first used."""
+"""agac: declarative LLM pipelines. Everything public is a name of `agac.api`, loaded when it is first used, or of
+`agac.testing`, for tests."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agac import testing as testing
     from agac.api import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -26,6 +28,8 @@ sys.modules[__name__].__class__ = _LazyPackage
 if not TYPE_CHECKING:  # who misspells a name is told
 
     def __getattr__(name: str) -> Any:
+        if name == "testing":
+            return import_module("agac.testing")
         api = import_module("agac.api")  # with asyncio and SQLite, for which `agac --help` must not pay
         if name in ("api", *api.__all__):
             return api if name == "api" else getattr(api, name)

@@ -42,6 +42,7 @@ _VARIES = (
     (re.compile(r"Python 3\.\d+\.\d+"), "Python 3.11.7"),
     (re.compile(r'_request_at": [\d.]+'), '_request_at": 0'),
     (re.compile(r"Time per call: .*; elapsed: .*"), "Time per call: 3 ms; elapsed: 1 s"),
+    (re.compile(r"(\): \w+, \w+ in )[\d,.]+ m?s\b"), r"\g<1>3 ms"),
     (re.compile(r"\b(msg)?batch_[0-9a-z]{12,}"), r"\1batch_abc123"),
     (re.compile(r"\b\d+[smhd]( \d+[smh])? (ago|old)\b"), r"1s \2"),
     (re.compile(r"\(in \d+[smhd]( \d+[smh])?\)"), "(in 1h 00m)"),

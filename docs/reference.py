@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, RE
 from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import faults
 from agac.simulator.settings import setting_flags
+from agac.spec.card_models import CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
 from agac.spec.models import (
     BatchFile,
     BudgetFile,
@@ -34,23 +36,24 @@ from agac.spec.models import (
     OutputFile,
     ReduceFile,
     RetriesFile,
+    RowBudgetFile,
     RunRulesFile,
     StageFile,
     TelemetryFile,
     TimeoutFile,
+    ToolFile,
     VisibleFile,
     WorkflowFile,
 )
 from agac.spec.project_models import (
     BatchApiFile,
-    CardFile,
     LimitsFile,
+    McpServerFile,
     PathsFile,
     PriceFile,
     ProjectFile,
     ProviderSpec,
     RemoteContentFile,
-    RequestParamsFile,
 )
 from agac.store.db import migrations, split_script
 from agac.store.query import views
@@ -182,10 +185,15 @@ SECTIONS: dict[type[FileModel], str] = {
     OutputFile: "output",
     RunRulesFile: "a-workflow",
     BudgetFile: "budget",
+    RowBudgetFile: "row_budget",
+    ToolFile: "a-tool",
+    McpServerFile: "an-mcp-server",
     ConfirmFile: "confirm_above",
     TelemetryFile: "telemetry",
     CardFile: "an-agentcard",
     RequestParamsFile: "request_params",
+    FunctionToolFile: "function_tools",
+    McpConnectFile: "mcp_connect",
     JobFile: "a-job",
     LlmFile: "llm",
     ProcessingFile: "processing",
@@ -370,7 +378,9 @@ def _found_test(test: str) -> str:
 def python_names(kind: str) -> str:
     """The public names of a kind, each where mkdocstrings puts its signature and its docstring into the site."""
     homes = {name: home for name, home in api._HOMES.items() if python_kind(getattr(api, name)) == kind}
-    return "\n\n".join(f"::: {homes[name]}.{name}" for name in sorted(homes)) + "\n"
+    homes = {name: home for name, home in homes.items() if name[0] != "a" or name[1:] not in homes}  # async twins
+    written = {name: f"a{name}" if hasattr(import_module(home), f"a{name}") else name for name, home in homes.items()}
+    return "\n\n".join(f"::: {homes[name]}.{written[name]}" for name in sorted(homes)) + "\n"
 
 
 def python_kind(public: Any) -> str:

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # one line a module, where ruff has one a name
     # isort: off
     # fmt: off
+    from agac.api.agents import (
+        AgentResult, AgentRun, TaskKeys, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream, try_card,
+    )
     from agac.api.batches import BatchReport, batch_list, batch_status
+    from agac.api.card_lock import LockReport, lock_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.extras import (
         BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
@@ -35,7 +39,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
-    from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run, run_several
+    from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.sync import asynchronous
     from agac.api.why import WhyReport, why
@@ -47,8 +51,11 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
     from agac.simulator.server import embedded_simulator
+    from agac.spec.given_tools import Tool
+    from agac.spec.tools import McpServer
     from agac.spec.workflow import Budget
     from agac.store.query import QueryAnswer, View, views
+    from agac.tools.tool_functions import tool
     # fmt: on
     # isort: on
 
@@ -57,14 +64,18 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
     aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
-    aretry, aretry_choice, arun = asynchronous(retry), asynchronous(retry_choice), asynchronous(run)
+    aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
-    acompare, ashow = asynchronous(compare), asynchronous(show)
+    acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
+    atry_card = asynchronous(try_card)
 
 _HOMES = {
     name: f"agac.{module}"
     for module, names in {
+        "api.agents": "AgentResult AgentRun TaskKeys TrialReport amap_reduce arun astream map_reduce run stream "
+        "try_card",
         "api.batches": "BatchReport batch_list batch_status",
+        "api.card_lock": "LockReport lock_card",
         "api.compare": "ComparisonReport compare",
         "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
         "show_card show_data sql write_schemas",
@@ -77,7 +88,7 @@ _HOMES = {
         "api.project": "CheckReport RunOptions validate",
         "api.report": "ResultRow RowCounts RunReport Sink",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
-        "api.run": "RetryChoice Workflow retry retry_choice run run_several",
+        "api.run": "RetryChoice Workflow retry retry_choice run_several",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
         "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
@@ -86,26 +97,30 @@ _HOMES = {
         "engine.estimate": "PlanReport",
         "engine.invocation": "Retry",
         "simulator.server": "embedded_simulator",
+        "spec.given_tools": "Tool",
+        "spec.tools": "McpServer",
         "spec.workflow": "Budget",
         "store.query": "QueryAnswer View views",
     }.items()
     for name in names.split()
-}
+} | {"tool": "agac.tools.tool_functions"}
 """The public names, each with the module that has it."""
 
 __all__ = [
-    "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport",
-    "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport",
-    "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "Quote",
-    "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport",
-    "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
-    "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list",
-    "abatch_status", "abatch_wait", "acompare", "adoctor", "aexport", "agc", "agraph", "ainspect", "aplan", "aprocess",
-    "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "awhy",
-    "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "doctor", "embedded_simulator",
-    "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "plan", "process", "process_plan",
-    "read_job", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing",
-    "save_job", "show", "show_card", "show_data", "sql", "status", "validate", "views", "why", "write_schemas",
+    "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
+    "CheckReport", "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport",
+    "InspectReport", "LeaseHeld", "LeaseLost", "LockReport", "McpServer", "PlanReport", "Problem", "ProcessOptions",
+    "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
+    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt",
+    "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
+    "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "adoctor",
+    "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aprocess", "aprocess_plan",
+    "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "astream", "atry_card",
+    "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "doctor",
+    "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "lock_card",
+    "map_reduce", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",
+    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
+    "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from agac.api.job import Job
 from agac.api.plan import Confirm, ask
-from agac.api.project import project_of, ready_workflow, selected_rows
+from agac.api.project import project_of, ready_workflow
 from agac.api.status import database_path
 from agac.core.errors import Problem, RowError, UsageError, Where
 from agac.core.text import cropped, plain
@@ -34,7 +34,7 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
     opened, torn = project_of(job, job.root), list[bytes]()
     checked, _ = ready_workflow(opened, job, job.of_run())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
-    (stage,), preparer, rows = plan.asking, Preparer(plan.stages, plan.vars, 0), selected_rows(checked, Selection())
+    (stage,), preparer, rows = plan.asking, Preparer(plan.stages, plan.vars, 0), checked.rows(Selection())
     if stage.reuse == "never":
         raise UsageError(f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it.")
     tasks = ((preparer.prepare(stage, preparer.view(row.data), row.id), row.id) for row in rows if row.error is None)

@@ -40,12 +40,9 @@ UNSENT: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class BatchLine(Report):
     """A stored batch, and what follows from it now. Times in seconds since 1970 (ISO in JSON), durations in seconds,
-    money in USD.
-
-    `total` counts its requests as the provider does, `submitted_at` is None of one that the provider has not got.
-    `stuck_for_s`: no count moved for so long. `waits` says why it was not submitted. `held_usd` is the most that its
-    answers can cost, `cost_usd` what they did; None where no price is known. `remedy` is what can be done.
-    """
+    money in USD. `total` counts its requests as the provider does, `submitted_at` is None of one that the provider has
+    not got. `stuck_for_s`: no count moved for so long. `waits` says why it was not submitted. `held_usd` is the most
+    that its answers can cost, `cost_usd` what they did; None where no price is known. `remedy` is what can be done."""
 
     JSON_KEYS = (
         "id=batch.id", "provider_id=batch.provider_id", "workflow=batch.workflow", "run=batch.run_id",
@@ -170,12 +167,9 @@ async def batch_status(
     batch_id: str | int | None = None, *, only_open: bool = False, project: Path | str | None = None
 ) -> BatchReport:
     """How a batch stands (our number of it, or the provider's id), or the open ones of the run that submitted last;
-    where none is open, its last one.
-
-    Asks the providers of those that they have got, and keeps what they say. Where one cannot be asked, what is known is
-    given with the reason. Raises UsageError for an id that no batch has, and when no batch was made; with `only_open`
-    also when none is open.
-    """
+    where none is open, its last one. Asks the providers of those that they have got, and keeps what they say. Where one
+    cannot be asked, what is known is given with the reason. Raises UsageError for an id that no batch has, and when no
+    batch was made; with `only_open` also when none is open."""
     root = project_root(project)
     opened, why_not = _opened(root)
     async with open_for_reading(database_path(root)) as database:
@@ -210,10 +204,8 @@ async def batch_list(
     all: bool = False,  # noqa: A002 - the flag's name
     project: Path | str | None = None,
 ) -> BatchReport:
-    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody.
-
-    Raises UsageError for a workflow that neither has a file nor was ever run.
-    """
+    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody. Raises UsageError
+    for a workflow that neither has a file nor was ever run."""
     root, workflow = project_root(project), workflow_name(workflow)
     opened, _ = _opened(root)
     async with open_for_reading(database_path(root)) as database:

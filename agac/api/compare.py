@@ -63,10 +63,8 @@ async def compare(
     **more: Any,
 ) -> ComparisonReport:
     """Runs `process` with the same arguments and each of the models in turn, whatever becomes of the others: results go
-    into `results.MODEL.jsonl` beside the OUTPUT `results.jsonl`. `ended` is told each report, or error.
-
-    A budget is for all of them: each may spend what the others left. Ctrl-C ends the comparison.
-    """
+    into `results.MODEL.jsonl` beside the OUTPUT `results.jsonl`. `ended` is told each report, or error. A budget is for
+    all of them: each may spend what the others left. Ctrl-C ends the comparison."""
     options = options or ProcessOptions()
     if options.wait and options.run_mode == "batch" and not options.quote:  # all are at work before one is waited for
         sent = await asynchronous(compare)(input, output, replace(options, wait=False), models=models, **more)

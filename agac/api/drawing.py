@@ -19,7 +19,6 @@ WORDS = ("done", "reused", "failed", "skipped", "dropped")
 """Counts that have a colour, in the order in which they are shown; others come after them."""
 
 MERMAID_LINE = 60
-"""Characters of a line in a box."""
 
 BRACKETS = {
     "input": ("[(", ")]"), "python": ("[[", "]]"), "filter": ("{{", "}}"), "dedupe": ("{{", "}}"),
@@ -58,10 +57,8 @@ def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
-    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block.
-
-    Lines between levels are dotted. Mermaid draws 500 edges and 50,000 characters at most unless its page allows more.
-    """
+    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block. Lines between levels
+    are dotted. Mermaid draws 500 edges and 50,000 characters at most unless its page allows more."""
     lines = ["flowchart TD"]
     for i, node in enumerate(nodes):
         opening, closing = BRACKETS.get(node.kind, ("[", "]"))
@@ -186,7 +183,6 @@ def _order(ranks: list[list[Cell]]) -> None:
 
 
 def _number(ordered: list[Cell], rank: list[Cell]) -> None:
-    """Gives a layer its order."""
     rank[:] = ordered
     for number, cell in enumerate(rank):
         cell.place = number
@@ -198,7 +194,6 @@ def _middle(cell: Cell, down: bool) -> float:
 
 
 def _crossings(ranks: list[list[Cell]]) -> int:
-    """How many pairs of lines cross."""
     crossings = 0
     for rank in ranks:
         ended: list[int] = []
@@ -250,7 +245,6 @@ def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
 
 
 def _apart(cell: Cell, neighbour: Cell) -> float:
-    """The distance of their middles where they touch."""
     return (cell.width + neighbour.width) / 2
 
 
@@ -330,7 +324,6 @@ MARGIN = 28.0
 INSIDE = 16.0
 """From a box's side to its text."""
 NARROWEST, WIDEST = 168.0, 300.0
-"""Of a box."""
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0

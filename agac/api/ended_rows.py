@@ -33,12 +33,9 @@ Began = Callable[[str], None]
 
 class EndedRows:
     """Follows the commits of a job: `began` is told its alias; the lines of rows that ended are appended to the jsonl
-    file `grows`, or go to `tell`.
-
-    The file begins with all rows that the run settled before, and is put in their order by the export at the end; what
-    was in its place is kept. Killed at any point it has whole lines, but perhaps for the last one, and the same run
-    begins it anew.
-    """
+    file `grows`, or go to `tell`. The file begins with all rows that the run settled before, and is put in their order
+    by the export at the end; what was in its place is kept. Killed at any point it has whole lines, but perhaps for the
+    last one, and the same run begins it anew."""
 
     def __init__(
         self, root: Path, grows: Path | None, tell: Told | None, merge: Merge | None, by: str | None, *, inputs: bool

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from itertools import islice
 from pathlib import Path
@@ -25,21 +25,26 @@ from agac.api.project import environment, open_project, remote_contents
 from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
+from agac.core.keys import canonical
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.remote import forget_contents
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
+from agac.engine.estimate import CHARACTERS_A_TOKEN
+from agac.plan.agent_specs import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
+from agac.spec.card_models import CardFile
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import FileModel, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
-from agac.spec.project_models import CardFile, ProjectFile
-from agac.spec.validation import CAMEL_CASE, FIELDS_LATER
-from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
+from agac.spec.project_models import ProjectFile
+from agac.spec.stages import StageBuilder
+from agac.spec.validation import CAMEL_CASE
+from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
@@ -90,12 +95,10 @@ class BackupReport(Report):
 async def gc(
     keep_runs: int, workflow: str | None = None, *, dry_run: bool = False, project: Path | str | None = None
 ) -> GcReport:
-    """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs.
-
-    That is their rows, calls and roll-ups, results that no kept row uses, and rows that left the input of kept runs.
-    Runs with open batches stay as they are.
-    Killed at any point, the same call finishes it. Raises LeaseHeld while any workflow is at work.
-    """
+    """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs. That
+    is their rows, calls and roll-ups, results that no kept row uses, and rows that left the input of kept runs. Runs
+    with open batches stay as they are. Killed at any point, the same call finishes it. Raises LeaseHeld while any
+    workflow is at work."""
     if keep_runs < 1:
         raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
     root, workflow = project_root(project), workflow_name(workflow)
@@ -117,11 +120,9 @@ async def gc(
 
 
 def backup(file: Path | str, *, force: bool = False, project: Path | str | None = None) -> BackupReport:
-    """Copies the database as it is at one moment into `file`, also while runs are at work.
-
-    The file appears whole, checked and durable, or not at all; an existing one is only replaced with `force`. Raises
-    UsageError for a file that may not be written, StoreError when the database or the disk fails.
-    """
+    """Copies the database as it is at one moment into `file`, also while runs are at work. The file appears whole,
+    checked and durable, or not at all; an existing one is only replaced with `force`. Raises UsageError for a file that
+    may not be written, StoreError when the database or the disk fails."""
     source, target = database_path(project_root(project)), Path(file).absolute()
     if not source.exists():
         raise no_runs_yet()
@@ -193,12 +194,10 @@ def show_data(
     sql: str | None = None,
     project: Path | str | None = None,
 ) -> DataReport:
-    """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed.
-
-    The first `rows` rows are in the report (of a database alone, its tables), columns are told from the first
-    `look_at`. `format` says what the name does not; `sql` is one SELECT over the rows, which are the table `input`.
-    Raises UsageError when the input cannot be read.
-    """
+    """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed. The first `rows` rows
+    are in the report (of a database alone, its tables), columns are told from the first `look_at`. `format` says what
+    the name does not; `sql` is one SELECT over the rows, which are the table `input`. Raises UsageError when the input
+    cannot be read."""
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
@@ -300,19 +299,17 @@ def _files_of(example: str) -> dict[Path, Path]:
         what = f"there is no example {example!r}; {did_you_mean(example, known)}"
         raise UsageError(what, remedy="`agac init --list` says what each of them does.")
     text = (root / f"workflows/{example}.yml").read_text("utf-8")
-    cards = [f"agentcards/{name}.md" for name in re.findall(r"agent: ([\w-]+)", text)]
+    cards = [f"agentcards/{name}.*" for name in re.findall(r"agent: ([\w-]+)", text)]
     named = re.findall(r"(?:data|prompts|schemas|tools)/[\w./*-]*\w", text)
     patterns = ["agac.yml", *named, *cards, f"workflows/{example}.yml"]
     return {path.relative_to(root): path for pattern in patterns for path in sorted(root.glob(pattern))}
 
 
 def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
-    """Makes a project in `folder`, or the one of an example, and gives the files that were made.
-
-    Raises UsageError, and writes nothing, when one of them is there already. An example may be added to a project,
-    whose own settings and equal files stay. A folder inside another project is fine: commands that are given there use
-    the nearest agac.yml.
-    """
+    """Makes a project in `folder`, or the one of an example, and gives the files that were made. Raises UsageError, and
+    writes nothing, when one of them is there already. An example may be added to a project, whose own settings and
+    equal files stay. A folder inside another project is fine: commands that are given there use the nearest
+    agac.yml."""
     folder = Path(folder)
     with as_file(files(__package__) / "template") as template:
         sources = sorted(path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc")
@@ -346,10 +343,8 @@ def _stays(target: Path, source: Path, project: Path) -> bool:
 @contextmanager
 def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswer]:
     """The answer to one statement that reads, for use in `with`: `columns`, and the rows as tuples when iterated over.
-
     Rows are read as they are wanted, so that memory stays flat. `-` reads the query from standard input. Raises
-    UsageError for a query that is wrong or would do more than read, and where nothing was run yet.
-    """
+    UsageError for a query that is wrong or would do more than read, and where nothing was run yet."""
     root = project_root(project)
     if query == "-":
         if sys.stdin is None or sys.stdin.isatty():
@@ -381,10 +376,8 @@ class SchemasReport(Report):
 
 
 def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
-    """Writes all three into `.agac/schemas/` of the project, in place of older ones.
-
-    Raises UsageError where there is no project, and AgacError when the folder cannot be written.
-    """
+    """Writes all three into `.agac/schemas/` of the project, in place of older ones. Raises UsageError where there is
+    no project, and AgacError when the folder cannot be written."""
     opened = open_project(project)
     folder, paths = opened.root / FOLDER, opened.spec.paths
     with explained(folder):
@@ -403,17 +396,16 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
 # Showing what a model will see of an AgentCard.
 
 
-def texts(problems: Sequence[Problem]) -> list[str]:
-    """Problems as `--json` prints them in one line each."""
-    return [str(problem) for problem in problems]
-
-
 @dataclass(frozen=True, slots=True)
 class CardReport(Report):
     """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
-    examples after it. `means` is what a short name in `model` stands for."""
+    examples after it. `means` is what a short name in `model` stands for. `tools` are what the model may call, in at
+    most `max_turns` replies; all of it is about `estimated_tokens` long."""
 
-    JSON_KEYS = ("name", "file", "description", "model", "params", "system", "messages", "means", "warnings")
+    JSON_KEYS = (
+        "name", "file", "description", "model", "params", "system", "messages", "means", "warnings", "tools",
+        "max_turns", "estimated_tokens",
+    )  # fmt: skip
 
     name: str
     file: str
@@ -421,9 +413,12 @@ class CardReport(Report):
     model: str | None
     params: dict[str, Any]
     system: str | None
-    warnings: Annotated[list[Problem], texts]
+    warnings: Annotated[list[Problem], lambda problems: list(map(str, problems))]
     messages: list[dict[str, str]]
     means: str | None
+    tools: list[dict[str, Any]]
+    max_turns: int | None
+    estimated_tokens: int
 
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
@@ -441,8 +436,8 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
             failure.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
         raise failure
     params, means = dict(card.params), None
-    if card.model is not None:
-        ref, messages = parse_model(card.model, opened.providers, opened.spec.file.aliases)
+    if card.keys.model is not None:
+        ref, messages = parse_model(card.keys.model, opened.providers, opened.spec.file.aliases)
         where = card.where["model"]
         problems += [Problem(where, text) for text in messages]
         if ref is None:
@@ -451,9 +446,19 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         params |= ref.params
         means = ref.meaning if ref.written is not None else None
     examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]
+    builder = StageBuilder(opened.spec, card.document, WorkflowFile.model_construct(), variables or {}, Overrides())
+    stage = builder.of_card(card, card.name, ())
+    problems += builder.problems
+    if any_error(problems):
+        raise SpecError(problems)
+    agent, tooling = with_tools(stage, (), opened.root)
+    specs = agent.tools if agent else ()
+    tools = [asdict(tool.definition) | {"kind": tool.kind, "source": tool.source} for tool in specs]
+    length = len("".join([card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]))
     return CardReport(
-        card.name, card.file, card.description, card.model, params, card.instruction, problems, examples, means
-    )
+        card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, problems, examples,
+        means, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN,
+    )  # fmt: skip
 
 
 # JSON Schemas of agac's own files, made from the models, for editors that complete and check while one types. They are
@@ -493,12 +498,10 @@ def file_schema(kind: str) -> dict[str, Any]:
     model, title = _MODELS[kind]
     made = model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
     definitions = dict(sorted((_plain(name), body) for name, body in made.pop("$defs", {}).items()))
-    if kind == "card":  # which may say camelCase too, and no to what is not there yet
+    if kind == "card":  # which may say camelCase too
         params = definitions["RequestParams"]["properties"]
         for camel, snake in CAMEL_CASE.items():
             params[camel] = {**params[snake], "description": f"Another spelling of `{snake}`."}
-        nothing = {"enum": [False, []], "description": "Not supported yet: only `false` and `[]` may stand here."}
-        made["patternProperties"] = {f"^({'|'.join(sorted(FIELDS_LATER))})$": nothing}
     head = {"$schema": _DRAFT, "title": title, "description": made.pop("description", "")}
     return {**head, **_renamed(made), "definitions": _renamed(definitions)}
 

@@ -49,10 +49,8 @@ class DrawnStage(DrawnNode, Report):
 @dataclass(frozen=True, slots=True)
 class GraphReport(Report):
     """A workflow's stages in the order in which a row meets them, between its input and the folder of its results.
-
     `run` is the one whose counts are shown, `rows` what became of its rows, `written` of those that are written, where
-    stages made them; they are None when there is none.
-    """
+    stages made them; they are None when there is none."""
 
     workflow: str
     run: int | None
@@ -106,10 +104,8 @@ async def graph(
     workflow: WorkflowSource | None = None, *, run: int | str | None = None, project: Path | str | None = None
 ) -> GraphReport:
     """A workflow as its file is now, with the counts of the run last worked on, by the names of its stages; with `run`
-    as it was in that run. Changes nothing, and needs no provider's key. Imports nothing of the user's.
-
-    Raises SpecError for problems in the file, UsageError for a run that does not exist.
-    """
+    as it was in that run. Changes nothing, and needs no provider's key. Imports nothing of the user's. Raises SpecError
+    for problems in the file, UsageError for a run that does not exist."""
     nodes: Sequence[StageNode]
     record: RunRecord | None
     if run is not None:
@@ -172,7 +168,6 @@ def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
 
 
 def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: int) -> DrawnStage:
-    """A stage by its stored form."""
     operation, guard = body.get("operation"), body.get("when")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
     if isinstance(what, dict):
@@ -191,10 +186,8 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
 
 
 def save_drawing(text: str, file: Path | str) -> None:
-    """Writes a drawing, whole or not at all; an older one is replaced, and no other file.
-
-    Raises UsageError for a place where none can be, AgacError when the disk refuses it.
-    """
+    """Writes a drawing, whole or not at all; an older one is replaced, and no other file. Raises UsageError for a place
+    where none can be, AgacError when the disk refuses it."""
     file = Path(file)
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")

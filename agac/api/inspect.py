@@ -4,8 +4,9 @@ parents and children; results read from the store, and files written from it."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +29,9 @@ from agac.api.status import (
 )
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError
+from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, iso, json_form
-from agac.data.files import refuse_target
+from agac.data.files import AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, export_file, export_run, files_of
 from agac.engine.replay import FinalRows, RowHistory
@@ -44,7 +46,7 @@ from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
-from agac.store.rows import State, StoredRow, group_sizes, kept_rows
+from agac.store.rows import State, StoredRow, all_rows, group_sizes, kept_rows
 from agac.store.runs import counters, definition_of, row_counts, run_record, run_settings_of
 from agac.store.writer import open_database
 
@@ -63,10 +65,8 @@ class RunsReport(Report):
 async def runs(
     workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None
 ) -> RunsReport:
-    """The runs of one workflow or of all, with what changed from one to the next. Changes nothing.
-
-    Raises UsageError for a workflow that neither has a file nor was ever run.
-    """
+    """The runs of one workflow or of all, with what changed from one to the next. Changes nothing. Raises UsageError
+    for a workflow that neither has a file nor was ever run."""
     root, workflow = project_root(project), workflow_name(workflow)
     path = database_path(root)
     async with open_for_reading(path) as database:
@@ -85,7 +85,6 @@ async def runs(
 async def _line_report(
     database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
 ) -> dict[str, Any]:
-    """A run; `before` is the run of the same workflow that was made before it."""
     record = await run_record(database, line.id)
     counts = await counters(database, line.id)
     changes = []
@@ -126,11 +125,9 @@ async def inspect(
     stage: str | None = None,
     project: Path | str | None = None,
 ) -> InspectReport:
-    """A run by its number, or the one last worked on; with `row` every stage, attempt, prompt and reply of that row.
-
-    A `row` that reads like a number finds the row numbers of an input without `id_field`, too. Changes nothing. Raises
-    UsageError for a run, a row or a stage that does not exist.
-    """
+    """A run by its number, or the one last worked on; with `row` every stage, attempt, prompt and reply of that row. A
+    `row` that reads like a number finds the row numbers of an input without `id_field`, too. Changes nothing. Raises
+    UsageError for a run, a row or a stage that does not exist."""
     root = project_root(project)
     async with stored_run(root, run) as (database, record):
         definition = await definition_of(database, record.id)
@@ -162,11 +159,8 @@ async def show(
 ) -> InspectReport:
     """The first `head` results of a run in the order of its outputs, whether it is finished or not, as `results.jsonl`
     has them; with `row` those of the row with this id, or of the rows that were made of it, with their input. Changes
-    nothing.
-
-    Of the store no more is read than is shown, and open rows before that. Raises UsageError for a run or a row that
-    does not exist.
-    """
+    nothing. Of the store no more is read than is shown, and open rows before that. Raises UsageError for a run or a row
+    that does not exist."""
     root = project_root(project)
     async with stored_run(root, run, workflow) as (database, record):
         report, full = await full_report(database, record), row is not None
@@ -196,10 +190,8 @@ async def export(
 ) -> tuple[dict[str, Any], list[Path]]:
     """Writes a run's output files again, from the store: the newest run of `workflow`, or the one numbered `run`. With
     `to` only its results, into this file; its `format` is one of `FORMATS`; None: what its suffix says. The run's own
-    outputs and the store are left as they are, and an existing file is only replaced with `force`.
-
-    A run with open rows is refused unless `partial`. Gives the summary and the files.
-    """
+    outputs and the store are left as they are, and an existing file is only replaced with `force`. A run with open rows
+    is refused unless `partial`. Gives the summary and the files."""
     root = project_root(project)
     path, file = database_path(root), Path(to) if to is not None else None
     if str(file) == "-":
@@ -268,6 +260,9 @@ async def _row_report(
     attempts: dict[int, list[AttemptRecord]] = defaultdict(list)
     for attempt in await history.attempts_of_row(database, row.key):
         attempts[attempt.stage].append(attempt)
+    turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for position, turn in await history.turns_of_row(database, row.key):
+        turns[position].append(turn)
     tasks = [*known.tasks.values(), *known.replicas.values()]
     reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
     origins = await history.origins(database, reused)
@@ -275,7 +270,8 @@ async def _row_report(
     for stage in known.stages_met():
         prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
         if only in (None, stage.name):
-            found.append(_stage_report(known, stage, prompt, attempts[stage.index], origins))
+            report = _stage_report(known, stage, prompt, attempts[stage.index], origins)
+            found.append(report | ({"turns": turns[stage.index]} if stage.index in turns else {}))
         known.learn(stage, task if task and task.fingerprint in (None, prompt.prints[0]) else None)
     return {
         "id": row.id, "occurrence": max(row.occurrence, 0), "row_number": row.ordinal,
@@ -284,6 +280,25 @@ async def _row_report(
         "error": error_of(row), "fields": json.loads(row.data), "stages": found,
         **await _relatives(database, stages, row),
     }  # fmt: skip
+
+
+async def write_traces(database: Database, run: int, folder: Path, clean: Callable[[str], str]) -> None:
+    """Writes a file for each row of a run into a folder, with all that `inspect` knows of it, and `manifest.jsonl` with
+    the file of each. `clean` takes secrets out."""
+    stages = recorded_stages(await definition_of(database, run))
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = AtomicFile(folder / "manifest.jsonl", "")
+    try:
+        async for row in (row async for rows in all_rows(database, run) for row in rows):
+            shown = re.sub(r"[^A-Za-z0-9._-]+", "_", str(row.id))[:60].strip("._") or "row"
+            about = {"run": run, **await _row_report(database, run, stages, row, None)}
+            name = f"{shown}-{digest(canonical([row.id, row.occurrence])).hex()[:8]}.json"
+            write_whole(folder / name, clean(f"{json.dumps(about, indent=1, ensure_ascii=False)}\n"))
+            line = {"id": row.id, "row_number": about["row_number"], "state": about["state"], "file": name}
+            manifest.append(f"{clean(json.dumps(line, ensure_ascii=False))}\n")
+        manifest.commit()
+    finally:
+        manifest.abort()
 
 
 async def _relatives(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
@@ -416,7 +431,8 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
                 **({"replica": attempt.replica} if attempt.replica else {}),
                 **{name: getattr(attempt, name) for name in ("number", "invocation", "purpose")},
                 "asked_again_with": said,
-                "of_earlier_content": attempt.fingerprint != rebuilt.print_of(attempt.replica),
+                "of_earlier_content": attempt.purpose != "child"
+                and attempt.fingerprint != rebuilt.print_of(attempt.replica),
                 **attempt.as_json(),
                 "error": error_of(attempt),
                 "reply": history.reply_text(attempt.reply),

@@ -9,10 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from pydantic import ValidationError
-
 from agac.api.ended_rows import STAGE, EndedRows, Told
-from agac.api.project import CommonOptions, RunOptions
+from agac.api.project import CommonOptions, RunOptions, validated
 from agac.api.status import database_files, database_path
 from agac.core.errors import UsageError, Where, listed
 from agac.core.keys import job_name
@@ -38,7 +36,8 @@ class ProcessOptions(CommonOptions):
 
     Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the row as JSON. `syntax`
     says how they name fields. `instruction` is the system message, or a file with it; in its place an AgentCard may
-    stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's.
+    stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's;
+    `skills` is a folder of skills that the model may read.
     Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
     the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
     `summary_output` are further files, `to` is a table. `work_dir` is a folder for the job's state, a project itself.
@@ -55,6 +54,7 @@ class ProcessOptions(CommonOptions):
     instruction: str | None = None
     agent_card: str | None = None
     agent: str | None = None
+    skills: str | None = None
     syntax: Syntax = "auto"
     reply: ReplyForm | None = None
     json_schema: str | dict[str, Any] | None = None
@@ -85,8 +85,8 @@ class ProcessOptions(CommonOptions):
     def given(self) -> dict[str, Any]:
         """What was given, as JSON, without what holds for one invocation alone."""
         default = ProcessOptions()
-        once = ("fresh", "refetch", "work_dir", "overwrite", "resume", "stream", "wait", "yes", "places")
-        names = [one.name for one in fields(self) if one.name not in once]
+        once = {"fresh", "refetch", "refresh_tools", "work_dir", "overwrite", "resume", "stream", "wait", "yes"}
+        names = [one.name for one in fields(self) if one.name not in {*once, "calls", "places", "export_traces"}]
         return {name: json_form(value) for name in names if (value := getattr(self, name)) != getattr(default, name)}
 
 
@@ -126,11 +126,7 @@ class Job(BuiltWorkflow):
         if options.provider:
             keys = dict(options.provider)
             provider = keys.pop("name")
-            try:
-                self.providers = {provider: ProviderSpec.model_validate(keys)}
-            except ValidationError as error:
-                (wrong, *_) = error.errors()
-                raise UsageError(f"provider {provider}: {wrong['loc'][-1]} {wrong['msg']}") from None
+            self.providers = {provider: validated(ProviderSpec, keys, f"provider {provider}")}
             if options.run_mode == "batch":
                 what = "batches come back later, when the address and the key of this job's file are not known"
                 raise UsageError(what, remedy=f"Put `providers: {{{provider}: …}}` into agac.yml.")
@@ -258,7 +254,8 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
         name=STAGE, prompt=prompt, template=_named(options.template, root), syntax=options.syntax,
         instructions=_named(text, root) if is_file(text or "") else text,
         agent=options.agent if options.agent_card is None else _named(options.agent_card, root),
-        output_schema=schema, reply=None if schema and options.reply == "json" else options.reply,
+        skills=options.skills and stored_path(options.skills, root), output_schema=schema,
+        reply=None if schema and options.reply == "json" else options.reply,
         temperature=options.temperature, max_tokens=options.max_tokens,
         retries=said(attempts=attempts, delay=options.retry_delay) or None,
     )  # fmt: skip
@@ -277,11 +274,11 @@ _SAME = (
 )  # fmt: skip
 READ = ("template", "json_schema", "instruction", "agent_card")
 WRITTEN = ("error_output", "telemetry_output", "summary_output")
-FILES = ("template", "json_schema", "agent_card", "to", *WRITTEN)
+FILES = ("template", "json_schema", "agent_card", "skills", "to", *WRITTEN)
 _FLAGS = {
     "": "agac process", "path": "INPUT", "prompt": "--prompt", "template": "--template", "agent": "--agent-card",
     "instructions": "--instruction", "output_schema": "--json-schema", "id_field": "--id-field", "merge": "--merge",
-    "to": "--to",
+    "to": "--to", "skills": "--skills",
 }  # fmt: skip
 """The options that keys of the workflow come from."""
 

@@ -94,7 +94,6 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
 
 
 def _asked(llm: LlmFile) -> dict[str, Any]:
-    """Options that say which model is asked, and where."""
     model = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
     found: dict[str, Any] = {"model": model, "temperature": llm.temperature, "max_tokens": llm.max_tokens}
     if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
@@ -104,7 +103,6 @@ def _asked(llm: LlmFile) -> dict[str, Any]:
 
 
 def _paced(file: JobFile) -> dict[str, Any]:
-    """Options that say how many calls are made at a time, and how often one is made again."""
     names = {"max_retries": "max_retries", "retry_delay": "retry_delay", "batch_size": "parallel"}
     found = {
         name: getattr(file.processing, own) if getattr(file, own) is None else getattr(file, own)
@@ -114,7 +112,6 @@ def _paced(file: JobFile) -> dict[str, Any]:
 
 
 def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str, Any]:
-    """Options that say what an answer has to be. Raises SpecError."""
     schema = output.output_schema
     if schema is None:
         found: dict[str, dict[str, Any]] = {
@@ -144,10 +141,8 @@ def save_job(
     *,
     project: Path | str | None = None,
 ) -> Path:
-    """Writes a workflow file that does what the job does, with its results in a folder; gives its path.
-
-    Raises UsageError where the file is there already, unless `overwrite`, or the INPUT is outside of the project.
-    """
+    """Writes a workflow file that does what the job does, with its results in a folder; gives its path. Raises
+    UsageError where the file is there already, unless `overwrite`, or the INPUT is outside of the project."""
     job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_target(path, job.taken, "workflow.yml", force=options.overwrite)
@@ -156,7 +151,7 @@ def save_job(
     if job.providers:
         what = "--save-workflow: a workflow has no address or key of a provider"
         raise UsageError(what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml.")
-    told = said(model=options.model, run_mode=options.run_mode, concurrency=options.parallel)
+    told = said(model=options.model, backend=options.backend, run_mode=options.run_mode, concurrency=options.parallel)
     budget = said(**asdict(options.budget)) if isinstance(options.budget, Budget) else None
     keys = job.keys | {"input": job.keys["input"] | said(sql=options.sql), "stages": [job.keys["stages"][0] | told]}
     keys |= said(budget=budget, max_errors=options.max_errors)

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agac.api.project import Project, RunOptions, project_of, ready_workflow, selected_rows, with_kept_rows, with_pins
+from agac.api.project import Project, RunOptions, made_ready, project_of
 from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
@@ -53,21 +53,16 @@ async def plan(
     project: Path | str | None = None,
 ) -> PlanReport:
     """What `run` with the same arguments would do. Asks nobody, and writes nothing but rows that are given as `input`;
-    keys need not be there.
-
-    `show` rendered prompts are kept in the report.
-    """
+    keys need not be there. `show` rendered prompts are kept in the report."""
     opened = project_of(workflow, project)
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
-    options = await with_kept_rows(options, opened.root)
-    opened = await with_pins(opened, workflow, options)
-    checked, options = ready_workflow(opened, workflow, options)
+    opened, checked, options = await made_ready(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
     missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]
     async with open_for_reading(database_path(opened.root)) as database:
-        rows = partial(selected_rows, checked, plan.selection)
+        rows = partial(checked.rows, plan.selection)
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
         report.budgets = await _budgets(database, plan, report)
         loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
@@ -131,9 +126,7 @@ async def _budgets(database: Database | None, plan: Plan, report: PlanReport) ->
 
 async def compare_input(database: Database | None, plan: Plan, rows: Rows, root: Path) -> tuple[LeftRows | None, str]:
     """Which rows with results left the input, and what is to be said of it: nothing while half of them are there.
-
-    Raises UsageError where the input has no rows any more, and they may not all leave.
-    """
+    Raises UsageError where the input has no rows any more, and they may not all leave."""
     if plan.output.places is not None:  # a row run keeps the file as it was, whatever left the input
         told = database is not None and home_of(root) != root
         return None, await moved_rows(database, plan, rows) if told and database else ""
@@ -246,7 +239,6 @@ async def confirm_store(database: Database, work: Work, *, accept: bool = False)
 
 
 def _needs(report: PlanReport) -> str:
-    """What a run would make again."""
     about, calls = "" if report.exact else "about ", counted(report.calls, "call")
     simulated = any(one.simulated for one in report.stages if one.run)
     cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"

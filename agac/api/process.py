@@ -25,6 +25,7 @@ from agac.data.json_formats import encode
 from agac.data.sources import keep_rows
 from agac.engine.estimate import PlanReport
 from agac.engine.export import read_summary
+from agac.engine.invocation import UnknownCalls
 from agac.spec.inputs import INPUTS, PIPED, SCHEME
 from agac.spec.paths import POSTGRES, project_root
 from agac.spec.workflow import Budget
@@ -46,12 +47,10 @@ async def process(
     began: Began | None = None,
     tell: Told | None = None,
 ) -> RunReport:
-    """Asks a model about each row of `input` and writes the results into the file `output`; called again it resumes.
-
-    A folder without a project is its own. With the OUTPUT `-` no file is written: `tell` is given the lines of rows as
+    """Asks a model about each row of `input` and writes the results into the file `output`; called again it resumes. A
+    folder without a project is its own. With the OUTPUT `-` no file is written: `tell` is given the lines of rows as
     they end. `began` is given the alias of the job. All others are those of `agac.run`, and so are the errors; an
-    OUTPUT that this job did not write raises UsageError.
-    """
+    OUTPUT that this job did not write raises UsageError."""
     job = await _ready(input, str(output), options or ProcessOptions(), project, tell)
     if job.adopts:
         await adopt(job, confirm)
@@ -82,6 +81,7 @@ async def resume(
     max_errors: int | None = None,
     wait: bool = False,
     yes: bool = False,
+    calls: UnknownCalls = "ask",
     project: Path | str | None = None,
     progress: Watch | bool = False,
     confirm: Confirm | None = None,
@@ -105,7 +105,7 @@ async def resume(
     if isinstance(stored.get("budget"), dict):
         stored["budget"] = Budget(**stored["budget"])
     stored |= said(budget=budget, max_errors=max_errors)
-    found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes), root, tell)
+    found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes, calls=calls), root, tell)
     if found.input == PIPED:
         found.piped = given.get("input")
     return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
@@ -236,6 +236,6 @@ def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dic
         "exit_code": int(report.exit_code),
         "exit_reason": "waiting" if report.exit_code is ExitCode.DONE and rows.open else report.exit_code.name.lower(),
         "usage": usage | {"total_tokens": calls["input_tokens"] + calls["output_tokens"]},
-        "cache": {"read_tokens": calls["cached_tokens"]},
+        "cache": {"read_tokens": calls["cached_tokens"], "write_tokens": calls["cache_write_tokens"]},
         **{name: value for name, value in summary.items() if name not in ("input", "output")},
     }

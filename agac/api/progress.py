@@ -332,11 +332,9 @@ them. Nothing is lost, since the next picture fits."""
 
 
 def live_lines(stream: TextIO) -> Live:
-    """`rich.live` at the bottom of a terminal; text and logs for standard error appear above it meanwhile.
-
-    Between two pictures the cursor is at the start of the first line, not behind the last one: when the terminal is
-    resized and wraps lines differently, the cursor moves with its line, and the next picture begins there.
-    """
+    """`rich.live` at the bottom of a terminal; text and logs for standard error appear above it meanwhile. Between two
+    pictures the cursor is at the start of the first line, not behind the last one: when the terminal is resized and
+    wraps lines differently, the cursor moves with its line, and the next picture begins there."""
     from rich.console import Console, ConsoleRenderable
     from rich.control import Control
     from rich.live import Live

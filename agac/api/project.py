@@ -9,18 +9,18 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
+from pydantic import BaseModel, ValidationError
 
 from agac.api.status import database_path, position_of, workflow_name
 from agac.api.sync import INTERRUPTS
-from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
+from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
 from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
@@ -29,23 +29,30 @@ from agac.data.remote import FOLDER, RemoteContents
 from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
-from agac.engine.invocation import Scope
+from agac.engine.invocation import Scope, UnknownCalls
 from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection, remote_of
 from agac.providers.model_string import alias_problem, parse_model
 from agac.providers.provider import Provider
 from agac.providers.table import build_providers
-from agac.simulator.server import embedded_simulator
+from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
 from agac.spec.paths import home_of, output_folder, project_root, refused_by_windows
+from agac.spec.project_models import McpServerFile
+from agac.spec.tools import ToolsMode
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
 from agac.store import runs
 from agac.store.db import open_for_reading
 
-_OF_A_RUN = ("limit", "offset", "sample", "seed", "input", "sql", "model", "var", "concurrency", "output", "run_mode")
+M = TypeVar("M", bound=BaseModel)
+
+_OF_A_RUN = (
+    "limit", "offset", "sample", "seed", "input", "sql", "model", "var", "concurrency", "output", "run_mode", "backend",
+    "tools_mode", "tool_stubs", "replay", "max_turns",
+)  # fmt: skip
 """The flags that make the run another one."""
 
 
@@ -65,9 +72,18 @@ class CommonOptions:
     max_errors: int | None = None
     yes: bool = False
     run_mode: RunMode | None = None
+    tools_mode: ToolsMode | None = None
+    tool_stubs: Mapping[str, Any] | str | None = None
+    replay: int | None = None
+    max_turns: int | None = None
+    trust_card: bool = False
+    backend: str | None = None
     wait: bool = False
     refetch: bool = False
+    refresh_tools: bool = False
+    calls: UnknownCalls = "ask"
     stream: bool = False
+    export_traces: str | None = None
 
     def __post_init__(self) -> None:
         budget = self.budget
@@ -87,10 +103,12 @@ class RunOptions(CommonOptions):
 
     `stage`, or `from_stage` and `until`, name the stages that may be asked; `budget`, of which a number is US dollars,
     takes the place of the project's and the workflow's; `yes` answers every question of whether to go on; `run_mode`
-    holds for all stages that ask; `wait` stays until all batches are in and all stages are done; `accept_store` goes on
-    although the results in the output folder tell of another store, or of a newer one; `refetch` takes remote content
-    as it is now, also for a run that began with another; `stream` makes one call at a time, and shows its reply on
-    standard error while it is written.
+    and `backend` hold for all stages that ask; `wait` stays until all batches are in and all stages are done;
+    `accept_store` goes on although the results in the output folder tell of another store, or of a newer one;
+    `refetch` takes remote content as it is now, also for a run that began with another; `refresh_tools` calls tools
+    again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
+    makes one call at a time, and shows its reply on standard error while it is written; `export_traces` is a folder,
+    relative to the current one, for a file with the calls, turns and tools of each row.
     """
 
     input: Path | str | GivenRows | None = None
@@ -132,6 +150,10 @@ class RunOptions(CommonOptions):
             raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
         if self.run_mode not in (None, "sync", "batch"):
             raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
+        if self.replay is not None and self.tools_mode not in (None, "replay"):
+            raise UsageError(f"--run {self.replay} is for --tools-mode replay")
+        if self.max_turns is not None and self.max_turns < 1:
+            raise UsageError(f"--max-turns {self.max_turns}: give 1 or more")
         return Overrides(**{one.name: getattr(self, one.name) for one in fields(Overrides)})
 
     def scope(self, stages: Sequence[str]) -> Scope:
@@ -188,16 +210,20 @@ def open_project(
 ) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
     `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
-
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
-    when nothing of agac.yml can be read.
-    """
+    when nothing of agac.yml can be read."""
     root = project_root(project, bare=bare)
     env, broken = environment(root)
     spec, problems = loader.load_project(root, env)
     problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
+
+    if built is not None:
+        given = built.tools.servers.items()
+        servers = {name: validated(McpServerFile, keys, f"McpServer({name!r})") for name, keys in given}
+        file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
+        spec = replace(spec, file=file, functions=built.tools.functions)
 
     def locate(path: tuple[str, ...]) -> Where:
         return spec.document.where(path, key=len(path) == 2)
@@ -212,6 +238,15 @@ def open_project(
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
     remote = remote_contents(spec, built.allowed if built else ())
     return Project(replace(spec, fetch=remote.fetch), providers, problems, env, remote)
+
+
+def validated(kind: type[M], keys: dict[str, Any], what: str) -> M:
+    """What a program gave as keys of a file. Raises UsageError, which names `what` they are of."""
+    try:
+        return kind.model_validate(keys)
+    except ValidationError as error:
+        (wrong, *_) = error.errors()
+        raise UsageError(f"{what}: {wrong['loc'][-1]} {wrong['msg']}") from None
 
 
 def remote_contents(spec: ProjectSpec, allowed: Sequence[str] = ()) -> RemoteContents:
@@ -296,6 +331,21 @@ class CheckedWorkflow:
     source: Source
     warnings: list[Problem]
 
+    def rows(self, selection: Selection) -> Iterator[Row]:
+        """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first."""
+        rows = read_rows(self.source, self.workflow.input.id_field, selection.offset)
+        if selection.sample is not None:
+            ordinals = (record.ordinal for record in self.source.records(selection.offset))
+            drawn = set(sampled(ordinals, selection.sample, selection.seed))
+            rows = itertools.islice((row for row in rows if row.ordinal in drawn), len(drawn))
+        return rows if selection.limit is None else itertools.islice(rows, selection.limit)
+
+    def count(self, selection: Selection) -> int:
+        """How many rows are selected; reads the input, as far as it must."""
+        records = self.source.records(selection.offset)
+        most = min((bound for bound in (selection.limit, selection.sample) if bound is not None), default=None)
+        return sum(1 for _ in (records if most is None else itertools.islice(records, most)))
+
 
 def validate(
     workflow: loader.WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None
@@ -339,10 +389,8 @@ def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
 def check_workflow(
     project: Project, name: loader.WorkflowSource, overrides: Overrides, *, partial: bool = False
 ) -> tuple[CheckedWorkflow | None, list[Problem]]:
-    """One workflow with everything that can be known of it before its first call.
-
-    `partial`: the run is to be one over a selection. Raises UsageError for a folder that `--output` cannot name.
-    """
+    """One workflow with everything that can be known of it before its first call. `partial`: the run is to be one over
+    a selection. Raises UsageError for a folder that `--output` cannot name."""
     workflow, problems = loader.load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, problems
@@ -353,7 +401,14 @@ def check_workflow(
     # providers of agac.yml that have a problem and are therefore not there
     lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
     lost -= project.providers.keys()
-    models, found = resolve_models(workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost)
+    addressed = {
+        name: project.spec.document.where(("providers", name, "base_url"))
+        for name, said in project.spec.file.providers.items()
+        if said.base_url is not None
+    }
+    models, found = resolve_models(
+        workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost, addressed=addressed
+    )
     problems = [*problems, *found]
     if workflow.whole:
         problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
@@ -381,34 +436,13 @@ def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem
     placeholders, identity = check_placeholders(workflow, columns) if workflow.whole else [], []
     hint = separator_hint(columns) if columns else ""
     if name is not None and columns is not None and name not in columns:
-        near = get_close_matches(name, columns, 1)
-        named = f"did you mean '{near[0]}'?" if near else f"the columns are: {', '.join(columns)}"
+        named = did_you_mean(name, columns, "the columns are")
         at = replace(where, path=where.path and "input.id_field")
         identity = [Problem(at, f"the input has no column {name!r}; {hint or named}")]
     if columns and hint:
         said = f"the input has one column, {columns[0]!r}; {hint}"
         return identity or [Problem(where, said, "error" if any_error(placeholders) else "warning")]
     return [*placeholders, *identity]
-
-
-# Which rows a workflow reads, after the command line had its say.
-
-
-def selected_rows(checked: CheckedWorkflow, selection: Selection) -> Iterator[Row]:
-    """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first."""
-    rows = read_rows(checked.source, checked.workflow.input.id_field, selection.offset)
-    if selection.sample is not None:
-        ordinals = (record.ordinal for record in checked.source.records(selection.offset))
-        drawn = set(sampled(ordinals, selection.sample, selection.seed))
-        rows = itertools.islice((row for row in rows if row.ordinal in drawn), len(drawn))
-    return rows if selection.limit is None else itertools.islice(rows, selection.limit)
-
-
-def count_rows(checked: CheckedWorkflow, selection: Selection) -> int:
-    """How many rows are selected; reads the input, as far as it must."""
-    records = checked.source.records(selection.offset)
-    most = min((bound for bound in (selection.limit, selection.sample) if bound is not None), default=None)
-    return sum(1 for _ in (records if most is None else itertools.islice(records, most)))
 
 
 # A workflow made ready for work, with its rows at hand also where they are piped in.
@@ -418,10 +452,8 @@ def ready_workflow(
     project: Project, workflow: loader.WorkflowSource, options: RunOptions
 ) -> tuple[CheckedWorkflow, RunOptions]:
     """The workflow, checked, with what `options` change. Standard input is read to its end first, where it is the
-    input, and the options then name the file in which it is kept: what goes on later finds the rows there.
-
-    Raises SpecError with all problems, UsageError for wrong options.
-    """
+    input, and the options then name the file in which it is kept: what goes on later finds the rows there. Raises
+    SpecError with all problems, UsageError for wrong options."""
     checked, problems = check_workflow(project, workflow, options.overrides(), partial=options.selection().partial)
     problems = loader.in_order([*project.problems, *problems])
     if checked is None or any_error(problems):
@@ -431,19 +463,42 @@ def ready_workflow(
     return checked, options
 
 
-async def with_kept_rows(options: RunOptions, root: Path) -> RunOptions:
-    """The options, which name a file with the rows where a program gave these. Raises UsageError for what is no row."""
-    if options.input is None or isinstance(options.input, Path | str):
-        return options
-    return replace(options, input=await keep_rows(options.input, root / INPUTS))
+async def made_ready(
+    project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None
+) -> tuple[Project, CheckedWorkflow, RunOptions]:
+    """`ready_workflow` in the project `with_pins`; rows that a program gave are kept in a file first, which the options
+    then name. Raises UsageError for what is no row, too."""
+    if options.input is not None and not isinstance(options.input, Path | str):
+        options = replace(options, input=await keep_rows(options.input, project.root / INPUTS))
+    project = await with_pins(project, workflow, options, retried)
+    return project, *ready_workflow(project, workflow, options)
+
+
+def check_all(workflows: Sequence[str], options: RunOptions, project: Path | str | None) -> None:
+    """Checks several workflows before the first of them runs. Raises SpecError with all problems, and UsageError."""
+    repeated = {name for name in workflows if workflows.count(name) > 1}
+    if repeated:
+        raise UsageError(f"-a {sorted(repeated)[0]} is given twice", remedy="Name each workflow once.")
+    if options.output is not None:
+        raise UsageError("--output is one folder, and there are several workflows", remedy="Run them one by one.")
+    opened = open_project(project)
+    problems = list(opened.problems)
+    for workflow in workflows:
+        checked, found = check_workflow(opened, workflow, options.overrides(), partial=options.selection().partial)
+        problems += found
+        if checked is not None:
+            try:
+                options.scope([stage.name for stage in checked.workflow.stages])
+            except UsageError as error:
+                raise UsageError(f"{checked.workflow.name}: {error.message}", remedy=error.remedy) from error
+    if any_error(problems):
+        raise SpecError(loader.in_order(problems))
 
 
 @cache
 def kept_input(root: Path) -> Path:
     """Standard input in a file of the project. It can be read once in a process, so that several workflows share it.
-
-    Raises UsageError when nothing is piped in.
-    """
+    Raises UsageError when nothing is piped in."""
     folder = root / INPUTS
     kept = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
     newest = max(kept, key=lambda path: path.stat().st_mtime, default=None)
@@ -465,7 +520,11 @@ STATE = "simulator.db"
 
 @asynccontextmanager
 async def embedded_address(root: Path) -> AsyncIterator[str]:
-    """The simulator's base URL for the time of the block. Its batches are those of the project at `root`."""
+    """The simulator's base URL for the time of the block. Its batches are those of the project at `root`; with
+    `agac.testing` it is the one that runs."""
+    if STAND_INS:
+        yield STAND_INS[-1]
+        return
     folder = root / ".agac"
     folder.mkdir(exist_ok=True)
     try:

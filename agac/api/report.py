@@ -17,7 +17,7 @@ from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
 from agac.api.plan import Quote, planned, quote_of
-from agac.api.project import CheckedWorkflow, count_rows
+from agac.api.project import CheckedWorkflow
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, RowError, StoreError, Where, any_error
@@ -201,8 +201,15 @@ LOOK_SECONDS = 1.0
 """So often the store is asked for open batches; a provider is asked by the engine alone, at its own pace."""
 
 
-async def show_progress(watch: Watch, run: WatchedRun, database: Database) -> None:
+async def show_progress(
+    watch: Watch, plan: Plan, invocation: Invocation, count: Callable[[], RowCount | None], warnings: list[Problem],
+    database: Database,
+) -> None:  # fmt: skip
     """Shows a run until cancelled, with its open batches as the store had them a moment ago."""
+    upstream = {stage.name: stage.ancestors for stage in plan.stages}
+    in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
+    of_lists, beyond = exploded(plan.stages), uncounted(plan.stages)
+    run = WatchedRun(plan.workflow, invocation, count, warnings, upstream, beyond, in_batches, exploded=of_lists)
 
     async def follow() -> None:
         while True:
@@ -228,16 +235,11 @@ def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowC
         if not path.is_file():
             return None
         if path.stat().st_size <= 8 << 20:  # counted in a tenth of a second, beside the first calls
-            return RowCount(count_rows(checked, selection), exact=True)
+            return RowCount(checked.count(selection), exact=True)
         rows = estimated_rows(path) if checked.workflow.input.sql is None else None
     except (OSError, AgacError):  # whoever reads the rows meets it too, and says it
         return None
     return None if rows is None else RowCount(selection.taken(max(0, rows - selection.offset)), exact=False)
-
-
-def error_of(error: AgacError) -> dict[str, Any]:
-    """An error as `--json` prints it."""
-    return {"message": error.message, "remedy": error.remedy}
 
 
 def severities(problems: Sequence[Problem]) -> list[dict[str, Any]]:
@@ -267,6 +269,26 @@ class ResultRow:
     result: Any
     error: RowError | None
     input: dict[str, JSONValue] | None
+
+
+def result_reader(kind: Any) -> Callable[[RowId, JSONValue], Any]:
+    """Makes of a row's stored result, by the row's id, an instance of the type `kind`; None: what JSON says. Raises
+    AgacError where the type no longer takes it."""
+    if kind is None:
+        return lambda _, value: value
+    from pydantic import TypeAdapter, ValidationError  # heavy
+
+    adapter = TypeAdapter[Any](kind)
+
+    def read(row_id: RowId, value: JSONValue) -> Any:
+        try:
+            return adapter.validate_json(json.dumps(value))
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
+            what = f"row {row_id!r}: the stored result is not what its model takes: {wrong}"
+            raise AgacError(what, remedy="Take the model as it was, or run again with fresh=True.") from error
+
+    return read
 
 
 class Sink(Protocol):
@@ -306,16 +328,13 @@ async def _table(root: Path, run: int) -> tuple[Sequence[TableColumn], list[list
 
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
-    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did.
-
-    `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words.
-    At a limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside
-    the `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
-    `copies` the files that keep the changes, in the same order.
-    `quote` is what the rest of a row run costs, where its first rows were run to find out.
-    `empty` are the stages that were to have a result (`on_empty`) and have none. `project` is the project's folder,
-    `kind` the type of results as far as Pydantic models tell it.
-    """
+    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what this one did. `stop`
+    says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`; `stopped` is that in words. At a
+    limit `finishing` estimates what the open rows need. `not_written` is why a table could not be written beside the
+    `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
+    `copies` the files that keep the changes, in the same order. `quote` is what the rest of a row run costs, where its
+    first rows were run to find out. `empty` are the stages that were to have a result (`on_empty`) and have none.
+    `project` is the project's folder, `kind` the type of results as far as Pydantic models tell it."""
 
     JSON_KEYS = (
         "**summary", "invocation", "exit_code", "files", "stop", "stopped", "finishing", "not_written", "replaced",
@@ -330,7 +349,7 @@ class RunReport(Report):
     warnings: list[Problem] = field(default_factory=list)
     stop: str | None = None
     finishing: Finishing | None = None
-    not_written: Annotated[AgacError, error_of] | None = None
+    not_written: Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None = None
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
@@ -348,24 +367,15 @@ class RunReport(Report):
 
     def results(self) -> Iterator[ResultRow]:
         """The rows of the run as the store has them now, finished or not, in the order of its outputs and with no more
-        in memory than one. Where a Pydantic model is the schema of a result, that is an instance of it.
-
-        Raises AgacError for a stored result that the model no longer takes."""
-        from pydantic import TypeAdapter, ValidationError  # heavy
-
-        adapter: TypeAdapter[Any] | None = TypeAdapter(self.kind) if self.kind else None
+        in memory than one. Where a Pydantic model is the schema of a result, that is an instance of it. Raises
+        AgacError for a stored result that the model no longer takes."""
+        read = result_reader(self.kind)
         with _spooled(self.project, self.summary["run"]) as lines:
             for row in map(json.loads, lines):
                 if row["error"]:
                     row["error"] = RowError(ErrorType(row["error"]["type"]), row["error"]["message"])
-                elif adapter is not None and row["result"] is not None:
-                    try:
-                        row["result"] = adapter.validate_json(json.dumps(row["result"]))
-                    except ValidationError as error:
-                        wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
-                        what = f"row {row['id']!r}: the stored result is not what its model takes: {wrong}"
-                        remedy = "Take the model as it was, or run again with fresh=True."
-                        raise AgacError(what, remedy=remedy) from error
+                elif row["result"] is not None:
+                    row["result"] = read(row["id"], row["result"])
                 yield ResultRow(**row)
 
     def write_to(self, sink: Sink) -> None:
@@ -480,7 +490,6 @@ async def _finishing(database: Database, work: Work, invocation: Invocation, sum
 
 
 def _empty(plan: Plan, summary: dict[str, Any], workflow: Workflow | None) -> list[Problem]:
-    """The stages that were to have a result and have none."""
     found = []
     for stage, count in zip(plan.stages, summary["stages"], strict=True):
         if stage.on_empty is not None and not count["done"] + count["reused"]:

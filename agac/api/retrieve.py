@@ -92,10 +92,8 @@ async def retrieve(
     number, or `last`; None: the one that submitted last), and goes on with that run: sync stages are asked, batches of
     those that follow are submitted, and the outputs are written once every row has an outcome. Called again it changes
     and pays nothing. Without `submit`, and for a run that another one superseded and that is not named by `run`,
-    answers are stored and nothing is sent.
-
-    Exit code 75 when nothing was ready. Raises UsageError for an id that no batch has, and when there is no batch.
-    """
+    answers are stored and nothing is sent. Exit code 75 when nothing was ready. Raises UsageError for an id that no
+    batch has, and when there is no batch."""
     async with AsyncExitStack() as stack:
         opened, database = await stack.enter_async_context(_opened(project))
         only = None
@@ -187,10 +185,8 @@ async def batch_wait(
     batch_id: str | int | None = None, *, timeout: float | None = None, project: Path | str | None = None
 ) -> WaitReport:
     """Waits until a batch has ended at its provider, or all open ones of the run that submitted last; takes nothing in.
-
     `timeout` in seconds; past it the exit code is 75. Raises UsageError for an id that no batch has, and when none is
-    open.
-    """
+    open."""
     ends = None if timeout is None else time.monotonic() + timeout
     report = await asynchronous(batch_status)(batch_id, only_open=True, project=project)
 
@@ -231,10 +227,8 @@ class CancelReport(Report):
 @blocking
 async def batch_cancel(batch_id: str | int | None = None, *, project: Path | str | None = None) -> CancelReport:
     """Ends a batch, or all open ones of the run that submitted last. What they finished is kept, and taken by the next
-    `retrieve`; what they did not waits for the next `run`. Asked twice they are ended once.
-
-    Raises UsageError for an id that no batch has, and when none is open; LeaseHeld while a process works on it.
-    """
+    `retrieve`; what they did not waits for the next `run`. Asked twice they are ended once. Raises UsageError for an id
+    that no batch has, and when none is open; LeaseHeld while a process works on it."""
     async with _opened(project) as (opened, database):
         found = await chosen_batches(database, batch_id)
         async with _maintenance(opened, database, found[0].workflow) as maintenance:
@@ -282,11 +276,9 @@ async def doctor(
 ) -> DoctorReport:
     """Compares the store with the providers, and sets right what can be. `clean` deletes files of ours at the providers
     that nothing needs; `adopt` is a provider's id for the batch that could not be found, `resubmit` says that there is
-    none; `batch_id` names that batch where several wait for a decision.
-
-    Exit code 75 while a batch, or results whose store is lost, wait for a decision, 1 when a provider could not be
-    asked. Raises UsageError for ids that do not fit.
-    """
+    none; `batch_id` names that batch where several wait for a decision. Exit code 75 while a batch, or results whose
+    store is lost, wait for a decision, 1 when a provider could not be asked. Raises UsageError for ids that do not
+    fit."""
     findings: list[Finding] = []
     async with _opened(project) as (opened, database):
         if adopt is not None or resubmit:

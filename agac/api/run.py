@@ -9,40 +9,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agac.api.inspect import write_traces
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
-from agac.api.project import (
-    Project,
-    RunOptions,
-    check_workflow,
-    embedded_address,
-    open_project,
-    project_of,
-    ready_workflow,
-    selected_rows,
-    with_kept_rows,
-    with_pins,
-)
-from agac.api.report import (
-    RowCount,
-    RunReport,
-    Watch,
-    WatchedRun,
-    counted_or_estimated,
-    exploded,
-    report_of,
-    show_progress,
-    stale_facts,
-    uncounted,
-)
+from agac.api.project import Project, RunOptions, check_all, embedded_address, made_ready, open_project, project_of
+from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
-from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError, any_error
+from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
@@ -57,7 +35,7 @@ from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles
-from agac.spec.loader import BuiltWorkflow, WorkflowSource, in_order, load_workflow
+from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, WrittenStage
 from agac.store import runs
@@ -86,16 +64,7 @@ async def run(
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
-    """Runs what is left of a workflow's rows and writes its outputs when all of them have an outcome.
-
-    Killed at any point, the same call goes on; Ctrl-C stops it in good order, then KeyboardInterrupt comes out.
-    `input` takes the place of the workflow's and of the options': rows, or where they are, as in `RunOptions`.
-    `progress`: whether to show it on standard error as the command does, or below a notebook's cell; or what shows it.
-    `confirm` is asked whether to go on above `confirm_above`; without it such a run is refused unless `options.yes`.
-    `handle_signals`: SIGINT and SIGTERM stop it in good order, and a report comes out (main thread only). Raises
-    SpecError for problems in files, UsageError for wrong options, AgacError for everything else that a user can mend;
-    failed rows are no exception but `exit_code` 3.
-    """
+    """`agac.run` of a workflow: see `agac.api.agents.arun`."""
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
     return await _invoke(
@@ -115,8 +84,7 @@ async def _invoke(
     handle_signals: bool,
 ) -> RunReport:
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
-    opened = await with_pins(opened, workflow, options, retry.run if retry else None)
-    checked, options = ready_workflow(opened, workflow, await with_kept_rows(options, opened.root))
+    opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
     missing = missing_variables(checked.models, checked.workflow)
     if missing:
         raise SpecError(missing)
@@ -140,9 +108,12 @@ async def _invoke(
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
         batching = batching_of(opened, providers, plan.workflow, options, confirm)
-        rows, place = partial(selected_rows, checked, plan.selection), partial(place_of, checked.source)
+        rows, place = partial(checked.rows, plan.selection), partial(place_of, checked.source)
         work = work_of(opened, plan, batching, rows, place)
-        work = replace(work, fresh=options.fresh, scope=scope, retry=retry, watcher=built.watcher if built else None)
+        work = replace(
+            work, fresh=options.fresh, scope=scope, retry=retry, watcher=built.watcher if built else None,
+            refresh_tools=options.refresh_tools, calls=options.calls,
+        )  # fmt: skip
         if options.stream:
             replies = ShownReplies(show_reply, work.redactor)
             stack.callback(replies.ended, "", "broken off")
@@ -168,6 +139,8 @@ async def _invoke(
         report = await report_of(database, work, invocation, warnings, checked.workflow)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
+        if options.export_traces:
+            await write_traces(database, invocation.run, Path(options.export_traces).absolute(), work.redactor.clean)
         return report
 
 
@@ -250,11 +223,8 @@ def batching_of(
 async def recorded_plan(
     opened: Project, providers: Mapping[str, Provider], database: Database, run: int, *, functions: bool = True
 ) -> Plan:
-    """The plan of a run as it was stored; without `functions` it is only good for reading answers.
-
-    Raises UsageError where its functions, schemas or providers are not what they were, and for a run that is older than
-    such plans.
-    """
+    """The plan of a run as it was stored; without `functions` it is only good for reading answers. Raises UsageError
+    where its functions, schemas or providers are not what they were, and for a run that is older than such plans."""
     record = await runs.run_record(database, run)
     settings = await runs.run_settings_of(database, run)
     if settings is None:
@@ -283,6 +253,7 @@ def work_of(
     return Work(
         plan=plan, rows=rows, place=place, output_dir=project.spec.shown(target_of(plan)), fresh=False, scope=Scope(),
         retry=None, root=project.root, redactor=project.redactor(), clocks=Clocks(), env=project.env, batching=batching,
+        web=project.remote, functions=project.spec.functions,
     )  # fmt: skip
 
 
@@ -299,13 +270,7 @@ async def walk_through(
     watching: asyncio.Task[Any] | None = None
     if progress is not False:
         watch = display() if progress is True else progress
-        upstream = {stage.name: stage.ancestors for stage in plan.stages}
-        in_batches = [stage.name for stage in plan.asking if stage.run_mode == "batch"]
-        watched = WatchedRun(
-            plan.workflow, invocation, count, warnings, upstream, uncounted(plan.stages), in_batches,
-            exploded=exploded(plan.stages),
-        )  # fmt: skip
-        watching = asyncio.ensure_future(show_progress(watch, watched, database))
+        watching = asyncio.ensure_future(show_progress(watch, plan, invocation, count, warnings, database))
     try:
         await run_once(database, work, invocation)
     except BaseExceptionGroup as group:
@@ -344,12 +309,10 @@ def run_several(
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> ExitCode:
-    """Runs workflows one after the other, until one does not come to its end. `tell` gets each report at once.
-
-    Raises SpecError with the problems of all of them before anything is asked.
-    """
+    """Runs workflows one after the other, until one does not come to its end. `tell` gets each report at once. Raises
+    SpecError with the problems of all of them before anything is asked."""
     if len(workflows) > 1:
-        _check(workflows, options, project)
+        check_all(workflows, options, project)
     codes = []
     for workflow in workflows:
         end = run(workflow, options, project=project, progress=progress, confirm=confirm, handle_signals=handle_signals)
@@ -360,36 +323,14 @@ def run_several(
     return min(codes, key=WORST_FIRST.index)
 
 
-def _check(workflows: Sequence[str], options: RunOptions, project: Path | str | None) -> None:
-    repeated = {name for name in workflows if workflows.count(name) > 1}
-    if repeated:
-        raise UsageError(f"-a {sorted(repeated)[0]} is given twice", remedy="Name each workflow once.")
-    if options.output is not None:
-        raise UsageError("--output is one folder, and there are several workflows", remedy="Run them one by one.")
-    opened = open_project(project)
-    problems = list(opened.problems)
-    for workflow in workflows:
-        checked, found = check_workflow(opened, workflow, options.overrides(), partial=options.selection().partial)
-        problems += found
-        if checked is not None:
-            try:
-                options.scope([stage.name for stage in checked.workflow.stages])
-            except UsageError as error:
-                raise UsageError(f"{checked.workflow.name}: {error.message}", remedy=error.remedy) from error
-    if any_error(problems):
-        raise SpecError(in_order(problems))
-
-
 # Taking rows of a run up again: those that failed, also where an ordinary run leaves them, or named ones.
 
 
 @dataclass(frozen=True, slots=True)
 class RetryChoice(Report):
     """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones, `open`
-    ones the same retry opened before it was broken off.
-
-    `calls_at_least` counts one call for each row and stage that is surely asked.
-    """
+    ones the same retry opened before it was broken off. `calls_at_least` counts one call for each row and stage that is
+    surely asked."""
 
     run: int
     workflow: str
@@ -419,11 +360,9 @@ async def retry(
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
-    """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`)
-    and say its `run_mode`.
-
-    Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run was made from.
-    """
+    """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`) and say
+    its `run_mode`. Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run
+    was made from."""
     opened = open_project(project)
     found, record, due = await _chosen(opened.root, run, choice)
     if not found.rows and _begun(record, choice) is None:
@@ -453,17 +392,6 @@ def _begun(record: runs.RunRecord, choice: Retry) -> float | None:
     return None
 
 
-def _check_names(choice: Retry, stages: list[str]) -> None:
-    """Raises UsageError for a stage or a kind of error that there is not."""
-    for name, flag in ((choice.stage, "--stage"), (choice.from_stage, "--from")):
-        if name is not None:
-            position_of(name, stages, flag)
-    if choice.error is not None and choice.error not in set(ErrorType):
-        near = get_close_matches(choice.error, list(ErrorType), 1)
-        hint = f"Did you mean {near[0]!s}?" if near else f"The kinds are: {', '.join(ErrorType)}."
-        raise UsageError(f"--error {choice.error}: there is no such kind of error", remedy=hint)
-
-
 async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoice, runs.RunRecord, Retry]:
     """What the retry takes up, its run, and the retry that the engine is given: answers count from now on, or from the
     beginning of the same retry that did not come to its end."""
@@ -471,7 +399,10 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
         bodies = (await runs.definition_of(database, record.id))["stages"]
         replicas = {str(stage["name"]): int(stage.get("replicas", 1)) for stage in bodies}
         names = list(replicas)
-        _check_names(choice, names)
+        flags = (("--stage", choice.stage, names, "stage"), ("--from", choice.from_stage, names, "stage"))
+        for flag, name, known, what in (*flags, ("--error", choice.error, list(map(str, ErrorType)), "kind")):
+            if name is not None:
+                position_of(name, known, flag, what)
         begun = _begun(record, choice)
         due = replace(choice, run=record.id, since=time.time() if begun is None else begun)
         counts = await chosen_counts(database, record.id, due)

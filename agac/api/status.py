@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.sync import blocking
-from agac.core.errors import ErrorType, UsageError, did_you_mean, listed
+from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, sentence
 from agac.core.keys import JOB, job_alias
 from agac.core.types import Outcome, Report, RowId, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
@@ -63,10 +62,8 @@ async def stored_run(
 async def find_run(
     database: Database | None, workflow: str | None = None, run: int | str | None = None
 ) -> runs.RunRecord:
-    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named.
-
-    Raises UsageError, naming the runs there are.
-    """
+    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named. Raises
+    UsageError, naming the runs there are."""
     run = run.removeprefix(JOB) if isinstance(run, str) else run
     ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
     if run is None or run == "last":
@@ -87,9 +84,7 @@ async def find_run(
 
 async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[StoredRow]:
     """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
-
-    Raises UsageError for names that no row has.
-    """
+    Raises UsageError for names that no row has."""
     found = await history.rows_with_ids(database, run, list(row_ids(named)))
     known = {str(row.id) for row in found}
     missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
@@ -120,13 +115,12 @@ def _as_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def position_of(name: str, stages: Sequence[str], flag: str) -> int:
-    """The position of a stage. Raises UsageError, with what was probably meant, when there is none of that name."""
-    if name in stages:
-        return stages.index(name)
-    near = get_close_matches(name, stages, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"The stages are: {', '.join(stages)}."
-    raise UsageError(f"{flag} {name}: there is no such stage", remedy=hint)
+def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage") -> int:
+    """The position of a name. Raises UsageError, with what was probably meant, when there is none of that name."""
+    if name in known:
+        return known.index(name)
+    hint = sentence(did_you_mean(name, known, f"the {what}s are"))
+    raise UsageError(f"{flag} {name}: there is no such {what}", remedy=hint)
 
 
 def workflow_name(workflow: Any) -> str | None:
@@ -166,11 +160,8 @@ it has open batches, *stopped* after an interrupt, a fault or a limit, *finished
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that resumes it.
-
-    `shown`: its results are what was last written into its output folder; `not_written` are databases that could not
-    be written then.
-    """
+    """The run's summary with its state, its last invocation and the command that resumes it. `shown`: its results are
+    what was last written into its output folder; `not_written` are databases that could not be written then."""
     summary = await summarise(database, record)
     last = await last_invocation(database, record)
     if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
@@ -224,12 +215,13 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many failed rows need what no run can change, another `input` or row `budget`, or to be asked `again`."""
-    found = Counter[str]()
+    """How many failed rows need another `input` or row `budget`, an answer about `calls` of tools, which no run can
+    give, or to be asked `again`."""
+    found, kinds = Counter[str](), {ErrorType.BUDGET_EXCEEDED: "budget", ErrorType.TOOL_OUTCOME_UNKNOWN: "calls"}
     for error in errors:
         kind = error["type"]
         by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
-        found["input" if by_input else "budget" if kind == ErrorType.BUDGET_EXCEEDED else "again"] += error["rows"]
+        found["input" if by_input else kinds.get(kind, "again")] += error["rows"]
     return found
 
 
@@ -262,7 +254,6 @@ async def last_invocation(database: Database, record: runs.RunRecord) -> dict[st
 
 
 def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> dict[str, Any]:
-    """One invocation: when, how it ended, and what it did. Without an end it is `at_work`, or was killed."""
     state = "killed" if invocation.exit_code == runs.KILLED else "ended"
     if invocation.ended_at is None:
         state = "running" if at_work else "killed"
@@ -298,10 +289,8 @@ async def status(
     project: Path | str | None = None,
     newest: int = 10,
 ) -> StatusReport:
-    """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing.
-
-    Raises UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist.
-    """
+    """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
+    UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
     root, workflow = project_root(project), workflow_name(workflow)
     size = database_bytes(database_path(root))
     if run is not None:

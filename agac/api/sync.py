@@ -1,12 +1,12 @@
 """Functions that wait, called without `await`: `blocking` makes one of a coroutine function, which works within
-a loop, too, and `asynchronous` gives that back; what Ctrl-C does meanwhile."""
+a loop, too, and `asynchronous` gives that back; `iterating` does it for iterators; what Ctrl-C does meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -15,6 +15,9 @@ from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
+
+_LOOK_SECONDS = 0.1
+"""So often a thread that waits looks for a Ctrl-C, of which the system may have told another one."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,13 +46,16 @@ class Interrupts:
         if asyncio._get_running_loop() is None:
             return call()
         with futures.ThreadPoolExecutor(1, "agac") as threads:
-            called = threads.submit(call)
-            while not called.done():
-                try:
-                    futures.wait([called])
-                except KeyboardInterrupt:
-                    self.interrupt()
-            return called.result()
+            return self.result_of(threads.submit(call))
+
+    def result_of(self, called: futures.Future[T]) -> T:
+        """What a call in another thread gives; Ctrl-C does not end the wait."""
+        while not called.done():
+            try:
+                futures.wait([called], _LOOK_SECONDS)
+            except KeyboardInterrupt:
+                self.interrupt()
+        return called.result()
 
 
 INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
@@ -103,6 +109,43 @@ def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU a call."""
     return blocking(work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop())
+
+
+def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]:
+    """`work` as an ordinary generator function, whose loop runs in a thread, and so where a loop runs already, too. Who
+    leaves it early, also by Ctrl-C, waits until it has ended in good order."""
+
+    @wraps(work)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Generator[T]:
+        interrupts, context, loop = Interrupts(), copy_context(), asyncio.new_event_loop()
+        context.run(INTERRUPTS.set, interrupts)
+        values, thread = work(*args, **kwargs), threading.Thread(target=loop.run_forever, name="agac", daemon=True)
+        thread.start()
+
+        async def following() -> list[T]:
+            return [await anext(values)]
+
+        async def ended() -> list[T]:
+            await values.aclose()
+            await loop.shutdown_default_executor()
+            return []
+
+        def wait_for(step: Coroutine[Any, Any, list[T]]) -> list[T]:
+            return interrupts.result_of(context.run(asyncio.run_coroutine_threadsafe, step, loop))
+
+        try:
+            with suppress(StopAsyncIteration):
+                while not interrupts.count:
+                    yield from wait_for(following())
+        finally:
+            wait_for(ended())
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+        if interrupts.count:
+            raise KeyboardInterrupt
+
+    return call
 
 
 @contextmanager

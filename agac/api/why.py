@@ -41,9 +41,8 @@ class PreviousAttempt(Report):
 @dataclass(frozen=True, slots=True)
 class TaskInputs(Report):
     """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
-
-    `history` is that of its row, `made` the fingerprint of what would be asked now, `guard` that of the stage.
-    """
+    `history` is that of its row, `made` the fingerprint of what would be asked now, `guard` that of the stage. `agent`
+    is what its model may call, `turns` those of the row's conversations there, with their calls."""
 
     run: int
     stage: RecordedStage
@@ -52,6 +51,8 @@ class TaskInputs(Report):
     missing: str | None
     made: bytes | None
     guard: str | None
+    agent: Mapping[str, Any]
+    turns: list[dict[str, Any]]
 
     @property
     def task(self) -> TaskRecord | None:
@@ -102,16 +103,17 @@ class TaskInputs(Report):
             "passed_over": self.passed_over, "settled_at": iso(task.settled_at) if task else None,
             "answered_at": iso(task.created_at) if task else None,
             "answered_by": f"{task.provider}/{task.model}" if task and task.provider else None,
-            "how": task.how or None if task else None, "made_of": self.components(), "cannot_be_rebuilt": self.missing,
+            "how": task.how or None if task else None,
+            "made_of": self.components(),
+            "cannot_be_rebuilt": self.missing,
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class WhyReport(Report):
     """A task, the last one of the same row and stage in an earlier run, and what differs: lines of words and of diffs.
-
-    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs from the earlier run.
-    """
+    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs from the earlier
+    run."""
 
     JSON_KEYS = (
         "workflow", "row=row_id", "stage", "**now", "before", "differences", "asked_before_in_this_run=again",
@@ -183,11 +185,13 @@ async def _asked(
     if made is not None and task is not None and task.fingerprint not in (None, made):
         messages = None
         missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
-    return TaskInputs(run, stage, history, messages, missing, made, definition["stages"][position].get("when"))
+    body = definition["stages"][position]
+    turns = await stored.turns_of_row(database, history.row.key) if "agent" in body else []
+    own = [turn for at, turn in turns if at == position]
+    return TaskInputs(run, stage, history, messages, missing, made, body.get("when"), body.get("agent") or {}, own)
 
 
 def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, str | None]:
-    """The messages of a task, or why there are none."""
     stage = history.stages[position]
     if reason := _not_asked(history, stage):
         return None, reason
@@ -231,10 +235,8 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
 
 
 def _asked_before(now: TaskInputs, tries: Sequence[PastAttempts]) -> tuple[PastAttempts | None, PreviousAttempt | None]:
-    """The attempts that the task's outcome comes from, and the last ones before them; None where there are none.
-
-    A stage with replicas is looked at replica by replica. `tries` are those of the row, by time.
-    """
+    """The attempts that the task's outcome comes from, and the last ones before them; None where there are none. A
+    stage with replicas is looked at replica by replica. `tries` are those of the row, by time."""
     position = now.stage.index
     own = {number: task for (stage, number), task in now.history.replicas.items() if stage == position}
     present, previous = None, []
@@ -254,7 +256,6 @@ def _asked_before(now: TaskInputs, tries: Sequence[PastAttempts]) -> tuple[PastA
 
 
 def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
-    """Why the very same question was asked again, after an asking that was `answered` or was not."""
     first = present.retry_from if present is not None else None
     if first is not None:
         return f"`agac retry --from {first}` asks anew"
@@ -296,9 +297,10 @@ def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, A
         for one in (before, now)
     )
     found = value_changes(old, new, ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when"))
-    if now.schema != before.schema:
-        schemas = (json.dumps(one.schema, indent=2, ensure_ascii=False) for one in (before, now))
-        found.append({"what": "schema", "diff": text_diff(*schemas)})
+    for what, was, body in (("tools", before.agent, now.agent), ("schema", before.schema, now.schema)):
+        if was != body:
+            texts = (json.dumps(one, indent=2, ensure_ascii=False) for one in (was, body))
+            found.append({"what": what, "diff": text_diff(*texts)})
     if before.messages is not None and now.messages is not None:
         for role in ("system", "user", "assistant"):
             old_text, new_text = (

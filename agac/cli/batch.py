@@ -63,7 +63,6 @@ def status(settings: Globals, batch_id: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) -> None:
-    """Reads the store only."""
     report = api.batch_list(workflow, all=closed, project=settings.project_dir)
     terminal.print_report(report, lambda found: list_lines(found, closed=closed), as_json=as_json)
 
@@ -112,7 +111,6 @@ def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit
 @json_option
 @click.pass_obj
 def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: bool) -> int:
-    """Exit 0 when they have ended, 75 past the timeout."""
     seconds = None
     if timeout is not None:
         from agac.spec import validation  # loads pydantic
@@ -181,7 +179,6 @@ def status_word(batch: BatchView) -> str:
 
 
 def _still_possible(lines: list[BatchLine]) -> str:
-    """What open batches can cost at most."""
     most = terminal.price(sum(line.held_usd or 0.0 for line in lines), simulated=any(line.simulated for line in lines))
     unknown = ", and requests of unknown price" if any(line.held_usd is None for line in lines) else ""
     return f"; open batches: up to {most}{unknown}"
@@ -237,12 +234,8 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
 
 def _short(line: BatchLine, now: float) -> str:
     batch = line.batch
-    parts = [
-        f"Batch job status: {status_word(batch)}",
-        f"{terminal.sentence(_name(batch))}, {_place(batch)}",
-        batch.lane,
-    ]
-    parts.append(_counts(line))
+    parts = [f"Batch job status: {status_word(batch)}", f"{terminal.sentence(_name(batch))}, {_place(batch)}"]
+    parts += [batch.lane, _counts(line)]
     if line.submitted_at is not None:
         parts.append(f"{duration(max(0.0, now - line.submitted_at))} old")
     if batch.open and batch.deadline is not None and not line.ready:
@@ -254,7 +247,6 @@ def _short(line: BatchLine, now: float) -> str:
 
 
 def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
-    """The problems of a batch, and what to do about them; `short`: only unusual ones."""
     if line.waits:
         retried = f"; retried from {iso(line.batch.try_at)} on" if line.batch.try_at is not None else ""
         yield f"Not submitted: {plain(terminal.first_line(line.waits))}{retried}"
@@ -286,7 +278,6 @@ def _counts(line: BatchLine, *, unit: bool = False) -> str:
 
 
 def _cost(line: BatchLine) -> str:
-    """The cost, or the most that it can be."""
     if line.cost_usd is None and line.held_usd is not None:
         return f"up to {terminal.price(line.held_usd, simulated=line.simulated)}"
     return terminal.price(line.cost_usd, simulated=line.simulated)
@@ -338,7 +329,6 @@ def cancelled_lines(report: CancelReport) -> Iterator[str]:
 
 
 def doctor_lines(report: DoctorReport) -> Iterator[str]:
-    """The findings: what was repaired, and what needs a decision."""
     if not report.findings:
         yield "All is well: the store and the providers agree"
     for finding in report.findings:

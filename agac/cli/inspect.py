@@ -25,7 +25,7 @@ from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
 from agac.core.text import cells, is_unicode
-from agac.core.types import dollars
+from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import InspectReport
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
-    """Reads the store only."""
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
     terminal.print_report(report, lambda found: map(terminal.printable, inspect_lines(found)), as_json=as_json)
 
@@ -61,13 +60,11 @@ def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_
 @json_option
 @click.pass_obj
 def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **which: Any) -> None:
-    """Reads no more of the store than it shows."""
     report = api.show(run, workflow, **which, project=settings.project_dir)
     terminal.print_report(report, lambda found: show_lines(found, **which), as_json=as_json)
 
 
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
-    """Results as a table with a column for each of their fields; those of one row in full."""
     run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
     yield f"{run['workflow']}, run {number}: {run['state']}\n"
     if row is not None:
@@ -87,7 +84,6 @@ def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[st
 
 
 def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A line of results as names and texts."""
     error = row["error"] and _error_text(row["error"])
     for name, value in {**row, "error": error}.items():
         if isinstance(value, dict):
@@ -106,7 +102,6 @@ def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @json_option
 @click.pass_obj
 def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
-    """Reads the store only."""
     report = api.why(run, row, stage, project=settings.project_dir)
     terminal.print_report(report, lambda found: map(terminal.printable, why_lines(found)), as_json=as_json)
 
@@ -118,7 +113,6 @@ def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> Non
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most.")
 @click.pass_obj
 def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None) -> None:
-    """QUERY in quotes, or - for standard input."""
     if len(words) > 1:
         raise click.UsageError("put the query in quotes: agac sql 'SELECT …'", click.get_current_context())
     if as_json and as_csv:
@@ -145,7 +139,6 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
 
 
 def inspect_lines(report: InspectReport) -> Iterator[str]:
-    """A run or its rows."""
     run, rows = report.run, report.rows
     if rows is None:
         yield from _run(run)
@@ -178,7 +171,6 @@ def _run(run: dict[str, Any]) -> Iterator[str]:
 
 
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
-    """The texts and settings of a stage that calls a model."""
     yield from _alias(stage)
     if replicas := replicas_words(stage):
         yield f"  replicas: {replicas}"
@@ -262,11 +254,9 @@ def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
 
 
 SHOWN_IDS = 5
-"""Ids of children, parts or members that are shown before the command for the first of them."""
 
 
 def _some(run: int, ids: list[str | int], count: int) -> str:
-    """The first ids, and the command that shows the first row."""
     if not ids:
         return "none"
     more = ", …" if count > SHOWN_IDS else ""
@@ -308,8 +298,26 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
         yield from _block(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:
         yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
+    turns = {(one["invocation"], one["attempt"], one["fingerprint"]): one for one in stage.get("turns", ())}
     for attempt in stage["attempts"]:
         yield from _attempt(attempt)
+        if turn := turns.get((attempt["invocation"], attempt["number"], attempt["fingerprint"])):
+            yield from _turn(turn)
+
+
+MOST_SHOWN = 500
+"""Characters of a call's arguments, and of its result; `--json` has all."""
+
+
+def _turn(turn: dict[str, Any]) -> Iterator[str]:
+    agent = f" of {turn['agent']}" if turn["agent"] else ""
+    ended = f", the conversation ended: {turn['ended']}" if turn["ended"] else ""
+    yield f"    turn {turn['number']}{agent}: {counted(len(turn['calls']), 'call')} of tools{ended}"
+    for call in turn["calls"]:
+        how = f", {call['how']}" if call["how"] else ""
+        took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
+        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {call['state']}{how}{took}"
+        yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
@@ -458,6 +466,11 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
     if found["answered_by"] and operation is None:
         how = f" ({found['how']})" if found["how"] else ""
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
+    if turns := task.turns:
+        calls = [call["name"] for turn in turns for call in turn["calls"]]
+        look = f"agac inspect {task.run} {shlex.quote(str(task.history.row.id))}"
+        tools = ", ".join(f"{number} x {name}" for name, number in Counter(calls).items()) or "no tools"
+        yield f"conversation: {counted(len(turns), 'turn')}, {tools}; see {look}"
     yield ""
     if operation is not None:
         yield f"This stage calls no model. It does: {_compact(operation.body())}"
@@ -566,12 +579,10 @@ def _text_value(value: object) -> str:
 
 
 def views_lines(views: Sequence[View]) -> Iterator[str]:
-    """The views, each with its columns, and an example of a query."""
     for view in views:
         yield f"{view.name}: {view.meaning}"
         yield ""
-        yield from (
-            f"  {line}" for line in terminal.table(["column", "meaning"], list(view.columns.items())).split("\n")
-        )
+        columns = terminal.table(["column", "meaning"], list(view.columns.items()))
+        yield from (f"  {line}" for line in columns.split("\n"))
         yield ""
     yield 'For example: agac sql "SELECT stage, model, calls, cost_usd FROM v_costs WHERE run = 1"'

@@ -19,14 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from click.shell_completion import (
-    CompletionItem,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-    add_completion_class,
-    get_completion_class,
-)
+from click import shell_completion as shells
+from click.shell_completion import CompletionItem
 
 from agac import __version__
 from agac.cli import terminal
@@ -72,8 +66,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The values of the flags before the command."""
-
     project_dir: Path | None
     quiet: bool
 
@@ -112,11 +104,21 @@ concurrency_option = click.option(
 
 
 def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """These options as one decorator."""
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
 # which rows, and what replaces the workflow's run mode and vars, and its model
+tool_options = in_order(
+    click.option(
+        "--tools-mode", type=click.Choice(["live", "stub", "record", "replay"]),
+        help="Where results of tools come from: calls, tool_stubs, calls that are noted, or an earlier run.",
+    ),
+    click.option("--tool-stubs", type=click.Path(), metavar="FILE", help="Use these stand-ins for tools."),
+    click.option("--run", "--replay", "replay", type=int, metavar="N", help="Replay the calls of tools of this run."),
+    click.option("--max-turns", type=click.IntRange(1), metavar="N", help="The most replies of a model with tools."),
+    click.option("--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."),
+    click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools."),
+)  # fmt: skip
 row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
     click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
@@ -131,11 +133,22 @@ row_options = in_order(
         "--run-mode", type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
     ),
+    click.option(
+        "--backend", metavar="URL",
+        help="Ask this server for every stage: vllm://HOST:PORT, sglang://HOST:PORT, http://HOST:PORT/v1.",
+    ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Set a var: a prompt's ${vars.NAME}."),
     click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
+    tool_options,
 )  # fmt: skip
 model_option = click.option(
     "-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."
+)
+traces_option = click.option(
+    "--export-traces",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write a file for each row with its calls, turns and tools.",
 )
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
@@ -183,7 +196,6 @@ class LazyGroup(CommandGroup):
         return super().parse_args(ctx, [*ours, *others] if others or ctx.resilient_parsing else ["--help"])
 
     def global_flags(self) -> dict[str, bool]:
-        """The flags of `agac` itself, and whether a value follows. They may be given after the command too."""
         options = [option for option in self.params if isinstance(option, click.Option) and not option.is_eager]
         return {flag: not (option.is_flag or option.count) for option in options for flag in option.opts}
 
@@ -360,7 +372,6 @@ def _main() -> int:
 
 
 def say_known(error: AgacError, context: click.Context | None) -> int:
-    """Say what a user can mend."""
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
     terminal.say_error(error.message, *([named_here(error.remedy, context)] if error.remedy else []))
@@ -388,7 +399,6 @@ EXAMPLES = {
 """An example of a missing value, by the command or by the name of the parameter. `named_here` knows the capitals."""
 
 AGAIN = re.compile(r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)")
-"""What is typed by somebody who wants a run to go on."""
 
 COSTS_MONEY = ("--fresh", "--yes", "--budget", "--max-cost", "--no-retry-failed")
 """What nobody is led to by a misspelling."""
@@ -410,7 +420,6 @@ CLICK_WORDS = (
 
 
 def usage_lines(error: click.ClickException) -> list[str]:
-    """The mistake, then what to type instead."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     path, example = context.command_path if context else "", ""
     if isinstance(error, click.NoSuchOption):
@@ -441,7 +450,6 @@ VARIABLE = "_AGAC_COMPLETE"
 """Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
 
 WORKFLOWS = (".yml", ".yaml")
-"""How the names of workflows' files end."""
 
 
 @click.command(
@@ -453,7 +461,7 @@ WORKFLOWS = (".yml", ".yaml")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """A script for a shell is its only output: JSON would be of no use."""
-    found = get_completion_class(shell)
+    found = shells.get_completion_class(shell)
     assert found is not None
     shown = found(context.find_root().command, {}, "agac", VARIABLE)
     print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
@@ -500,6 +508,7 @@ COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     **dict.fromkeys(("workflow", "workflows", "named"), workflows),
     **dict.fromkeys(("stage", "from_stage", "until"), stages),
     "run": lambda context: [("last", "the newest"), *_runs(context)],
+    "replay": lambda context: list(_runs(context)),
     "error": lambda _: [(str(kind), None) for kind in ErrorType],
     **dict.fromkeys(("batch_id", "flag_id"), batches),
     "card show name": lambda context: [(path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))],
@@ -541,7 +550,7 @@ def _matching(values: Callable[[click.Context], Values], context: click.Context,
     return []
 
 
-class _WholeWord(ShellComplete):
+class _WholeWord(shells.ShellComplete):
     """For shells that replace the whole word, where click gives what follows its `=` alone: `--workflow=re`."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
@@ -552,18 +561,18 @@ class _WholeWord(ShellComplete):
         return [CompletionItem(f"{flag}={item.value}", item.type, item.help) for item in found]
 
 
-@add_completion_class
-class _Zsh(_WholeWord, ZshComplete):
+@shells.add_completion_class
+class _Zsh(_WholeWord, shells.ZshComplete):
     # compdef exists after compinit only, which not every .zshrc calls
-    source_template = ZshComplete.source_template.replace(
+    source_template = shells.ZshComplete.source_template.replace(
         "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "
     )
 
 
-@add_completion_class
-class _Fish(_WholeWord, FishComplete):
+@shells.add_completion_class
+class _Fish(_WholeWord, shells.FishComplete):
     # a description may contain commas
-    source_template = FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
+    source_template = shells.FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
 
 
 def _root(context: click.Context) -> Path:
@@ -579,7 +588,6 @@ def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty when it has none."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

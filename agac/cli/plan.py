@@ -13,13 +13,12 @@ from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
-    from agac.engine.estimate import Guess, PlannedBatches, PlanReport, StageForecast
+    from agac.engine.estimate import Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
     "blocked": "blocked",
 }  # fmt: skip
-"""Counts of a stage, and the headers of their columns."""
 
 MAX_PATHS = 20
 """Lines of a graph's paths that are printed; a wider graph is better looked at as a picture."""
@@ -36,7 +35,6 @@ MAX_PATHS = 20
 @main.json_option
 @click.pass_obj
 def plan(settings: main.Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
-    """Reads files and the store only."""
     given |= {"vars": main.read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
     options = api.RunOptions(**given)
     plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
@@ -44,7 +42,6 @@ def plan(settings: main.Globals, /, workflows: tuple[str, ...], show: int, as_js
 
 
 def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:
-    """Print what runs of these workflows would do and cost."""
     for report in reports:
         for warning in report.warnings:
             terminal.say(str(warning))
@@ -92,10 +89,8 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """A graph as its paths: each starts with the needs of its first stage, and ends where it forks or joins.
-
-    `needs`: of each stage, in the order in which a row meets them.
-    """
+    """A graph as its paths: each starts with the needs of its first stage, and ends where it forks or joins. `needs`:
+    of each stage, in the order in which a row meets them."""
     followers: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed in needs.items():
         for need in needed:
@@ -111,7 +106,6 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def plan_table(report: PlanReport) -> str:
-    """One line per stage: the outcomes of its tasks, and their calls, tokens and cost."""
     names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
@@ -131,14 +125,17 @@ def plan_table(report: PlanReport) -> str:
 
 
 class InexactNumber(int):
-    """A number that is not exact."""
-
     def __format__(self, spec: str) -> str:
         return f"~{int(self):{spec}}" if self else "0"
 
 
 def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
-    """Why tasks of a stage run or are blocked, with a row as an example; its batches, its groups, what may change."""
+    """Where it is asked; why tasks of a stage run or are blocked, with a row as an example; its batches, its groups,
+    what may change."""
+    if (asked := getattr(found.stage, "models", None)) and asked[0].backend:
+        own = "an engine of your own: its prefix cache is read before and after the run"
+        hosted = "its KV cache is the service's own: nothing controls it but a prefix that stays the same"
+        yield f"asked at {asked[0].backend}, {own if asked[0].provider.engine else hosted}"
     for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
         for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
@@ -146,6 +143,8 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
+    if found.rounds is not None:
+        yield from _rounds(found.rounds, simulated=found.simulated)
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{counted(parts, 'more call')}, for parts of large groups"
@@ -159,7 +158,6 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
 
 
 def _batches(batches: PlannedBatches) -> str:
-    """How many batches the tasks are sent in, and how long they may take."""
     count, most = batches.count, batches.requests_at_most
     times = f"no batch of this model has ended yet, and the provider takes up to {batches.completion_window}"
     if batches.p50_s is not None and batches.p95_s is not None:
@@ -169,6 +167,19 @@ def _batches(batches: PlannedBatches) -> str:
             times = f"the previous one took {half}"
     each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
     return f"{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
+
+
+def _rounds(rounds: PlannedRounds, *, simulated: bool) -> Iterator[str]:
+    """How many rounds of batches conversations take, and what other ways cost."""
+    wait = "each waits in the provider's queue"
+    if rounds.wait_s is not None:
+        wait = f"together {duration(rounds.wait_s)}, as batches took before"
+    yield f"about {rounds.expected:.2g} rounds of batches, one a turn, {rounds.at_most} at most: {wait}"
+    ways = {"in batches": rounds.batch_usd, "by calls": rounds.sync_usd, "with service_tier=flex": rounds.flex_usd}
+    costs = {way: usd for way, usd in ways.items() if usd is not None}
+    if len(costs) > 1:
+        shown = ", ".join(f"{dollars(usd, simulated=simulated, about='~')} {way}" for way, usd in costs.items())
+        yield f"{shown}, which read a conversation's beginning from the cache where the provider has one"
 
 
 def _guessed(guess: Guess) -> str:
@@ -204,6 +215,14 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
     if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
+    for stage in running:
+        if (agent := stage.stage).asks and agent.agent_spec is not None:
+            often = "two turns each are a guess" if stage.estimate.basis == "guess" else "as many turns as before"
+            bound = f"{agent.tooling.max_turns} at most, with one call of a tool in each"
+            yield f"  Conversations at {stage.name}: {often}; {bound}"
+    models = ((stage.name, model) for stage in running for model in getattr(stage.stage, "models", ()))
+    if searching := dict.fromkeys(name for name, model in models if model.server_tools):
+        yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"
     for budget in report.budgets:
         yield f"  {terminal.spent_line(budget, simulated)}"
         if not budget["enough"]:

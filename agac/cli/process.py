@@ -18,7 +18,7 @@ from agac import api
 from agac.cli import main
 from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
 from agac.cli.plan import print_plans
-from agac.cli.run import batch_lines, call_time, next_lines, read_budget, say_stop, summary_lines
+from agac.cli.run import batch_lines, call_time, calls_options, next_lines, read_budget, say_stop, summary_lines
 from agac.cli.terminal import confirmed, from_here, price, print_json, print_text, row_words, say, table
 from agac.core.keys import job_alias
 from agac.core.types import counted
@@ -46,7 +46,6 @@ REPLACED = {
     "--fail-on-errors": "failed rows end with exit code 3 in any case; leave it out",
     "--(no-)?keep-temp": "a job leaves no temporary files, and its state is in the store; `agac gc` removes that",
     "-x|--shell": "a model runs no commands; leave it out",
-    "--export-traces": "--telemetry-output FILE has the calls of each row, and `agac inspect` shows what was sent",
     "--hf-dataset(-path)?": "upload what is written: hf upload OWNER/NAME FILE --repo-type dataset",
     "--(project|run-name|group|(no-)?trackio.*)": "nothing goes to a monitor; --progress-every N prints progress, and "
     "--summary-output FILE has the figures",
@@ -83,6 +82,7 @@ class ProcessCommand(click.Command):
     click.option("--instruction", metavar="TEXT", help="The system message, or a file with it."),
     click.option("--agent-card", metavar="FILE", help="An AgentCard (instruction, model, parameters), or a folder."),
     click.option("--agent", metavar="NAME", help="The card of that folder, or of agentcards/ in the project."),
+    click.option("--skills", metavar="DIR", help="A folder of skills that the model may read."),
     click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="As --var, with what FILE holds."),
     _path("--vars-json", text="A JSON object with such values."),
     _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),
@@ -125,6 +125,7 @@ class ProcessCommand(click.Command):
     click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
     click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
     click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."),
+    main.traces_option,
     wait_option,
     summary_option,
     yes_option,
@@ -132,7 +133,6 @@ class ProcessCommand(click.Command):
 @row_options
 @click.pass_obj
 def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any) -> int:
-    """Exit codes as `agac run`."""
     source, output = _places(places, given.pop("input"), given.pop("output"))
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
     given["budget"], given["read"] = read_budget(given["budget"]), read_variables(given["read"], "--read")
@@ -164,12 +164,12 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
 
 @click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
 @click.argument("job", metavar="JOB")
+@calls_options
 @in_order(work_dir_option, budget_option, max_errors_option, wait_option, summary_option, yes_option)
 @click.pass_obj
 def resume(settings: Globals, /, job: str, as_json: bool | None, work_dir: str | None, **given: Any) -> int:
-    """Exit codes as `agac run`."""
     settings = settings if work_dir is None else replace(settings, project_dir=Path(work_dir))
-    given["budget"] = read_budget(given["budget"])
+    given |= {"budget": read_budget(given["budget"]), "calls": given["calls"] or "ask"}
     return _run(partial(api.resume, **given), settings, job, summary=as_json is not False)
 
 
@@ -243,7 +243,6 @@ def _run(
 
 
 def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """What models did, in a line each, and how far they agree with the first one."""
     rows = []
     for one in models:
         if "error" in one:

@@ -18,27 +18,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import __version__, api
-from agac.cli import main
-from agac.cli.terminal import (
-    from_here,
-    megabytes,
-    print_json,
-    print_problems,
-    print_report,
-    print_text,
-    record_lines,
-    say,
-    say_error,
-    styled,
-    table,
-    typed_command,
-)
+from agac.cli import main, terminal
+from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table
 from agac.core.errors import AgacError, ExitCode, UsageError, requirements
 from agac.core.text import is_unicode, plain
-from agac.core.types import counted
+from agac.core.types import counted, dollars
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
 
 if TYPE_CHECKING:
+    from agac.api.agents import TrialReport
+    from agac.api.card_lock import LockReport
     from agac.api.extras import BackupReport, DataReport, GcReport, SchemasReport
     from agac.api.graph import GraphReport
     from agac.core.types import JSONValue
@@ -83,10 +72,10 @@ def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) 
     if as_json:
         print_json(report.as_json())
     else:
-        print_problems(report.problems, sys.stdout)
+        terminal.print_problems(report.problems, sys.stdout)
         errors = sum(problem.severity == "error" for problem in report.problems)
         if not report.ok:
-            say(styled(f"{counted(errors, 'problem')} found", "red"))
+            say(terminal.styled(f"{counted(errors, 'problem')} found", "red"))
         elif not settings.quiet:
             print_text(f"{counted(len(report.workflows), 'workflow')} valid: {', '.join(report.workflows) or 'none'}")
     return ExitCode.DONE if report.ok else ExitCode.USAGE
@@ -103,7 +92,6 @@ def running() -> dict[str, Any]:
 
 
 def running_text() -> str:
-    """What runs, as text."""
     version, python, package, interpreter, command, ours = running().values()
     this = "" if ours else f"; `{shlex.quote(interpreter)} -m agac` is this one"
     where = plain(f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}{this}")
@@ -118,8 +106,8 @@ def version(as_json: bool) -> None:
 
 USED_FOR = {
     "anthropic": "batches of Anthropic", "duckdb": "parquet, sql over inputs", "huggingface-hub": "hf://",
-    "json-repair": "json_repair: true", "openpyxl": "xlsx", "uvloop": "a fifth less CPU per call",
-    "zstandard": ".zst files",
+    "json-repair": "json_repair: true", "mcp": "MCP servers", "openpyxl": "xlsx", "psycopg": "tables of PostgreSQL",
+    "uvloop": "a fifth less CPU per call", "zstandard": ".zst files",
 }  # fmt: skip
 """What the packages of extras are used for; agac itself needs all others."""
 
@@ -163,7 +151,6 @@ def print_installation(*, as_json: bool) -> int:
 @main.json_option
 @click.pass_obj
 def data(settings: main.Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
-    """A file, several, a pattern in quotes, sqlite://DATABASE?query=SELECT …, or - for standard input."""
     sheet = how.pop("sheet")
     how["sheet"] = int(sheet) if sheet and sheet.isdigit() else sheet
     report = api.show_data(inputs, project=settings.project_dir, **how)
@@ -207,21 +194,24 @@ def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
         yield table([plain(name) for name in names], texts)
         return
     shown = ([(name, _text(value)) for name, value in row.items()] for row in report.rows)
-    yield from record_lines(shown, cut=cut)
+    yield from terminal.record_lines(shown, cut=cut)
 
 
 def _text(value: JSONValue) -> str:
     return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-@click.group(cls=main.CommandGroup, help="Show AgentCards.")
+_variables = click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable of the card.")
+
+
+@click.group(cls=main.CommandGroup, help="Show and try AgentCards, and lock what their MCP servers offer.")
 def card() -> None:
-    """Has one subcommand so far."""
+    """Has a subcommand for each thing to be shown."""
 
 
 @card.command("show", help="Show the messages of an AgentCard as the model gets them.")
 @click.argument("name")
-@click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable that the card uses.")
+@_variables
 @main.json_option
 @click.pass_obj
 def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
@@ -232,8 +222,9 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
         return
     for problem in report.warnings:
         say(str(problem))
-    facts = {"card": f"{report.name} ({report.file})", "description": report.description, "model": report.model}
-    for key, value in {**facts, "means": report.means, **report.params}.items():
+    facts: dict[str, Any] = {"card": f"{report.name} ({report.file})", "description": report.description}
+    facts |= {"model": report.model, "means": report.means, **report.params, "max_turns": report.max_turns}
+    for key, value in facts.items():
         if value is not None:
             say(f"{key}: {value}")
     say("system message:" if report.system else "system message: none")
@@ -242,6 +233,73 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
     for message in report.messages:
         say(f"{message['role']} message:")
         print_text(message["text"])
+    for tool in report.tools:
+        say(f"tool {tool['name']} ({tool['kind']}, {tool['source']}): {tool['description']}")
+        print_text(json.dumps(tool["parameters"], ensure_ascii=False))
+    say(f"about {report.estimated_tokens:,} tokens before each row, as agac estimates them")
+
+
+@card.command(
+    "lock", help="Write what the MCP servers of an AgentCard offer into its lock file, to be reviewed in git."
+)
+@click.argument("name")
+@click.option("--check", is_flag=True, help="Only compare; exit 1 where the servers differ from the file.")
+@main.json_option
+@click.pass_obj
+def lock(settings: main.Globals, name: str, check: bool, as_json: bool) -> int:
+    """Of a card, or of one server of agac.yml. Starts or connects the servers, and calls none of their tools."""
+    report = main.long_running(api.lock_card)(name, check=check, project=settings.project_dir)
+    print_report(report, lock_lines, as_json=as_json, quiet=settings.quiet and not report.changes)
+    return ExitCode.FAILED if check and report.changes else ExitCode.DONE
+
+
+@card.command("try", help="Ask an AgentCard about one MESSAGE, or one row; show its turns, calls of tools and cost.")
+@click.argument("name")
+@click.argument("message", required=False)
+@click.option("--row", metavar="FILE:N", help="Ask about row N of this file, from 1, in the place of a message.")
+@_variables
+@main.model_option
+@main.tool_options
+@main.json_option
+@click.pass_obj
+def trial(
+    settings: main.Globals, /, name: str, message: str | None, row: str | None, as_json: bool, **given: Any
+) -> int:
+    options = api.RunOptions(yes=True, vars=main.read_variables(given.pop("variables")), **given)
+    report = main.long_running(api.try_card)(name, message, row=row, options=options, project=settings.project_dir)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        say("\n".join(_trial_lines(report)))
+        if report.error is None:
+            print_text(report.output if isinstance(report.output, str) else json.dumps(report.output, indent=2))
+    return ExitCode.ROWS_FAILED if report.error else ExitCode.DONE
+
+
+def _trial_lines(report: TrialReport) -> Iterator[str]:
+    for turn in report.turns:
+        agent = f" of {turn['agent']}" if turn["agent"] else ""
+        yield f"turn {turn['number']}{agent}: {'answer' if not turn['calls'] else counted(len(turn['calls']), 'call')}"
+        for call in turn["calls"]:
+            how = f" [{call['how'] or call['state']}]" if call["how"] or call["state"] != "done" else ""
+            result = plain(" ".join((call["result"] or "").split()))
+            yield f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> {terminal.shortened(result, 200)}"
+    tokens = f"{report.usage.input_tokens or 0:,} tokens in, {report.usage.output_tokens or 0:,} out"
+    cost = "price unknown" if report.cost_usd is None else dollars(report.cost_usd, simulated=report.simulated)
+    yield f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see agac inspect {report.run} {report.row}"
+    if report.error is not None:
+        yield f"{report.error.type}: {report.error.message}"
+
+
+def lock_lines(report: LockReport) -> Iterator[str]:
+    for server, tools in report.servers.items():
+        yield f"{server}: {counted(len(tools), 'tool')}: {', '.join(map(plain, tools))}"
+    for server, change in report.changes.items():
+        yield f"{server} {plain(change)}"
+    if report.written:
+        yield f"{report.file} is written. Review it: models are told what is in it."
+    else:
+        yield f"{report.file} {'differs' if report.changes else 'is as it was'}"
 
 
 KINDS = ("workflow", "project", "card")
@@ -253,7 +311,6 @@ KINDS = ("workflow", "project", "card")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; a schema always is.")
 @click.pass_obj
 def schema(settings: main.Globals, kind: str | None, write: bool, as_json: bool) -> None:
-    """A schema needs no project; --write does."""
     if write == (kind is not None):
         raise click.UsageError(f"Name one of {', '.join(KINDS)}, or give --write for all of them.")
     if kind is not None:
@@ -286,7 +343,6 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
 def graph(
     settings: main.Globals, workflows: tuple[str, ...], run: str | None, mermaid: bool, file: Path | None, as_json: bool
 ) -> None:
-    """Reads the workflow and the store; makes no calls."""
     if as_json and (mermaid or file is not None):
         raise click.UsageError("--json excludes --mermaid and --output.", click.get_current_context())
     if len(workflows) > 1:
@@ -303,7 +359,7 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
     if file is None and not mermaid and sys.stdout.isatty():
         raise UsageError(
             "the drawing is an SVG, which a terminal does not show",
-            remedy=f"Save it with `{typed_command()} -o {report.workflow}.svg`, or print text with --mermaid.",
+            remedy=f"Save it with `{terminal.typed_command()} -o {report.workflow}.svg`, or print text with --mermaid.",
         )
     text, edges = report.mermaid() if mermaid else report.svg(), len(report.edges())
     if mermaid and (edges > MERMAID_EDGES or len(text) > MERMAID_CHARACTERS):
@@ -312,7 +368,7 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
             f"{MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and "
             "maxTextSize say otherwise; the SVG has no such limit"
         )
-        say_error(message, word="warning", colour="yellow")
+        terminal.say_error(message, word="warning", colour="yellow")
     if file is not None:
         api.save_drawing(text, file)
         if not quiet:
@@ -337,7 +393,6 @@ MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
 def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
-    """Prints the files that were written, or for `-` the results."""
     if how["to"] is None and (how["format"] or how["force"]):
         raise click.UsageError("--format and --force are for --to FILE", click.get_current_context())
     if (printed := str(how["to"]) in ("-", "/dev/stdout")) and as_json:
@@ -373,7 +428,6 @@ def gc(settings: main.Globals, keep_runs: int, workflow: str | None, dry_run: bo
 
 
 def gc_lines(report: GcReport) -> Iterator[str]:
-    """The data that was deleted, the runs that are kept, and the size of the store."""
     cleared, verb = report.cleared, "Would delete" if report.dry_run else "Deleted"
     for dropped in cleared.dropped:
         yield f"{verb} run {dropped.line.id} of {dropped.line.workflow}: {counted(dropped.rows, 'row')}"
@@ -399,7 +453,6 @@ def gc_lines(report: GcReport) -> Iterator[str]:
 @main.json_option
 @click.pass_obj
 def backup(settings: main.Globals, file: Path, force: bool, as_json: bool) -> None:
-    """Prints the size of the copy, and how to restore it."""
     report = api.backup(file, force=force, project=settings.project_dir)
     print_report(report, backup_lines, as_json=as_json, quiet=settings.quiet)
 
@@ -410,14 +463,12 @@ def backup_lines(report: BackupReport) -> list[str]:
 
 
 PORT = 8088
-"""The port without `--port`."""
 
 
 class WithKinds(click.Command):
     """A command whose help names every kind of fault."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The kinds, from where they are read."""
         from agac.simulator.faults import FAULTS
 
         with formatter.section("Kinds of faults, which the guide explains"):
@@ -451,7 +502,6 @@ def setting_options(function: Callable[..., None]) -> Callable[..., None]:
 @setting_options
 @click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
 def simulate(as_json: bool, **settings: Any) -> None:
-    """Loopback only."""
     from agac.simulator.server import run_simulator
 
     def ready(base_url: str) -> None:

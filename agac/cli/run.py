@@ -67,6 +67,7 @@ def read_budget(text: str | None) -> Budget | None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above, stale batches).")
 @click.option("--wait", is_flag=True, help="Wait for batches and run all stages to the end.")
 @click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written.")
+@main.traces_option
 @click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
@@ -89,6 +90,8 @@ def run(
         scope = options.scope([stage["name"] for stage in report.summary["stages"]])
         command = terminal.command_to_resume(report.summary["workflow"], workflows)
         print_run(report, command, quiet=settings.quiet or as_json, scope=scope)
+        if options.export_traces:
+            terminal.say(f"Traces: {options.export_traces}")
         ended.append(report)
 
     raised = True
@@ -111,12 +114,21 @@ def run(
     return code
 
 
+calls_options = main.in_order(  # what becomes of calls of tools of which nobody knows whether they happened
+    click.option(
+        "--repeat-calls", "calls", flag_value="repeat", help="Make calls of tools again of which nobody knows."
+    ),
+    click.option("--skip-calls", "calls", flag_value="skip", help="Go on without these calls; the model is told so."),
+)
+
+
 @click.command(help="Run failed rows of a run (RUN: its number, or `last`) again, also those that `agac run` leaves.")
 @click.argument("run", metavar="RUN")
 @click.option("--row", "rows", metavar="ID", multiple=True, help="Only this row; may be given more than once.")
 @click.option("--stage", metavar="NAME", help="Only rows that failed at this stage.")
 @click.option("--error", metavar="KIND", help="Only rows that failed with this error, such as SchemaMismatch.")
 @click.option("--from", "from_stage", metavar="STAGE", help="Rerun this stage and those after it, of done rows too.")
+@calls_options
 @main.concurrency_option
 @click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Use this mode, whatever the run started with.")
 @main.budget_option
@@ -126,11 +138,10 @@ def run(
 @main.json_option
 @click.pass_obj
 def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Exit codes as `agac run`."""
     from agac.api.plan import ask  # loads the API
 
     filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
-    selection = api.Retry(rows=api.row_ids(given.pop("rows")), **filters)
+    selection = api.Retry(rows=api.row_ids(given.pop("rows")), calls=given.pop("calls") or "ask", **filters)
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
         terminal.print_report(found, retry_lines, as_json=as_json)
@@ -151,7 +162,6 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
 
 
 def retry_lines(found: api.RetryChoice) -> list[str]:
-    """The rows of a retry by stage and error, and the least number of calls."""
     lines = [f"Run {found.run} of {found.workflow}: {counted(found.rows, 'row')} would be run again"]
     lines += [f"  {one['stage']}: {one['type']}, {counted(one['rows'], 'row')}" for one in found.by_error]
     if found.open:
@@ -191,7 +201,6 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
 
 
 def say_stop(report: RunReport, command: str) -> None:
-    """Say why a run stopped before its end, and how to resume it."""
     summary, invocation = report.summary, report.invocation
     if report.stop in ("limit", "loss"):
         for line in limit_lines(report, command):
@@ -236,12 +245,14 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
         terminal.short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values()
     )
     yield from agreement_lines(stages)
+    yield from conversation_lines(stages)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
     yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())
     if invocation["calls"] and (timing := timing_line(summary)):
         lasted = summary["duration_s"]
         yield f"{timing}; elapsed: {call_time(1000 * lasted) if lasted < 60 else duration(lasted)}"
+    yield from serving_lines(summary["serving"])
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same, had = counted(invocation["tasks_collapsed"], "task"), "the same prompt as another task"
         yield f"Deduplicated: {same} had {had} and reused its answer"
@@ -258,6 +269,8 @@ def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] 
         for key, word in (("cached_tokens", "cached"), ("reasoning_tokens", "reasoning"))
     )
     tokens = f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
+    if uses := calls["server_tools"]:
+        tokens += f", {counted(uses, 'use')} of providers' tools"
     note = f" ({'; '.join(notes)})" if notes else ""
     return f"Calls: {calls['count']:,}{note}, {tokens}, {terminal.cost_of(calls)}"
 
@@ -271,12 +284,25 @@ def level_line(level: Summary, so_far: bool = False) -> str:
 
 
 def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
-    """How far the replicas of each stage agreed."""
     for stage in stages:
         found = stage.get("agreement")
         if found and found["rows"]:
             unanimous = f"{found['unanimous']:.0%} of {counted(found['rows'], 'row')} unanimous"
             yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}"
+
+
+def conversation_lines(stages: Iterable[Summary]) -> Iterator[str]:
+    """`Tools at ask: 20 calls, 9 executed, 11 coalesced, 1 failed; 40 turns in 20 conversations`."""
+    words = {"coalesced": "coalesced", "cached": "cached", "stub": "stubbed", "replayed": "replayed",
+             "error": "failed", "refused": "refused", "unknown": "skipped"}  # fmt: skip
+    for stage in stages:
+        if (found := stage.get("agent")) and found["turns"]:
+            tools = found["tool_calls"]
+            kinds = "".join(f", {tools[key]:,} {word}" for key, word in words.items() if tools[key])
+            talks = f"{counted(found['turns'], 'turn')} in {counted(found['conversations'], 'conversation')}"
+            each = f" ({found['dedup']:.1f} calls each)" if (found["dedup"] or 0) > 1 else ""
+            calls = f"{counted(tools['requested'], 'call')}, {tools['executed']:,} executed{each}{kinds}"
+            yield f"Tools at {stage['name']}: {calls}; {talks}"
 
 
 def timing_line(summary: Summary) -> str | None:
@@ -293,6 +319,19 @@ def timing_line(summary: Summary) -> str | None:
     return f"Time per call: {', '.join(parts)}{more}" if parts else None
 
 
+def serving_lines(found: Summary) -> Iterator[str]:
+    """`Prefix cache: 93.1% of prompt tokens (94.9% without the first call), 850 computed; slots: 82% of 8 in use`, and
+    what engines count themselves, which others may use too. Nothing where no cache was to be warmed."""
+    if found["first_calls"]:
+        hit, rest = found["prefix_hit"], found["prefix_hit_without_first"]
+        said = "the provider does not say what it had" if hit is None else f"{hit:.1%} of prompt tokens"
+        said += "" if rest is None else f" ({rest:.1%} without the first call), {found['prefill_tokens']:,} computed"
+        yield f"Prefix cache: {said}; slots: {found['slot_utilisation'] or 0:.0%} of {found['slots']:,} in use"
+    for one in found["engines"]:
+        hit = "none" if one["prefix_hit"] is None else f"{one['prefix_hit']:.1%}"
+        yield f"  {one['address']} counted itself: {hit} of {one['prompt_tokens']:,} prompt tokens from its cache"
+
+
 def call_time(milliseconds: float) -> str:
     """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
     if milliseconds < 100:
@@ -302,7 +341,6 @@ def call_time(milliseconds: float) -> str:
 
 
 def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
-    """What dropped rows, with the file that lists them, and the stages that skipped rows."""
     from agac.data.sinks import FILTERED  # loads the sinks
 
     listed = "".join(f"; why, for each: {terminal.from_here(file)}" for file in files if file.name == FILTERED)
@@ -348,7 +386,6 @@ ADVICE: dict[str, str] = {
 """By type of error; the messages of the others say what to do."""
 
 WITH_REPLY = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED, ErrorType.REFUSED, ErrorType.INVALID_JSON})
-"""Errors that have a reply to look at."""
 
 LEAVE_FAILED = "--no-retry-failed"
 
@@ -388,6 +425,8 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"  Retry the failed rows with: {again}"
     if spent := by_remedy["budget"]:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
+    if asked := by_remedy["calls"]:
+        yield f"  {counted(asked, 'row')}: {terminal.calls_remedy(run, report.summary['workflow'])}"
     if unusable := by_remedy["input"]:
         these = "these rows" if len(errors) == 1 else counted(unusable, "row")
         yield f"  Fix {these} in the input, then run: {again}"
@@ -400,7 +439,6 @@ def error_head(error: Summary) -> str:
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:
-    """Why a run stopped at a limit, what finishing needs, the command to resume."""
     if report.stop == "loss":
         look = f"agac inspect {report.summary['run']}"
         of_job = "job" in report.summary  # its file has the rows that ended, and it has no keys
@@ -448,7 +486,6 @@ RESULT_WORDS = {
     "done": "done", "failed": "failed", "missing": "without an answer", "expired": "expired", "cancelled": "cancelled",
     "duplicate": "answered twice", "unknown": "not requested by agac", "malformed": "unreadable", "again": "sent again",
 }  # fmt: skip
-"""Outcomes of the lines of results, and the words for them."""
 
 
 def retrieved_line(facts: Summary) -> str:
@@ -474,7 +511,6 @@ def batch_lines(invocation: Summary) -> Iterator[str]:
 
 
 def undecided_lines(invocation: Summary) -> Iterator[str]:
-    """The batches that need a decision, with the commands for it."""
     for facts in invocation.get("undecided_batches") or ():
         note = f": {plain(terminal.first_line(facts['note']))}" if facts["note"] else ""
         yield terminal.sentence(f"{terminal.batch_name(facts['id'], facts['provider_id'])} needs your decision{note}")

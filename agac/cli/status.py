@@ -11,7 +11,7 @@ import click
 from agac import api
 from agac.cli import terminal
 from agac.cli.main import Globals, json_option, named_here, workflow_option
-from agac.cli.run import agreement_lines, calls_line, level_line
+from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, serving_lines
 from agac.core.errors import ExitCode
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def status(settings: Globals, run: str | None, workflow: str | None, as_json: bool) -> None:
-    """RUN is a number, or `last`. Reads the store only."""
     report = api.status(workflow, run=run, project=settings.project_dir)
     terminal.print_report(
         report, lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found), as_json=as_json
@@ -43,19 +42,16 @@ def status(settings: Globals, run: str | None, workflow: str | None, as_json: bo
 @json_option
 @click.pass_obj
 def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: bool) -> None:
-    """Reads the store only."""
     report = api.runs(workflow, newest=newest, project=settings.project_dir)
     terminal.print_report(report, lambda found: runs_lines(found, workflow), as_json=as_json)
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
-    """The newest runs as a table, then the size of the store and what to do next."""
     lines = _runs_table(report, workflow, {"started": itemgetter("started_at")})
     return [*lines, *(next_step_lines(report) if report.runs else ())]
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
-    """One line per run, the one last worked on first."""
     left = report.total - len(report.runs)
     started, worked = itemgetter("started_at"), itemgetter("last_worked_at")
     lines = _runs_table(report, workflow, {"started": started, "last worked on": worked, "changes": changes_of})
@@ -126,8 +122,10 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
         if kinds:
             yield f"Failed in {stage['name']}: {kinds}"
     yield from agreement_lines(run["stages"])
+    yield from conversation_lines(run["stages"])
     yield ""
     yield calls_line(calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True)
+    yield from serving_lines(run["serving"])
     if held["cost_usd"] or held["tokens"]:
         cost = f"{dollars(held['cost_usd'])} ({held['tokens']:,} tokens)"
         yield f"Calls without an answer may have cost up to {cost} more"
@@ -148,7 +146,6 @@ INVOCATION_RESULTS = {
     ExitCode.DONE: "done", ExitCode.FAILED: "stopped", ExitCode.ROWS_FAILED: "done, some rows failed",
     ExitCode.LIMIT: "stopped at a limit", ExitCode.NOT_READY: "not ready", ExitCode.INTERRUPTED: "interrupted",
 }  # fmt: skip
-"""The result of an invocation by its exit code."""
 
 
 def _failed(run: dict[str, Any]) -> int:
@@ -157,7 +154,6 @@ def _failed(run: dict[str, Any]) -> int:
 
 
 def next_step_lines(report: StatusReport) -> Iterator[str]:
-    """What to do next: a command that works as it is printed."""
     run = report.runs[0]
     number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
     waiting_for = plain(terminal.first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
@@ -214,6 +210,8 @@ def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
     left, again = (run["last_invocation"] or {}).get("rows_left_failed", 0), run["go_on"]
     if by_remedy["again"] > left:
         return f", then run: {again}"
+    if by_remedy["calls"]:
+        return f"; {terminal.calls_remedy(run['run'], run['workflow'])}"
     if left:
         return f"; force a retry with: agac retry {run['run']}"
     first = "raise row_budget" if by_remedy["budget"] else "fix these rows in the input"

@@ -1,8 +1,6 @@
 """What is printed and how: results on standard output, everything else on standard error, in text, tables and JSON.
-
-Here is also the text that all commands share: counts, sizes, times, money, and the command line as it was typed.
-Text of models and inputs is shown with escapes for every character that would control a terminal.
-"""
+Here is also the text that all commands share: counts, sizes, times, money, and the command line as it was typed. Text
+of models and inputs is shown with escapes for every character that would control a terminal."""
 
 from __future__ import annotations
 
@@ -24,6 +22,7 @@ from typing import Any, Literal, TextIO
 import click
 
 from agac.core.errors import Problem
+from agac.core.keys import is_job, job_alias
 from agac.core.text import UNSAFE, cells, cropped, is_unicode, padded, plain
 from agac.core.types import counted, dollars
 
@@ -87,6 +86,13 @@ BY_GUARDS = ("skipped", "dropped")
 def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:
     """The outcomes that a table has columns for: those of guards only where there are any."""
     return [name for name in names if name not in BY_GUARDS or any(one[name] for one in counts)]
+
+
+def calls_remedy(run: int, workflow: str) -> str:
+    """What answers whether calls of tools were made of which nobody knows."""
+    retry = f"agac retry {run} --error ToolOutcomeUnknown"
+    command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
+    return f"look whether the calls were made, and say so: {command} (or --skip-calls)"
 
 
 def row_words(rows: Mapping[str, int]) -> str:
@@ -188,7 +194,6 @@ NARROW = 8
 
 STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
                  "killed": "red", "failed": "red"}  # fmt: skip
-"""The colours of words in tables on a terminal."""
 
 
 def _cell(value: object) -> str:
@@ -200,9 +205,7 @@ def table_lines(
     header: Sequence[str], blocks: Iterable[Sequence[Sequence[object]]], cell: Callable[[object], object] = lambda v: v
 ) -> Iterator[str]:
     """The plain table of any number of rows: columns are as wide as the widest cell so far, and only a block is kept.
-
-    `cell` makes a text of a value, where its number with `,` is not enough.
-    """
+    `cell` makes a text of a value, where its number with `,` is not enough."""
     names = [_cell(name) for name in header]
     widths, right = [cells(name) for name in names], None
     for rows in blocks:
@@ -282,7 +285,6 @@ def print_text(text: str, *, flush: bool = False) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print a long result on standard output, one line at a time."""
     for line in lines:
         print_text(line)
 
@@ -366,7 +368,6 @@ def from_here(path: Path) -> str:
 
 
 def typed_command() -> str:
-    """The command as it was typed."""
     return shlex.join(["agac", *sys.argv[1:]])
 
 
@@ -375,7 +376,6 @@ SWITCHES = ("--dry-run", "--json", "--no-retry-failed", "--wait")
 
 
 def without(command: str, *flags: str) -> str:
-    """A command without these flags and their values."""
     words = iter(shlex.split(command))
     kept = []
     for word in words:

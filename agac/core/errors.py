@@ -56,11 +56,14 @@ class ErrorType(StrEnum):
     BUDGET_EXCEEDED = "BudgetExceeded"
     GUARD_ERROR = "GuardError"
     PYTHON_ERROR = "PythonError"
+    TOOL_LOOP_LIMIT = "ToolLoopLimit"
+    TOOL_SERVER_ERROR = "ToolServerError"
+    TOOL_OUTCOME_UNKNOWN = "ToolOutcomeUnknown"
 
 
 ANSWER_FAILURES = frozenset({
     ErrorType.REFUSED, ErrorType.FILTERED, ErrorType.TRUNCATED, ErrorType.EMPTY_RESPONSE, ErrorType.REPLY_TOO_LARGE,
-    ErrorType.SCHEMA_MISMATCH,
+    ErrorType.SCHEMA_MISMATCH, ErrorType.TOOL_LOOP_LIMIT,
 })  # fmt: skip
 """Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
 
@@ -252,7 +255,7 @@ def requirements(package: str = "") -> list[Requirement]:
 
     lines = next((one.requires or [] for one in distributions(name="agac")), [])
     read = (re.match(r"([\w.-]+)([^\s;]*)(?:.*extra == '([\w-]+)')?", line) for line in lines)
-    found = [one for one in read if one and one[3] not in ("dev", "docs") and package in ("", one[1])]
+    found = [one for one in read if one and one[3] not in ("dev", "docs", "bench") and package in ("", one[1])]
     versions = (next((it.version for it in distributions(name=one[1])), None) for one in found)
     return [Requirement(one[1], one[2], one[3], version) for one, version in zip(found, versions, strict=True)]
 

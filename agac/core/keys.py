@@ -48,11 +48,8 @@ def row_hash(data_json: str) -> bytes:
 
 
 def member_hash(row_id: RowId) -> int:
-    """Where a member of a group stands among the others when they are reduced as a tree: 64 bits, unsigned.
-
-    As good as random, and of the id alone, so that other members move nobody. SQLite's integers are signed: what is
-    stored is this less 2**63, which keeps the order.
-    """
+    """Where a member of a group stands among the others when they are reduced as a tree: 64 bits, unsigned, of the id
+    alone, so that other members move nobody. Stored less 2**63: SQLite's integers are signed."""
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
 
 
@@ -60,9 +57,9 @@ JOB = "job_"
 """How the aliases of row runs begin."""
 
 
-def job_name(stem: str, output: str) -> str:
-    """The workflow's name of a row run, by the path of its output; `stem` is for people."""
-    return f"process-{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
+def job_name(stem: str, output: str, kind: str = "process") -> str:
+    """A row run's name, by the path of its output; `stem` is for people. Of a task from Python, by all that it is."""
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9_]+', '-', stem)[:40].strip('-') or 'rows'}-{digest(output).hex()[:8]}"
 
 
 def is_job(workflow: str) -> bool:
@@ -73,6 +70,12 @@ def is_job(workflow: str) -> bool:
 def job_alias(run: int) -> str:
     """What a run of a job is called besides its number."""
     return f"{JOB}{run}"
+
+
+def prefix_mark(lane: str, messages: Sequence[Message], agent: JSONValue, schema: Schema | None) -> str:
+    """Stands for what all requests of a stage to a model begin with."""
+    said = [[one.role, one.text] for one in messages]
+    return digest(canonical([lane, said, agent, schema and schema.body])).hex()[:16]
 
 
 def definition_hash(body: JSONValue) -> bytes:
@@ -103,11 +106,9 @@ def reuse_salt(reuse: str, row_id: RowId, run: int) -> str:
 
 
 class Fingerprinter:
-    """Fingerprints of one stage's tasks: what all of them share is hashed once, what differs is hashed per task.
-
-    In it: format version, provider, the stage's first model, parameters, schema, the rendered
-    messages, the replica number. Not in it: run mode, time-outs, retries, concurrency, base URL, prices.
-    """
+    """Fingerprints of one stage's tasks: what all of them share is hashed once, what differs is hashed per task. In it:
+    format version, provider, the stage's first model, parameters, schema, the agent with its tools, the rendered
+    messages, the replica number. Not in it: run mode, time-outs, retries, concurrency, base URL, prices."""
 
     __slots__ = ("_prefix",)
 
@@ -119,6 +120,7 @@ class Fingerprinter:
         schema: Schema | None,
         output_field: str | None = None,
         reply: str = "text",
+        agent: JSONValue = None,
     ) -> None:
         shared = {
             "format": FORMAT_VERSION,
@@ -128,18 +130,31 @@ class Fingerprinter:
             "schema": schema.body if schema else None,
             **({"output_field": output_field} if output_field else {}),
             **({"reply": reply} if reply != "text" else {}),
+            **({"agent": agent} if agent is not None else {}),
         }
         self._prefix = blake2b(canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
 
     def fingerprint(self, messages: tuple[Message, ...], *, replica: int = 0, salt: str = "") -> bytes:
-        """16 bytes that decide whether this task was answered before.
-
-        `salt` is empty for `reuse: content`, the row's id for `reuse: row`.
-        """
+        """16 bytes that know a task again. `salt`: empty for `reuse: content`, the row's id for `reuse: row`."""
         hasher = self._prefix.copy()
         content = [[message.role, ["text", message.text]] for message in messages]
         hasher.update(_in_order([content, replica, salt]).encode("utf-8", "surrogatepass"))
         return hasher.digest()
+
+
+def tool_key(what: Sequence[JSONValue], arguments: JSONValue) -> bytes:
+    """Stands for equal calls of a tool: `what` is all that makes it another tool, or one that others may not share."""
+    return digest(canonical(["tool", *what, arguments]))
+
+
+def idempotency_key(fingerprint: bytes, turn: int, call: int, name: str, arguments: JSONValue) -> str:
+    """What a service tells the repetition of a call from another call by: the same for a call that is made again."""
+    return digest(canonical(["call", fingerprint.hex(), turn, call, name, arguments])).hex()
+
+
+def called_agent(fingerprint: bytes, turn: int, call: int, own: bytes) -> bytes:
+    """The fingerprint of what an agent is asked by a call of another agent's task; `own` is that of the question."""
+    return digest(canonical(["agent", fingerprint.hex(), turn, call, own.hex()]))
 
 
 def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:

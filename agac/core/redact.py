@@ -1,6 +1,5 @@
-"""Secrets are taken out of text where the text enters an error, a log or the store: by value, not by guessing.
-
-And what a secret looks like that was written into a file, where it must not stand."""
+"""Secrets are taken out of text where the text enters an error, a log or the store: by value, not by guessing. And what
+a secret looks like that was written into a file, where it must not stand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The values that travel between the parts of agac: rows in, requests out, replies back, outcomes kept, reports shown.
-
-All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens as counted by the provider.
-"""
+All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens as counted by the provider."""
 
 from __future__ import annotations
 
@@ -25,12 +23,9 @@ RowId = str | int
 
 
 class Row(NamedTuple):
-    """One record in flight.
-
-    `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is None, and `error` set, for a
-    record that cannot be used (unparsable, with too many fields, without its id): such a row is accounted for, never
-    dropped. A tuple, because one is made for each of a million records.
-    """
+    """One record in flight. `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is
+    None, and `error` set, for a record that cannot be used (unparsable, with too many fields, without its id): such a
+    row is accounted for, never dropped. A tuple, because one is made for each of a million records."""
 
     id: RowId
     ordinal: int
@@ -39,19 +34,60 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """What a model is told of a tool: `parameters` is a JSON Schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, JSONValue]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a model asks for. `id` is the provider's, `arguments` JSON as the model wrote it, perhaps invalid."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a model is told of one of its calls: the result, or an error, as text."""
+
+    call_id: str
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a request: who speaks, and what is said."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
-    """Sampling and service parameters; None means that nothing is sent and the provider's default holds.
+class AssistantMessage(Message):
+    """What an assistant said in a conversation, with the tools that it asks for. `wire` is the message as its provider
+    sent it (with reasoning, signatures, calls of the provider's own tools): its dialect sends it back as it came."""
 
-    All of them enter the fingerprint. The names are those of model strings and of cards' `request_params`.
-    """
+    calls: tuple[ToolCall, ...] = ()
+    wire: JSONValue = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMessage(Message):
+    """What its calls came to, in their order. Its role is `tool`, and its text empty."""
+
+    results: tuple[ToolResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Sampling and service parameters; None means that nothing is sent and the provider's default holds. All of them
+    enter the fingerprint. The names are those of model strings and of cards' `request_params`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -66,6 +102,9 @@ class Params:
     min_p: float | None = None
     repetition_penalty: float | None = None
     verbosity: str | None = None
+    web_search: str | None = None  # these are run by the provider: `on`, or how often at most
+    x_search: str | None = None
+    web_fetch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +116,42 @@ class Schema:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """What a stage's requests begin with, for a provider's cache: its tools and so many opening `messages`. `key`
+    brings requests of one key to the same cache (OpenAI), `ttl` is how long it is kept (Anthropic)."""
+
+    messages: int
+    key: str
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """What a task asks, in agac's own neutral form: nothing of any provider is in it."""
+    """What a task asks, in agac's own neutral form: nothing of any provider is in it. `tools` are the same tuple in all
+    requests of a stage; `parallel_tools`: a model may ask for several at once. `prefix` None: no cache is asked for."""
 
     messages: tuple[Message, ...]
     schema: Schema | None = None
     params: Params = field(default_factory=Params)
+    tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tools: bool = True
+    prefix: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one call as the provider counted them; `cached_tokens` is the part of `input_tokens` read from a cache,
-    `reasoning_tokens` the part of `output_tokens` spent on thinking. None: the provider did not say."""
+    `cache_write_tokens` that written to one (`cache_write_1h_tokens` of it for an hour), `reasoning_tokens` the part of
+    `output_tokens` spent on thinking. `server_tools`: how often each of its own tools ran. None: it did not say."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    server_tools: Mapping[str, int] | None = None
+    cache_write_1h_tokens: int | None = None
 
 
 class Finish(StrEnum):
@@ -103,19 +161,19 @@ class Finish(StrEnum):
     LENGTH = "length"
     REFUSAL = "refusal"
     FILTER = "filter"
+    TOOLS = "tools"  # it asks for tools, and goes on with their results
+    PAUSED = "paused"  # the provider's own tools take long: it goes on when its message is sent back
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for a request. `text` is the answer as it was written; `refusal` the reason when there is one.
-
-    A reply is not yet a result: one that was cut, refused, filtered or empty never becomes one.
-    Only of a reply that was streamed: `ttft` is the time from sending to its first token, of thinking too;
-    `time_to_response` the time to the first token of the answer itself, where it is known. Both in seconds.
-    `others` are the texts of further messages, where a reply holds several that are complete: which of them is meant is
-    for whoever validates them, and never simply the first.
-    """
+    """What came back for a request. `text` is the answer as it was written; `refusal` the reason when there is one. A
+    reply is not yet a result: one that was cut, refused, filtered or empty never becomes one. Only of a reply that was
+    streamed: `ttft` is the time from sending to its first token, of thinking too; `time_to_response` the time to the
+    first token of the answer itself, where it is known. Both in seconds. `others` are the texts of further messages,
+    where a reply holds several that are complete: whoever validates them finds which is meant. `calls` are the tools
+    that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`)."""
 
     text: str
     finish: Finish
@@ -127,6 +185,8 @@ class Reply:
     ttft: float | None = None
     time_to_response: float | None = None
     others: tuple[str, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    wire: JSONValue = None
 
 
 class FaultKind(StrEnum):
@@ -140,13 +200,10 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a call gave no reply, in the words that the engine acts on.
-
-    `delay` is what the server asked for, in seconds, None when it asked for nothing. `status` is the HTTP status, None
-    when no response came. `ambiguous`: the provider may have done (and billed) the work although nothing came back.
-    `retries`: how often at most this fault is worth another try, None for the policy's default. `code` is the
-    provider's own name for the error, empty where it has none.
-    """
+    """Why a call gave no reply, for the engine. `delay` is what the server asked for, in seconds, None when it asked
+    for nothing. `status` is the HTTP status, None when no response came. `ambiguous`: the provider may have done (and
+    billed) the work although nothing came back. `retries`: how often at most this fault is worth another try, None for
+    the policy's default. `code` is the provider's own name for the error, empty where it has none."""
 
     kind: FaultKind
     type: ErrorType
@@ -228,11 +285,9 @@ def dollars_in_all(amounts: Iterable[float]) -> float:
 
 class Report:
     """A dataclass that `--json` prints as an object of its fields, in their order unless JSON_KEYS says otherwise.
-
     JSON_KEYS are the keys in their order; each is the name of a field or property, or `key=name` (which may be a path,
     as `key=run.id`) where the two differ; in the place of `**name` are the keys of what that holds. A type
-    `Annotated[…, convert]` prints what `convert` makes of the value.
-    """
+    `Annotated[…, convert]` prints what `convert` makes of the value."""
 
     __slots__ = ()
     JSON_KEYS: ClassVar[tuple[str, ...]] = ()

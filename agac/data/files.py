@@ -29,24 +29,16 @@ from agac.core.types import JSONValue
 if sys.platform != "win32":
     import fcntl
 
-BUFFER = 128 * 1024
-"""Bytes that a reader looks ahead, so that the beginning of a file can be looked at without going back."""
-
-MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""A record that is longer is refused, so that one missing quote or bracket cannot pull a whole file into memory."""
-
+BUFFER = 128 * 1024  # bytes that a reader looks ahead, so that a beginning can be looked at without going back
+MAX_RECORD_BYTES = 64 * 1024 * 1024  # else one missing quote or bracket pulls a whole file into memory
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Record(NamedTuple):
-    """One record of a source, before it has an id.
-
-    `ordinal` counts records from 1, `line` is the physical line on which the record begins, None where there are no
-    lines. Where the record cannot be used `error` says why, and `data` is what is known of it, mostly None. `file` is
-    the name of the file, where a source has several. A tuple, not a dataclass: a million of them are made, and this one
-    costs a third.
-    """
+    """One record of a source, before it has an id. `ordinal` counts records from 1, `line` is the physical line on
+    which it begins, None where there are none. Where it cannot be used `error` says why, and `data` is what is known of
+    it, mostly None. `file` is its name, where a source has several. A tuple costs a third of a dataclass."""
 
     ordinal: int
     data: dict[str, JSONValue] | None
@@ -68,11 +60,8 @@ class Source(Protocol):
         ...
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """Every record after the first `start`, in order, streamed; each call reads from the beginning again.
-
-        Trouble inside the data becomes a record with an error, never an exception and never a gap in the ordinals.
-        Raises AgacError when the file itself can no longer be read.
-        """
+        """Every record after the first `start`, in order, streamed; each call reads from the beginning again. Trouble
+        inside the data is a record with an error, never a gap. Raises AgacError when the file cannot be read."""
         ...
 
     def describe(self) -> str:
@@ -83,11 +72,8 @@ class Source(Protocol):
 @contextmanager
 def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[BufferedReader]:
     """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark. Text that is
-    written in another `encoding`, or begins with the mark of UTF-16, is read as if it were UTF-8.
-
-    The next 64 KB or more can be peeked at. Raises UsageError when it is no file (any more) or not readable; AgacError
-    when reading it fails later.
-    """
+    written in another `encoding`, or begins with the mark of UTF-16, is read as if it were UTF-8. The next 64 KB can be
+    peeked at. Raises UsageError when it is no file (any more) or not readable; AgacError when reading fails later."""
     try:
         if not path.is_file():
             raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
@@ -100,9 +86,8 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
     except PermissionError as error:
         raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
     except OSError as error:
-        raise AgacError(
-            f"{shown}: reading failed: {error.strerror or error}", remedy="Check the disk, then run again."
-        ) from error
+        problem = f"{shown}: reading failed: {error.strerror or error}"
+        raise AgacError(problem, remedy="Check the disk, then run again.") from error
 
 
 def encoding_of(head: bytes, named: str | None) -> str | None:
@@ -129,8 +114,7 @@ OTHER_ENCODING = (
 
 
 def unreadable(text: str, what: str, encoding: str | None) -> str | None:
-    """Which byte of `text` has no meaning in its encoding (None: UTF-8) and stands in it as a lone surrogate, and what
-    to do about it."""
+    """Which byte of `text` is none of its encoding (None: UTF-8), a lone surrogate there, and what to do about it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -143,8 +127,7 @@ def unreadable(text: str, what: str, encoding: str | None) -> str | None:
 
 
 def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes]:
-    """The pieces of a text in another encoding. What has no meaning in it has none in UTF-8 either, so that it costs
-    its record alone. Raises AgacError when nothing more can be read."""
+    """The pieces of a text in another encoding; what has no meaning in it costs its record alone. Raises AgacError."""
     decoder = codecs.getincrementaldecoder(encoding)(KEPT)
     try:
         for piece in itertools.chain(iter(partial(file.read, BUFFER), b""), [b""]):
@@ -180,8 +163,7 @@ class FileSource:
 
 
 class LineSource(FileSource, ABC):
-    """A file with one record a line. Lines end at `\\n` alone, so that U+2028 and its like stay inside; lines of white
-    space are no records. Subclasses say what a line is."""
+    """One record a line, which ends at `\\n` alone (U+2028 stays inside); lines of white space are no records."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
@@ -219,16 +201,12 @@ def next_line(file: BufferedReader) -> bytes:
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
-
-_PIECE = 1024
-"""Bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory."""
+_PIECE = 1024  # bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
 
 
 def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
-    """The file itself, or what a compressed one holds. What it begins with tells, whatever its name.
-
-    Raises UsageError when the name says that it is compressed and it is not, or when a library is missing.
-    """
+    """The file itself, or what a compressed one holds. What it begins with tells, whatever its name. Raises UsageError
+    when the name says that it is compressed and it is not, or when a library is missing."""
     head = file.peek(4)[:4]
     expected = _BY_SUFFIX.get(path.suffix.lower())
     if expected is not None and not head.startswith(expected):
@@ -280,8 +258,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _zstandard_pieces(file: io.BufferedReader) -> Iterator[bytes]:
-    """What a zstandard file holds, one frame after another. The library's own reader takes a torn file for a finished
-    one. Raises as the reader of gzip does."""
+    """What a zstandard file holds. The library's own reader takes a torn one for a finished one. Raises as gzip's."""
     import zstandard
 
     frame, packed = None, b""
@@ -308,10 +285,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 class AtomicFile:
     """Text on its way to `path`. Nothing of it is visible there until `commit`. Sinks that are one file inherit it.
-
     Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate is written as its JSON escape, which
-    is right because JSON is what is written, and no UTF-8 file can hold it otherwise.
-    """
+    is right because JSON is what is written, and no UTF-8 file can hold it otherwise."""
 
     remedy = ""
     """What to do when it cannot be written; empty: what is done about an output."""
@@ -324,9 +299,7 @@ class AtomicFile:
         with explained(path, self.remedy):
             # for writers that take a path, which must neither replace nor remove this file
             self.temporary, descriptor = create_temporary(path)
-            self._file = os.fdopen(
-                descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n", buffering=1 << 18
-            )
+            self._file = os.fdopen(descriptor, "w", 1 << 18, encoding="utf-8", errors="backslashreplace", newline="\n")
 
     def append(self, text: str) -> None:
         """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
@@ -367,8 +340,7 @@ class AtomicFile:
 
 
 def prove_writable(folder: Path, remedy: str) -> None:
-    """Raises AgacError when the folder, or the nearest one above it that is there, does not take a file of some pages.
-    Killed at any point it leaves nothing: the file has no name."""
+    """Raises AgacError when the folder, or the nearest one above it that is there, takes no file (it has no name)."""
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     with explained(there, remedy), TemporaryFile(dir=there) as file:
         file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
@@ -408,8 +380,7 @@ def keep_as(path: Path, target: Path) -> Path:
 
 
 PREVIOUS = "previous"
-"""`results.previous.jsonl` is what `results.jsonl` was before most of its rows left the input; `FILE.previous` is what
-the output of a row run was."""
+"""`results.previous.jsonl`: the results until most rows left the input; `FILE.previous`: what a row run had written."""
 
 
 def stamp(file: Path) -> list[int]:
@@ -432,9 +403,8 @@ def has_mark(file: Path, mark: Sequence[int]) -> bool:
 
 
 class PreviousFile:
-    """Keeps a file as it was beside the one that takes its place, as `FILE.previous`: in the place of an earlier copy
-    only where agac wrote that. `known` are stamps and marks of files that it wrote; `own` is the mark of the one that
-    grows, which is not kept: all of it comes again. `stamp` is that of a copy of what agac wrote."""
+    """Keeps a file beside the one that takes its place, as `FILE.previous`: over an earlier copy only where agac wrote
+    that. `known`: stamps and marks of what it wrote; `own`: that of a growing file, not kept; `stamp`: the copy's."""
 
     def __init__(self, path: Path | None, known: Iterable[list[int]], own: list[int] | None) -> None:
         self._known, self.stamp = list(known), list[int]()
@@ -534,8 +504,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def explained(path: Path, remedy: str = "", kind: type[AgacError] = AgacError) -> Iterator[None]:
-    """Turns an OSError that concerns `path`, an output where no `remedy` is given, into an error of this `kind` that
-    says what to do."""
+    """Turns an OSError that concerns `path`, an output if there is no `remedy`, into such an error, with what to do."""
     try:
         yield
     except OSError as error:

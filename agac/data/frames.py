@@ -1,8 +1,5 @@
-"""Rows that a program gives: dicts one after the other, or a frame of pandas, polars or Arrow, as lines of JSON; and
-results as such frames.
-
-Frames are known by their methods, so that none of the libraries is needed but by who uses it.
-"""
+"""Rows that a program gives: dicts, or a frame of pandas, polars or Arrow, as lines of JSON; results as such frames.
+Frames are known by their methods, so that none of the libraries is needed but by who uses it."""
 
 from __future__ import annotations
 
@@ -35,11 +32,8 @@ class Frame(Protocol):
 GivenRows = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | Frame
 """Rows as a program gives them: each a mapping of its fields, or a frame's."""
 
-_PIECE = 1_000
-"""So many rows of a frame are turned into dicts at a time."""
-
-_TURN_SECONDS = 0.05
-"""So long rows are read before others get their turn, and Ctrl-C: one row of a slow iterator may take longer."""
+_PIECE = 1_000  # so many rows of a frame are turned into dicts at a time
+_TURN_SECONDS = 0.05  # so long rows are read before others, and Ctrl-C, get their turn
 
 
 def library(name: str, what: str) -> Any:
@@ -78,8 +72,7 @@ def _each(rows: Any) -> Iterator[Any]:
     if hasattr(rows, "__arrow_c_stream__"):
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
-            reader = arrow.RecordBatchReader.from_stream(rows)
-            return (row for batch in reader for row in batch.to_pylist())
+            return (row for batch in arrow.RecordBatchReader.from_stream(rows) for row in batch.to_pylist())
     if isinstance(rows, Mapping | bytes) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
         remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
@@ -88,8 +81,7 @@ def _each(rows: Any) -> Iterator[Any]:
 
 def _line(row: Any, number: int) -> str:
     if not isinstance(row, Mapping):
-        what = f"{GIVEN}: row {number} is of type {type(row).__name__}"
-        raise UsageError(what, remedy="Give each row as a dict.")
+        raise UsageError(f"{GIVEN}: row {number} is of type {type(row).__name__}", remedy="Give each row as a dict.")
     try:
         return json.dumps(_plain(row), ensure_ascii=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -98,8 +90,7 @@ def _line(row: Any, number: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, or NaN and what else means null as null; an infinity stays, for the reader to refuse.
-    Raises TypeError."""
+    """A value as JSON has it, what means null as null; an infinity stays for the reader to refuse. Raises TypeError."""
     if value is None or isinstance(value, str | int) or (isinstance(value, float) and value == value):
         return value
     if isinstance(value, Mapping):

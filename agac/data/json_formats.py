@@ -1,8 +1,6 @@
 """JSON as agac reads and writes it, strict where the standard library is generous; inputs in JSON Lines and JSON.
-
 Refused, because no later part could keep them: NaN and infinities, numbers that overflow, integers of more than 4300
-digits, an object with the same key twice, lone surrogates, values nested deeper than `MAX_DEPTH`.
-"""
+digits, an object with the same key twice, lone surrogates, values nested deeper than `MAX_DEPTH`."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
 from agac.data.files import MAX_RECORD_BYTES, FileSource, LineSource, Record, unreadable
 
-MAX_DEPTH = 200
-"""Deep enough for any real data, shallow enough that no recursive reader or writer after us can overflow."""
-
+MAX_DEPTH = 200  # deep enough for any real data; no recursive reader or writer after us can overflow
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
@@ -35,8 +31,7 @@ class RefusedValue(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        twice = next(key for key, count in counts.items() if count > 1)
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise RefusedValue(f"the key {quoted(twice)} stands twice in one object; keep one of them")
     return found
 
@@ -58,10 +53,7 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
-    """The value that begins at `position`, and where it ends.
-
-    Raises JSONDecodeError for what is not JSON, RefusedValue for what agac refuses.
-    """
+    """The value that begins at `position`, and where it ends. Raises JSONDecodeError, RefusedValue."""
     try:
         value, end = _decoder.raw_decode(text, position)
     except (json.JSONDecodeError, RefusedValue):
@@ -91,8 +83,7 @@ def _refuse_what_cannot_be_kept(text: str, start: int, end: int, value: JSONValu
             raise RefusedValue(f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it")
     if end - start <= 2 * MAX_DEPTH:
         return
-    brackets = text.count("[", start, end) + text.count("{", start, end)
-    if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise RefusedValue(f"the value is nested deeper than {MAX_DEPTH} levels")
 
 
@@ -120,8 +111,7 @@ def _field_with_surrogate(root: JSONValue) -> str | None:
 
 
 def json_column(text: str) -> JSONValue:
-    """The value of a cell with JSON, which databases take that know more than JSON. Raises ValueError with what is
-    wrong with it."""
+    """The value of a cell with JSON, of databases that know more than JSON. Raises ValueError with what is wrong."""
     try:
         return decode(text)
     except ValueError as error:
@@ -170,9 +160,6 @@ def _cut(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-# Inputs, read as a stream.
-
-
 class JsonLinesSource(LineSource):
     """A file with one JSON object a line; lines of white space are no records."""
 
@@ -199,7 +186,6 @@ class JsonLinesSource(LineSource):
 
 CHUNK = 256 * 1024
 MAX_CHUNK = 8 * 1024 * 1024
-
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["\[\]{}]')
 _IN_STRING = re.compile(r'["\\]')
@@ -220,10 +206,8 @@ class _Text:
         self.dirty = False
 
     def more(self) -> bool:
-        """Drops what lies before `at`, which becomes 0, and appends a piece; False when the file has ended.
-
-        The pieces double with what is kept: a long element is copied a bounded number of times.
-        """
+        """Drops what lies before `at`, which becomes 0, and appends a piece; False when the file has ended. The pieces
+        double with what is kept: a long element is copied a bounded number of times."""
         if self.ended:
             return False
         self.line()
@@ -240,7 +224,6 @@ class _Text:
         return True
 
     def line(self) -> int:
-        """The physical line of `at`."""
         self._line += self.text.count("\n", self._counted, self.at)
         self._counted = self.at
         return self._line
@@ -273,10 +256,8 @@ class JsonSource(FileSource):
         if not first:
             raise UsageError(f"{shown}: is empty", remedy="Write [] for no rows.")
         if first not in "[{":
-            raise UsageError(
-                f"{shown}: holds neither a JSON array nor an object, it begins with {quoted(first)}",
-                remedy="Write an array of objects.",
-            )
+            problem = f"{shown}: holds neither a JSON array nor an object, it begins with {quoted(first)}"
+            raise UsageError(problem, remedy="Write an array of objects.")
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
@@ -367,10 +348,7 @@ def _followed(text: _Text) -> JSONValue | _Broken:
 
 
 def _extent(text: _Text) -> int | None:
-    """How many characters the element at `text.at` has; None when the file ends inside it.
-
-    More than `MAX_RECORD_BYTES` means: at least that many, its end was not looked for.
-    """
+    """How many characters the element at `text.at` has, or more than are allowed; None when the file ends inside it."""
     scalar = text.text[text.at] not in '"[{'
     depth, length, in_string = 0, int(scalar), False
     while length <= MAX_RECORD_BYTES:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
-# JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text
-# (what is not UTF-8 in them is replaced), NaN null; integers keep every digit, lists and structures their shape. A
-# row with an infinity is refused.
+# JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text (no
+# UTF-8 replaced), NaN null; integers keep every digit, lists and structures their shape. An infinity is refused.
 
 _ROWS_AT_A_TIME = 128
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
@@ -43,13 +42,11 @@ class _ColumnType(NamedTuple):
     convert: Callable[[Any], JSONValue] | None
 
     def read(self, value: Any) -> JSONValue:
-        """JSON of a value."""
         return value if value is None or self.convert is None else self.convert(value)
 
 
 class TypedRows:
-    """What a table or a query of duckdb gives, as JSON. `json`: columns of JSON text are the values that it writes.
-    `mixed` are columns of doubles whose integers were written as such."""
+    """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers."""
 
     def __init__(self, found: DuckDBPyRelation, *, json: bool = False, mixed: Collection[str] = ()) -> None:
         self.columns = tuple(found.columns)
@@ -62,20 +59,18 @@ class TypedRows:
         self, connection: DuckDBPyConnection, rows: str, start: int
     ) -> Iterator[tuple[dict[str, JSONValue] | None, str | None]]:
         """The rows of `rows`, which is SQL, after the first `start`: each its data, or why it has none."""
-        wanted = ", ".join(
-            f"CAST({quoted(column)} AS {reading.type})"
-            for column, reading in zip(self.columns, self._readings, strict=True)
-        )
+        readings = list(zip(self.columns, self._readings, strict=True))
+        wanted = ", ".join(f"CAST({quoted(column)} AS {reading.type})" for column, reading in readings)
         cursor = connection.execute(f"SELECT {wanted} FROM {rows} OFFSET {start}")  # noqa: S608 - names are quoted
         for values in chain.from_iterable(iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])):
             data: dict[str, JSONValue] = {}
-            problem = None
             try:
-                for column, reading, value in zip(self.columns, self._readings, values, strict=True):
+                for (column, reading), value in zip(readings, values, strict=True):
                     data[column] = reading.read(value)
             except ValueError as error:
-                problem = f"the column {column!r} {error}"
-            yield (None if problem else data), problem
+                yield None, f"the column {column!r} {error}"
+            else:
+                yield data, None
 
 
 class ParquetSource(FileSource):
@@ -105,9 +100,8 @@ class ParquetSource(FileSource):
                 yield connection
         except duckdb.Error as error:
             first = str(error).partition("\n")[0].replace(no_pattern(self._path), self._path.name)
-            raise AgacError(
-                f"{self._shown}: cannot be read as parquet: {first}", remedy="Get the file again, then run again."
-            ) from error
+            problem = f"{self._shown}: cannot be read as parquet: {first}"
+            raise AgacError(problem, remedy="Get the file again, then run again.") from error
 
 
 def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
@@ -155,10 +149,7 @@ def iso_moment(text: str) -> str:
     return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
 
 
-_TYPES = {
-    Kind.TEXT: "VARCHAR", Kind.NESTED: "VARCHAR", Kind.MIXED: "VARCHAR", Kind.NOTHING: "VARCHAR",
-    Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "BIGINT", Kind.NUMBER: "DOUBLE",
-}  # fmt: skip
+_TYPES = {Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "BIGINT", Kind.NUMBER: "DOUBLE"}  # others are texts
 _AS_JSON = (Kind.NESTED, Kind.MIXED)
 _MIN_LINE = 1 << 20
 _OPTIONS = "FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false"
@@ -187,7 +178,6 @@ class ParquetSink(AtomicFile):
             raise
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
         lines = [self._line(row.cells) for row in rows]
         text = "".join(lines)
         self._rows += len(lines)
@@ -196,7 +186,6 @@ class ParquetSink(AtomicFile):
         self._spool.append(text)
 
     def finish(self) -> None:
-        """Makes the parquet file of what was written, durably, without showing it yet."""
         if self._finished:
             return
         self._spool.finish()
@@ -224,22 +213,19 @@ class ParquetSink(AtomicFile):
         import duckdb
 
         columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
-        types = {f"c{place}": _TYPES[kind] for place, kind in enumerate(self._kinds)}
+        types = {f"c{place}": _TYPES.get(kind, _TEXT) for place, kind in enumerate(self._kinds)}
         rows = read_json(no_pattern(self._spool.temporary), types, self._longest)
         query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
         target = literal(str(self.temporary))
         # so many rows are held in memory until they are written: fewer where they are long
         group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
-        statement = f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})"
         try:
-            self._connection.execute(statement)
+            self._connection.execute(f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})")
         except duckdb.IOException as error:
             raise OSError(None, str(error).splitlines()[0]) from error
         except duckdb.Error as error:
-            raise AgacError(
-                f"{self.path}: cannot be written: {str(error).splitlines()[0]}",
-                remedy="Remove parquet from output.format, then run again: all results are safe in the store.",
-            ) from error
+            remedy = "Remove parquet from output.format, then run again: all results are safe in the store."
+            raise AgacError(f"{self.path}: cannot be written: {str(error).splitlines()[0]}", remedy=remedy) from error
 
 
 def memory_database() -> DuckDBPyConnection:
@@ -255,13 +241,9 @@ def memory_database() -> DuckDBPyConnection:
 def read_json(path: str, types: Mapping[str, str], longest: int) -> str:
     """Lines of JSON as duckdb reads them, by fields and their types; `longest` is the most characters of a line."""
     columns = ", ".join(f"{field}: '{type_}'" for field, type_ in types.items())
-    bound = max(
-        _MIN_LINE, 4 * longest
-    )  # a character has at most four bytes; the reader holds some buffers of this size
-    return (
-        f"read_json({literal(path)}, columns = {{{columns}}}, format = 'newline_delimited', "
-        f"compression = 'none', hive_partitioning = false, maximum_object_size = {bound})"
-    )
+    how = "format = 'newline_delimited', compression = 'none', hive_partitioning = false"
+    bound = max(_MIN_LINE, 4 * longest)  # the bytes of a character; the reader holds some buffers of this size
+    return f"read_json({literal(path)}, columns = {{{columns}}}, {how}, maximum_object_size = {bound})"
 
 
 def literal(text: str) -> str:

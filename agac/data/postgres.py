@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,8 @@ from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 if TYPE_CHECKING:
     from psycopg import Connection, ServerCursor
 
-CONNECT_SECONDS = 10
-"""How long a server is waited for, where its address says nothing of `connect_timeout`."""
-
-LOCK_SECONDS = 30.0
-"""How long another program may hold the table."""
-
+CONNECT_SECONDS = 10  # how long a server is waited for, where its address says nothing of `connect_timeout`
+LOCK_SECONDS = 30.0  # how long another program may hold the table
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -49,9 +45,7 @@ class Server:
             what = f"{address}: psycopg cannot be loaded: {str(error).partition(chr(10))[0]}"
             raise UsageError(what, remedy="Install it with its libpq: pip install 'psycopg[binary]'") from error
         given, whole = [name for name in _VARIABLE.findall(address) if name in env], address[:1] == "$"
-        self._address, missing = expand(
-            address, {one: env[one] if whole else quote(env[one], safe="") for one in given}
-        )
+        self._address, missing = expand(address, {one: env[one] if whole else quote(env[one], "") for one in given})
         if missing:
             what = f"{address}: the environment variable {missing[0]} is not set"
             raise UsageError(what, remedy="Set it or add it to .env.")
@@ -268,9 +262,8 @@ def _check_table(connection: Connection[Any], table: str, columns: Sequence[Tabl
         if not may_write:
             raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
         if lacking and not own:
-            raise UsageError(
-                f"{shown}: only its owner can add {', '.join(lacking)}", remedy=f"{sqlite.OTHER_TABLE} Or add them."
-            )
+            problem = f"{shown}: only its owner can add {', '.join(lacking)}"
+            raise UsageError(problem, remedy=f"{sqlite.OTHER_TABLE} Or add them.")
     clashes = [text for column in columns if (text := _clash(column, sqlite.find_column(known, column.name)))]
     if clashes:
         change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
@@ -287,7 +280,6 @@ _TAKES = {
 
 
 def _clash(column: TableColumn, known: sqlite.Known | None) -> str:
-    """Why the values of a column cannot go where they should, if so."""
     if known is None:
         size = len(column.name.encode())
         return f"the name {column.name!r} is longer than PostgreSQL's {MAX_NAME} bytes" if size > MAX_NAME else ""
@@ -307,17 +299,13 @@ _EXACT = 1 << 53
 
 
 class PostgresSink(sqlite.TableSink):
-    """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`, in one transaction.
-
-    A kill, or a connection that is lost, takes everything back. A NUL character, which PostgreSQL refuses, and half of
-    a surrogate pair become `\ufffd`.
-    """
+    """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`. A kill, or a lost connection,
+    takes everything back. A NUL character, which PostgreSQL refuses, and half of a surrogate pair become `\ufffd`."""
 
     ids, place = ("text", "bigint"), "${}"
 
     def __init__(self, server: Server, table: str, layout: TableLayout) -> None:
-        """Raises AgacError when the server cannot be used, UsageError when the table has columns that cannot take
-        rows."""
+        """Raises AgacError when the server cannot be used, UsageError when the table cannot take rows."""
         self._server, self._table, self._shown = server, table, f"{server.shown}: table {table!r}"
         self._begin(server_table(table), layout)
 
@@ -338,15 +326,15 @@ class PostgresSink(sqlite.TableSink):
 
     def _definition(self, column: TableColumn) -> str:
         """A number that no schema declares is `numeric`: it may be of another kind next time, and no digit is lost."""
-        types = {
-            Kind.BOOLEAN: "boolean", Kind.NESTED: "jsonb", Kind.MIXED: "jsonb",
-            Kind.INTEGER: "bigint" if column.declared else "numeric",
-            Kind.NUMBER: "double precision" if column.declared else "numeric",
-        }  # fmt: skip
+        integer, number = ("bigint", "double precision") if column.declared else ("numeric", "numeric")
+        types = {Kind.BOOLEAN: "boolean", Kind.INTEGER: integer, Kind.NUMBER: number}
+        types |= {Kind.NESTED: "jsonb", Kind.MIXED: "jsonb"}
         return f"{sqlite.quoted(column.name)} {types.get(column.kind, 'text')}"
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return self._server.explained(f"table {self._table!r}: ")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        with self._server.explained(f"table {self._table!r}: "):
+            yield
 
     def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
         """The values as texts that the server reads as the types of the columns."""

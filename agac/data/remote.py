@@ -8,15 +8,16 @@ import json
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -34,18 +35,15 @@ if TYPE_CHECKING:
 
     from agac.spec.project_models import RemoteContentFile
 
+T = TypeVar("T")
+
 FOLDER = Path(".agac") / "remote"
 """Where it is kept, relative to the project, as HASH/NAME: the same bytes are one file, which nothing changes. A file
-for each reference says what it was the last time, so that a server need not send it again. A crash leaves a temporary
-file, which the next fetch removes; what `huggingface_hub` gets stays in its own cache."""
+for each reference says what it was the last time, so that a server need not send it again (the hub has its own)."""
 
-INPUT = "input"
-"""What the rows are to a workflow; everything else is a text."""
-
+INPUT = "input"  # what the rows are to a workflow; everything else is a text
 MAX_REDIRECTS = 5
-SLOWEST = 10_000
-"""Bytes in a second: a transfer may take so much longer than its time-out."""
-
+SLOWEST = 10_000  # bytes in a second: a transfer may take so much longer than its time-out
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
 _AGREE = "in `remote` of agac.yml"
@@ -54,7 +52,8 @@ _AGREE = "in `remote` of agac.yml"
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
     """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then.
-    `transport` gives the providers' module: its proxies, certificates and reasons. `heed` raises to stop."""
+    `transport` gives the providers' module: its proxies, certificates and reasons. `heed` raises to stop. Where there
+    are `hosts`, patterns as `*.example.com`, no other is reached."""
 
     root: Path
     rules: RemoteContentFile
@@ -62,6 +61,7 @@ class RemoteContents:
     transport: Callable[[], Any]
     heed: Callable[[], None]
     pinned: tuple[RemoteContent, ...] = ()
+    hosts: tuple[str, ...] | None = None
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
@@ -111,21 +111,47 @@ class RemoteContents:
         return (outcome.result(),)
 
     async def _web(self, reference: str, what: str) -> RemoteContent:
+        old, sent = self._known(reference)
+
+        async def take(response: aiohttp.ClientResponse, end: asyncio.Timeout, url: str) -> RemoteContent:
+            if response.status == 304 and old is not None:
+                return old
+            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
+            return await self._taken(response, end, RemoteContent(reference, name, ""), what)
+
+        return await self._answered(reference, sent, take)
+
+    def beginning(self, url: str, most: int, body: str | None = None) -> tuple[str, bytes]:
+        """The kind and at most so many bytes of what is at an address, which gets the JSON `body`. Raises Refused."""
+
+        async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> tuple[str, bytes]:
+            if response.status != 200 or response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise Refused(f"{_shown(url)} answered {response.status}")
+            data = bytearray()
+            async for piece in response.content.iter_any():
+                data += piece
+                if len(data) >= most:
+                    break
+            return response.content_type, bytes(data[:most])
+
+        return asyncio.run(self._answered(url, {}, take, body))
+
+    async def _answered(
+        self, reference: str, sent: Mapping[str, str], take: Callable[..., Awaitable[T]], body: str | None = None
+    ) -> T:
+        """What is taken of the answer at the end of all redirects."""
         import aiohttp
 
         url, shown, seconds = reference, _shown(reference), self.rules.timeout
         silent = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
-        (old, sent), session = self._known(reference), aiohttp.ClientSession(timeout=silent, auto_decompress=False)
+        session = aiohttp.ClientSession(timeout=silent, auto_decompress=False)
         try:
             async with asyncio.timeout(seconds) as end, session:
                 for _ in range(MAX_REDIRECTS + 1):
-                    async with await self._asked(session, url, sent) as response:
-                        if response.status == 304 and old is not None:
-                            return old
+                    async with await self._asked(session, url, sent, body) as response:
                         if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
-                            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
-                            return await self._taken(response, end, RemoteContent(reference, name, ""), what)
-                        url = urljoin(url, where)
+                            return await take(response, end, url)
+                        url, body = urljoin(url, where), None
         except Refused:
             raise
         except aiohttp.ClientPayloadError:
@@ -192,7 +218,9 @@ class RemoteContents:
         write_whole(self._index(content.reference), json.dumps(known))
         return replace(content, hash=kept.hash, path=path)
 
-    async def _asked(self, session: aiohttp.ClientSession, url: str, sent: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _asked(
+        self, session: aiohttp.ClientSession, url: str, sent: Mapping[str, str], body: str | None
+    ) -> aiohttp.ClientResponse:
         """The answer to what `url` names, after all checks, from an address that was checked."""
         import aiohttp
         from yarl import URL
@@ -210,12 +238,15 @@ class RemoteContents:
         for named, own in self.rules.headers.items() if tls else ():
             if named.lower() in (host.lower(), netloc.lower()):
                 headers |= {name: self._filled(name, value) for name, value in own.items()}
-        how: dict[str, Any] = {"headers": headers, "ssl": tls or False, "allow_redirects": False}
+        headers |= {"Content-Type": "application/json"} if body is not None else {}
+        how: dict[str, Any] = {"headers": headers, "ssl": tls or False, "allow_redirects": False, "data": body}
         addresses = self._addresses(host, parts.port or (443 if tls else 80), _shown(url), must=proxy is None)
         for address in [host] if proxy else addresses:
             there = URL(f"{parts.scheme}://{_bracketed(address)}{port}{path}", encoded=True)
             try:
-                return await session.get(there, proxy=proxy, server_hostname=host if tls else None, **how)
+                server = host if tls else None
+                method = "GET" if body is None else "POST"
+                return await session.request(method, there, proxy=proxy, server_hostname=server, **how)
             except aiohttp.ClientConnectorError:
                 if proxy or address == addresses[-1]:
                     raise
@@ -238,6 +269,8 @@ class RemoteContents:
             raise Refused(f"{_shown(url)} can be read and changed by anybody on the way; {remedy}")
         if parts.scheme not in ("http", "https") or not host:
             raise Refused(f"{_shown(url)} is no https:// address; check it")
+        if self.hosts is not None and not any(fnmatch(host.lower(), one.lower()) for one in self.hosts):
+            raise Refused(f"the host {host} is none that may be reached; those are {listed(self.hosts)}")
         if "@" in parts.netloc:
             remedy = f"put them into `headers` {_AGREE}, as ${{VARIABLE}}"
             raise Refused(f"an address of {host} has a user or a password in it; {remedy}")
@@ -322,7 +355,6 @@ def _shown(url: str) -> str:
 
 
 def _name_of(url: str) -> str:
-    """The last part of an address's path as the name of a file."""
     last = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]+", "_", last).lstrip(".")[-100:] or "content"
 
@@ -355,8 +387,7 @@ class HubReference(NamedTuple):
 
 
 def parse_hub(text: str) -> HubReference:
-    """The parts of `text`. A revision stands behind the repository or the path; a `/` in it is written `%2F`. Raises
-    Refused."""
+    """The parts of `text`. A revision stands behind the repository or the path, its `/` as `%2F`. Raises Refused."""
     body, _, query = text.removeprefix("hf://").partition("?")
     parts = body.rstrip("/").split("/")
     kind = _KINDS[parts.pop(0)] if parts[0] in _KINDS else "model"

@@ -51,8 +51,7 @@ DOCUMENT = Framing(opening="", between="", closing="\n", empty="", indent=True)
 
 
 class JsonSink(AtomicFile):
-    """Values as JSON in one file, framed as lines, as an array with one element a line, or as one document, indented
-    for people: writing a second value into that raises ValueError."""
+    """JSON in one file: lines, an array (one element a line), or a document: a second value raises ValueError."""
 
     def __init__(self, path: Path, framing: Framing) -> None:
         super().__init__(path)
@@ -90,11 +89,8 @@ class JsonSink(AtomicFile):
 
 
 TELEMETRY = "telemetry.jsonl"
-FILTERED = "filtered.jsonl"
-"""Rows that a guard made leave; only of workflows in which one can."""
-
-OPTIONAL = (TELEMETRY, FILTERED)
-"""Those of `FILES` that a workflow may do without."""
+FILTERED = "filtered.jsonl"  # rows that a guard made leave; only of workflows in which one can
+OPTIONAL = (TELEMETRY, FILTERED)  # those of `FILES` that a workflow may do without
 
 FILES: dict[str, Callable[[Path], JsonSink]] = {
     "results.jsonl": partial(JsonSink, framing=LINES),
@@ -104,20 +100,16 @@ FILES: dict[str, Callable[[Path], JsonSink]] = {
     TELEMETRY: partial(JsonSink, framing=LINES),
     FILTERED: partial(JsonSink, framing=LINES),
 }
-"""The files that agac always writes into an output folder. It replaces them by name, and touches no other but those of
-the formats that a workflow asks for (`TABLES`)."""
+"""The files that agac always writes into an output folder, in place of what has their names (see `TABLES`, too)."""
 
 Joined = TypeVar("Joined", bound=Ending)
 
 
 class OutputFolder:
-    """A folder for results, inside `root`. As a context manager it replaces the files opened in it together.
-
-    Leaving it normally makes all of them durable first and renames them after that, in the order in which they were
-    opened, so that a full disk replaces none. Leaving it by an exception replaces none either. A crash between two
-    renames leaves old files next to new ones, which the next export replaces. Of the files in `edited` that would
-    change, copies stay beside the new ones, as `keep` makes them: `kept` has the copies by the files' paths.
-    """
+    """A folder for results, inside `root`. As a context manager it replaces the files opened in it together. Leaving it
+    normally makes all of them durable first and renames them after that, in the order in which they were opened, so
+    that a full disk, or an exception, replaces none; what a crash between two renames leaves, the next export replaces.
+    Of the files in `edited` that would change, `keep` makes copies: `kept` has them by the files' paths."""
 
     def __init__(
         self,
@@ -130,7 +122,7 @@ class OutputFolder:
     ) -> None:
         """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way.
         With `places` there is none: files by these names are written there, and no others."""
-        self._folder, self._edited, self._places = folder, edited, places
+        self.path, self._edited, self._places = folder, edited, places
         self._keep = keep or partial(put_aside, word="edited")
         self.kept: dict[Path, Path] = {}
         self._open: list[Ending] = []
@@ -140,14 +132,9 @@ class OutputFolder:
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._folder
-
     def open(self, name: str) -> JsonSink:
         """A sink for one of `FILES`; raises KeyError for any other name."""
-        return self.add(FILES[name](self._folder / name if self._places is None else self._places[name]))
+        return self.add(FILES[name](self.path / name if self._places is None else self._places[name]))
 
     def add(self, sink: Joined) -> Joined:
         """Something else that is shown, or forgotten, together with the folder's files; gives it back."""
@@ -178,15 +165,12 @@ def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
     the files `names` besides those that are always written."""
     real, inside = folder.resolve(), root.resolve()
     if real != inside and inside not in real.parents:
-        raise UsageError(
-            f"{folder}: leads outside of {root}", remedy="Choose a folder inside the project with output.dir."
-        )
+        remedy = "Choose a folder inside the project with output.dir."
+        raise UsageError(f"{folder}: leads outside of {root}", remedy=remedy)
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
-            raise UsageError(
-                f"{folder}: cannot be made a folder, {part} is a file",
-                remedy="Move the file away or choose another folder with output.dir.",
-            )
+            remedy = "Move the file away or choose another folder with output.dir."
+            raise UsageError(f"{folder}: cannot be made a folder, {part} is a file", remedy=remedy)
     for name in (*FILES, *names):
         refuse_what_is_no_file(folder / name)
 
@@ -201,9 +185,7 @@ def envelope(
     include_input: bool = False,
 ) -> str:
     """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then `input` if included.
-
-    `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null.
-    """
+    `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null."""
     partial = {"partial": error.detail} if error is not None and error.detail else {}
     failure = "null" if error is None else encode({"type": error.type, "message": error.message, **partial})
     tail = f',"input":{"null" if input_json is None else input_json}' if include_input else ""
@@ -262,14 +244,10 @@ TABLES: dict[str, Callable[[Path, TableLayout, bool, bool], RowSink]] = {
     "txt": lambda path, layout, safe, bom: TextSink(path),
     "parquet": lambda path, layout, safe, bom: ParquetSink(path, layout),
 }
-"""Every format that `output.format` takes. Called with the path, the columns, whether cells must be safe, and
-whether the file begins with a byte order mark."""
+"""What `output.format` takes: called with path, columns, whether cells must be safe, whether to begin with a mark."""
 
-FORMATS = ("jsonl", "json", *TABLES)
-"""The formats of one file with results; the suffix of a file's name tells which."""
-
-PREVIEW_DATABASE = "results.db"
-"""The database that stands in a preview's folder in the place of the one that `output.to` names."""
+FORMATS = ("jsonl", "json", *TABLES)  # the formats of one file with results; the suffix of a file's name tells which
+PREVIEW_DATABASE = "results.db"  # stands in a preview's folder in the place of the one that `output.to` names
 
 
 def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
@@ -279,8 +257,7 @@ def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
 
 def result_files(folder: Path) -> list[Path]:
     """The files in an output folder: the summary, which tells of the others, last."""
-    names = {*FILES, *map(file_of, TABLES)}
-    return [folder / name for name in sorted(names, key="summary.json".__eq__)]
+    return [folder / name for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__)]
 
 
 def drop_previous(folder: Path) -> None:

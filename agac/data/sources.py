@@ -33,12 +33,10 @@ from agac.spec.inputs import GIVEN_PREFIX, KEYS, LOOKED_AT, PIPED, WRITTEN, unus
 from agac.spec.paths import server_parts
 from agac.spec.workflow import InputFormat, InputSpec
 
-# Where files have headers, all name the same columns, in any order: a file that lacks one is refused, for a column that
-# is null in half of the rows is hardly ever what was meant.
-
 
 class SeveralFiles:
-    """The files that an input's patterns match. Raises UsageError for the first files that cannot be read together."""
+    """The files that an input's patterns match, whose headers name the same columns, in any order: one that is null in
+    half of the rows is hardly ever meant. Raises UsageError for the first files that cannot be read together."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._spec = spec
@@ -91,10 +89,9 @@ class SeveralFiles:
             added = [quoted(name) for name in columns if name not in expected]
             parts = [f"lacks {', '.join(missing)}"] if missing else []
             parts += [f"has {', '.join(added)} besides"] if added else []
-            raise UsageError(
-                f"{relative}: its header {' and '.join(parts)}, compared with {self._first}",
-                remedy="Give all files the same columns, or read them with workflows of their own.",
-            )
+            problem = f"{relative}: its header {' and '.join(parts)}, compared with {self._first}"
+            remedy = "Give all files the same columns, or read them with workflows of their own."
+            raise UsageError(problem, remedy=remedy)
         return source
 
 
@@ -150,17 +147,15 @@ class KeptFile(AtomicFile):
 
 
 def keep(stream: BinaryIO, folder: Path) -> Path:
-    """Keeps all that comes from standard input. Raises UsageError when nothing comes, AgacError when it cannot be read
-    or written."""
+    """Keeps all that comes from standard input. Raises UsageError when nothing comes, AgacError when this fails."""
     kept = KeptFile(folder)
     try:
         while piece := stream.read(_PIECE):
             kept.write(piece)
         kept.finish()
         if not kept.temporary.stat().st_size:
-            raise UsageError(
-                f"{STANDARD_INPUT}: nothing came", remedy="Pipe the rows in, as `cat rows.csv | agac … --input -`."
-            )
+            remedy = "Pipe the rows in, as `cat rows.csv | agac … --input -`."
+            raise UsageError(f"{STANDARD_INPUT}: nothing came", remedy=remedy)
         with opened(kept.temporary, STANDARD_INPUT) as file:  # the format that the content begins with, if it shows
             head = file.peek(BUFFER).lstrip()[:4]
         suffix = ".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
@@ -204,8 +199,7 @@ FORMATS: Mapping[InputFormat, Callable[..., Source]] = {
 
 
 def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -> Source:
-    """The source that a workflow's input, or the command line's, names. `env` is what `${VAR}` in the address of a
-    server is looked up in. Raises UsageError as `open_source` does."""
+    """The source that an input names; `env` is what `${VAR}` in an address means. Raises as `open_source` does."""
     if spec.piped:
         return Piped()
     with _before_a_run():
@@ -244,17 +238,13 @@ def _opened(spec: InputSpec, env: Mapping[str, str]) -> Source:
 
 
 def _how(spec: InputSpec) -> dict[str, Any]:
-    """How the input says that files of its format are written."""
     unused = unused_keys(spec)
     return {name: value for name in WRITTEN if (value := getattr(spec, name)) is not None and name not in unused}
 
 
 def open_source(path: Path, found: InputFormat, shown: str, **how: Any) -> Source:
-    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys of `WRITTEN`.
-
-    Raises UsageError when the file's beginning makes all of it unusable: its message begins with `shown`, and with
-    `shown:line` when the trouble is in the header.
-    """
+    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys of `WRITTEN`. Raises
+    UsageError when its beginning makes all of it unusable; that begins with `shown`, or `shown:line` of the header."""
     with _before_a_run():
         return FORMATS[found](path, shown, **how)
 
@@ -265,10 +255,8 @@ def place_of(source: Source, ordinal: int) -> str:
 
 
 def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:
-    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer.
-
-    A record that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data.
-    """
+    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer. A record
+    that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data."""
     for record in source.records(start):
         ordinal, data, error, _, _ = record
         if data is None or id_field is None:
@@ -318,18 +306,11 @@ class Column:
     @property
     def type(self) -> str:
         """`integer`, `string`, `integer as text`, `string or list`; `null` when there is no value."""
-        names = []
-        for kind in self.kinds:
-            look = self.look if kind == "string" else None
-            names.append(f"{look} as text" if look else kind)
+        look = next((name for name, _ in _LOOKS if name in (self.looks or ())), "")  # of all texts
+        names = [f"{look} as text" if look and kind == "string" else kind for kind in self.kinds]
         if {"integer", "number"} <= set(names):
             names.remove("integer")
         return " or ".join(names) or "null"
-
-    @property
-    def look(self) -> str | None:
-        """What all texts of the column could be read as; None for nothing but text."""
-        return next((name for name, _ in _LOOKS if name in (self.looks or ())), None)
 
     def see(self, value: JSONValue) -> None:
         """Counts a value."""
@@ -370,11 +351,9 @@ class Columns:
 
 
 def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
-    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no more than it gives.
-
-    The same numbers and seed give the same sample on every machine. Numbers added at the end change it only where one
-    of them is taken. (Vitter's algorithm R; only `random()` is promised to stay the same over versions of Python.)
-    """
+    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no more than it gives. The
+    same numbers and seed give the same sample on every machine. Numbers added at the end change it only where one of
+    them is taken. (Vitter's algorithm R; only `random()` is promised to stay the same over versions of Python.)"""
     draw = Random(seed).random  # noqa: S311 - chance, not secrecy
     taken: list[int] = []
     for count, ordinal in enumerate(ordinals):
@@ -386,8 +365,7 @@ def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
 
 
 QUOTING = frozenset({".csv", ".tsv"})
-LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}
-"""Files in which a line end ends a row, unless it is quoted in those that quote."""
+LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}  # files in which a line end ends a row, unless it is quoted
 
 
 def estimated_rows(path: Path) -> int | None:

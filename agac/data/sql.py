@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 # file of JSON lines as the source gives them: no format is read in two ways, a statement may read its input twice, and
 # types are those of all values. A statement has to be one SELECT, and what it could reach is locked before it is seen.
 
-MEMORY, DISK = "1GB", "100GB"
-"""What a statement may hold in memory, and how much of it duckdb may put into a temporary folder beyond that."""
-
+MEMORY, DISK = "1GB", "100GB"  # what a statement may hold in memory, and in a temporary folder beyond that
 _LOCKED = (
     "SET autoload_known_extensions = false",
     "SET allow_community_extensions = false",
@@ -60,8 +58,7 @@ def _type(kinds: set[str]) -> str:
 
 
 class _Spool(AtomicFile):
-    """The rows of a source as JSON lines, each field by its number. A killed process leaves the file and what its
-    statements put aside; the next one removes both."""
+    """The rows of a source as JSON lines, fields by number. What a killed process leaves, the next one removes."""
 
     remedy = "Make room there: the rows that a statement reads are first written there."
 
@@ -109,11 +106,8 @@ class _Spool(AtomicFile):
 
 class SqlSource:
     """The rows that `statement` makes of `rows`. Raises SpecError, with the place of the statement, when it does more
-    than read or does not fit the rows; UsageError when duckdb is missing.
-
-    The rows are kept in `folder` for as long as the source is needed. `files` are those that duckdb reads where they
-    lie, all of them parquet.
-    """
+    than read or does not fit the rows; UsageError when duckdb is missing. The rows are kept in `folder` for as long as
+    the source is needed. `files` are those that duckdb reads where they lie, all of them parquet."""
 
     def __init__(self, rows: Source, statement: str, where: Where, folder: Path, files: Sequence[Path] = ()) -> None:
         self._rows, self._where, self._columns = rows, where, list(rows.columns() or ())
@@ -136,8 +130,7 @@ class SqlSource:
         return self._rows.describe()
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """What the statement gives. Records that cannot be used are in no table: each is a row that fails, after those
-        of the statement, so that none is lost."""
+        """What the statement gives; then, as rows that fail, the records that cannot be used and are in no table."""
         unusable = self._spool.unusable
         ordinal = skipped = 0 if unusable else start
         if self._table is not None:

@@ -6,7 +6,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import isfinite, isinf, isnan
 from pathlib import Path
@@ -26,7 +26,6 @@ from agac.data.tables import Kind, OutputRow, TableColumn, TableLayout, distinct
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _END = re.compile(r"(?:\s|;|--[^\n]*\Z)*\Z")
 _REPEATED = re.compile(r"(.+):\d+")
-
 _MISSING = re.compile(r"no such (table|column): (.+)")
 TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
 
@@ -123,8 +122,7 @@ def tables_read(path: Path, statement: str, shown: str) -> set[str]:
             found.add(first.lower())
         return _allowed(action, first, second)
 
-    source = SqliteSource(path, statement, shown)
-    with source.connected() as connection:
+    with SqliteSource(path, statement, shown).connected() as connection:
         connection.set_authorizer(note)
         connection.execute(f"EXPLAIN {statement}")
     return found
@@ -153,6 +151,7 @@ def _explained(message: str) -> tuple[str, str]:
 # Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
 
 OTHER_TABLE = "Name another table in output.to."
+NO_NUMBERS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
 _NUMERIC = "INTEGER, REAL and NUMERIC columns turn '007' into 7"
 
 
@@ -179,8 +178,7 @@ def find_column(known: Mapping[str, Known], name: str) -> Known | None:
 
 
 def table_columns(layout: TableLayout, there: Collection[str] = ()) -> list[TableColumn]:
-    """The columns of a table under names that SQLite tells apart, the one that rows are found by first. `there` are
-    the names that the table has already."""
+    """The columns of a table, the key first, under names that SQLite tells apart; it has those `there` already."""
     columns = [column for place, column in enumerate(layout.columns) if place != layout.id_place]
     columns.insert(0, layout.key)
     names = distinct([column.name for column in columns], there)
@@ -190,9 +188,8 @@ def table_columns(layout: TableLayout, there: Collection[str] = ()) -> list[Tabl
 def check_table(connection: sqlite3.Connection, table: str, columns: Sequence[TableColumn], shown: str) -> None:
     """Raises UsageError when the table cannot take these columns, found by the first. A table not there yet can."""
     key = columns[0].name
-    found = connection.execute(
-        "SELECT type, sql FROM sqlite_master WHERE lower(name) = ? AND type IN ('table', 'view')", (table.lower(),)
-    ).fetchone()
+    made = "SELECT type, sql FROM sqlite_master WHERE lower(name) = ? AND type IN ('table', 'view')"
+    found = connection.execute(made, (table.lower(),)).fetchone()
     if found is None:
         return
     if found[0] == "view" or (found[1] or "").upper().startswith("CREATE VIRTUAL"):
@@ -205,13 +202,10 @@ def check_table(connection: sqlite3.Connection, table: str, columns: Sequence[Ta
 
 
 def check_key(shown: str, table: str, key: str, column: object, is_unique: Callable[[], bool]) -> None:
-    """Raises UsageError when rows of a table cannot be found by the `key`, whose `column` is None where it has none.
-    `table` is its name as SQL takes it."""
+    """Raises UsageError when rows of a `table`, as SQL names it, cannot be found by the `key`, or `column` is None."""
     if column is None:
-        raise UsageError(
-            f"{shown} has no column {key!r}, by which its rows would be found",
-            remedy=f"{OTHER_TABLE} Or give it that column, with ids that are unique.",
-        )
+        remedy = f"{OTHER_TABLE} Or give it that column, with ids that are unique."
+        raise UsageError(f"{shown} has no column {key!r}, by which its rows would be found", remedy=remedy)
     if not is_unique():
         name = quoted(f"{table.replace(chr(34), '')}_{key}")
         index = f"CREATE UNIQUE INDEX {name} ON {table} ({quoted(key)})"
@@ -219,7 +213,6 @@ def check_key(shown: str, table: str, key: str, column: object, is_unique: Calla
 
 
 def _clash(column: TableColumn, known: Known | None) -> str:
-    """Why the values of a column cannot go where they should, if so."""
     if known is None:
         return ""
     if known.computed:
@@ -230,9 +223,6 @@ def _clash(column: TableColumn, known: Known | None) -> str:
     if declared and converts and column.kind in NO_NUMBERS:
         return f"the column {known.name!r} is {declared}, but {NO_NUMBERS[column.kind]} would be written into it"
     return ""
-
-
-NO_NUMBERS = {Kind.TEXT: "text", Kind.NESTED: "JSON text", Kind.MIXED: "values of several types"}
 
 
 def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:
@@ -252,8 +242,7 @@ def quoted(name: str) -> str:
 
 
 def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: str) -> None:
-    """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
-    which they are found, at least. Changes nothing."""
+    """Raises UsageError when rows cannot be written into the table, by the columns that are known: the key at least."""
     place = next(part for part in (path, *path.parents) if part.exists())
     if not os.access(place, os.W_OK):
         raise UsageError(f"{shown}: {place} cannot be written", remedy="Make it writable or choose another output.to.")
@@ -275,18 +264,12 @@ def check_target(path: Path, table: str, columns: Sequence[TableColumn], shown: 
 
 BUSY_SECONDS = 30.0
 _MAX_INTEGER = 1 << 63
-
-_TYPES = {
-    Kind.TEXT: "TEXT", Kind.NESTED: "TEXT", Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "INTEGER", Kind.NUMBER: "REAL",
-}  # fmt: skip
+_TYPES = {Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "INTEGER", Kind.NUMBER: "REAL", Kind.NESTED: "TEXT", Kind.TEXT: "TEXT"}
 
 
 class TableSink:
-    """Rows into the table `table` of the database at `path`, in one transaction.
-
-    The table is made if it is not there, columns that it lacks are added. Rows and columns of others stay. Rows without
-    an id of their own are left out. Nothing is seen of it before `commit`.
-    """
+    """Rows into the `table` of the database at `path`, in one transaction: seen once `commit` was called. The table and
+    columns are made where they lack; others' stay. Rows without an id of their own are left out."""
 
     ids, place = ("TEXT", "INTEGER"), "?{}"
     """The types of ids that are texts and integers, and how a statement names the value of this number."""
@@ -295,10 +278,8 @@ class TableSink:
     _made = False
 
     def __init__(self, path: Path, table: str, layout: TableLayout, shown: str, *, unshared: bool = False) -> None:
-        """`unshared`: no other process sees the database before it is whole, so it needs no journal file.
-
-        Raises AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows.
-        """
+        """`unshared`: no other process sees the database before it is whole, so it needs no journal file. Raises
+        AgacError when the database cannot be used, UsageError when the table has columns that cannot take rows."""
         self._path, self._table, self._shown = path, table, f"{shown}: table {table!r}"
         self._unshared = unshared
         self._begin(quoted(table), layout)
@@ -378,16 +359,12 @@ class TableSink:
     def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
         return [_storable(value) for value in values]
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return _sink_errors(self._shown)
-
-
-@contextmanager
-def _sink_errors(shown: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise AgacError(f"{shown}: {error}", remedy=_remedy(error)) from error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise AgacError(f"{self._shown}: {error}", remedy=_remedy(error)) from error
 
 
 class FreshDatabase(AtomicFile):

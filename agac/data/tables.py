@@ -17,7 +17,6 @@ from agac.spec.workflow import Merge
 TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
 _EXACT = 1 << 53  # up to here a double holds every integer
 _INT64 = 1 << 63
-
 _BITS: dict[type, int] = {str: TEXT_BIT, bool: _BOOLEAN, type(None): 0, dict: _NESTED, list: _NESTED}
 _SCHEMA_BITS = {
     "string": TEXT_BIT, "boolean": _BOOLEAN, "integer": _SMALL, "number": _FLOAT,
@@ -59,10 +58,7 @@ def kind_of(bits: int) -> Kind:
 
 
 def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
-    """The fields of the objects that a JSON Schema describes, in its order, with what it says of their values.
-
-    Empty where it describes no object, or says nothing of its fields.
-    """
+    """The fields of the objects that a JSON Schema describes, in its order, with what it says of their values."""
     if schema is None:
         return {}
     properties = (resolved(schema, schema) or {}).get("properties")
@@ -78,17 +74,14 @@ def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
     for name in [types] if isinstance(types, str) else types:
         bits |= _SCHEMA_BITS.get(name, 0)
     if not types:
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        for value in choices:
+        for value in schema.get("enum", [schema["const"]] if "const" in schema else []):
             bits |= bits_of(value)
         for other in [*schema.get("anyOf", []), *schema.get("oneOf", [])] if depth < 20 else []:
             bits |= _declared(other, root, depth + 1)
     return bits
 
 
-RESULT = "result"
-"""The field of a result that has no fields: a text, a list."""
-
+RESULT = "result"  # the field of a result that has no fields: a text, a list
 Fields = dict[str, JSONValue]
 
 
@@ -98,12 +91,8 @@ def result_name(stages: Sequence[str]) -> str:
 
 
 class OutputRow(NamedTuple):
-    """A settled row on its way into tables and lines.
-
-    `id` is the row's own, an integer where the row has one; None for a row that lacks its id, or repeats another's.
-    `cells` are the values of the layout's columns, in their order; `record` is what is written of it as one value,
-    None for a row that failed.
-    """
+    """A settled row on its way into tables and lines. `id` is the row's own; None where it lacks one, or repeats
+    another's. `cells` are in the order of the layout's columns; `record` is its one value, None where it failed."""
 
     id: RowId | None
     cells: list[JSONValue]
@@ -163,8 +152,7 @@ def free_name(field: str, stage: str, taken: Container[str]) -> str:
     return field
 
 
-MAX_COLUMNS = 10_000
-"""Beyond this the fields are data (a date, an id a field) and no columns: such a table could not be read."""
+MAX_COLUMNS = 10_000  # beyond this the fields are data (a date, an id a field), and no columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +166,8 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a run's tables; the last one holds errors.
-
-    `id_field` is the row's field that holds its id, None where rows are numbered. `id_place` is the column that holds
-    it, None where rows are numbered or none of the columns is the row's. `key` is what a database finds rows by.
-    """
+    """The columns of a run's tables; the last one holds errors. `id_field` is the row's field that holds its id,
+    `id_place` the column; None where rows are numbered, or no column is the row's. By `key` a database finds rows."""
 
     columns: tuple[TableColumn, ...]
     merger: Merger
@@ -253,18 +238,14 @@ def _add(seen: dict[str, int], fields: Fields) -> None:
     for name, value in fields.items():
         seen[name] = seen.get(name, 0) | (TEXT_BIT if type(value) is str else bits_of(value))
     if len(seen) > MAX_COLUMNS:
-        raise AgacError(
-            f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the columns of a table",
-            remedy="Remove output.format and output.to: results.jsonl holds rows of any form.",
-        )
+        problem = f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the columns of a table"
+        raise AgacError(problem, remedy="Remove output.format and output.to: results.jsonl holds rows of any form.")
 
 
 def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
-    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one gets a number.
-
-    `there` are the columns of a table that is there: of names that differ only by case each finds the column again
-    that it was given before, in whatever order they come now. The first name is the key's and stays as it is.
-    """
+    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one gets a number. `there`
+    are the columns of a table that is there: of names that differ only by case each finds the column again that it was
+    given before, in whatever order they come now. The first name is the key's and stays as it is."""
     plain = [name.replace("\0", "") or "column" for name in names]
     alike = Counter(name.lower() for name in plain)
     many = [name for name in plain[1:] if alike[name.lower()] > 1]

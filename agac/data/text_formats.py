@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, sentence
 from agac.core.types import JSONValue
-from agac.data.files import (
-    BOM,
-    KEPT,
-    MAX_RECORD_BYTES,
-    OTHER_ENCODING,
-    AtomicFile,
-    FileSource,
-    LineSource,
-    Record,
-    encoding_of,
-    unreadable,
-)
+from agac.data import files
+from agac.data.files import MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record, unreadable
 from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
 from agac.spec.paths import Unmatchable, matching
@@ -35,15 +25,11 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 
-# CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has them.
-#
-# Cells are strings, an empty cell is `""`, a column that a short record lacks is None. Header names are taken without
-# the spaces around them. Blank lines are no records. Quotes are read strictly: a record whose quoting is broken is
-# refused, because guessing would move text between columns.
+# CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has them. Cells are
+# strings, an empty cell is `""`, a column that a short record lacks is None. Header names are taken without the spaces
+# around them. Blank lines are no records. A record whose quoting is broken is refused: guessing would move text.
 
-MAX_CELL = 32 * 1024 * 1024
-"""Characters. The csv module keeps four bytes for each, so that this is what bounds an unclosed quote's memory."""
-
+MAX_CELL = 32 * 1024 * 1024  # characters, four bytes each: what bounds an unclosed quote's memory
 _LOOK_AHEAD = 64 * 1024
 _SIGNS = {",": "a comma", "\t": "a tab"}
 _ENDLESS = "line without an end"
@@ -51,11 +37,8 @@ _TOO_LARGE = "field larger"
 
 
 class _Lines:
-    """The lines of a file, as text. Bytes that are not UTF-8 stay in it as lone surrogates: one bad record costs one
-    record. Looking for them in every record would cost more than reading it, so `dirty` says once there were any.
-
-    Raises csv.Error before a line without an end has filled the memory.
-    """
+    """The lines of a file, as text. Bytes that are not UTF-8 stay in it as lone surrogates, and `dirty` says once there
+    were any: looking for them costs more than reading. Raises csv.Error before a line has filled the memory."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -141,7 +124,7 @@ class DelimitedSource(FileSource):
         if cells is None:
             raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
         names = tuple(cell.strip() for cell in cells)
-        problem, remedy = "", sentence(OTHER_ENCODING)
+        problem, remedy = "", sentence(files.OTHER_ENCODING)
         if bad := self._first_unreadable(names, "name"):
             # by its number: the name itself is what cannot be shown
             problem, _, todo = bad[1].partition("; ")
@@ -207,14 +190,9 @@ class TextSource(LineSource):
         return Record(ordinal, {"line_number": line, "content": content}, None, line)
 
 
-# Each file a row: `path` (relative, and the row's id), `name` and `content`.
-
-
 class WholeFiles:
-    """The files that an input's patterns match, found and read one after the other.
-
-    A file that cannot be read is a row with an error that keeps its path, so that it is the same row once it is mended.
-    """
+    """The files that an input's patterns match, each a row: `path` (relative, the row's id), `name` and `content`. One
+    that cannot be read is a row with an error that keeps its path, so that it is the same row once it is mended."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._spec = spec
@@ -250,7 +228,6 @@ def _record(ordinal: int, root: Path, relative: str, encoding: str | None) -> Re
 
 
 def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
-    """The text of a file, or what is wrong with it."""
     try:
         if not path.is_file():
             return None, "is gone, or no regular file"
@@ -260,14 +237,12 @@ def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
         return None, f"cannot be read: {error.strerror}"
     if len(raw) > MAX_RECORD_BYTES:
         return None, f"is larger than {MAX_RECORD_BYTES} bytes"
-    encoding = encoding_of(raw, encoding)
-    text = raw.removeprefix(BOM).decode(encoding or "utf-8", KEPT if encoding else "surrogateescape")
+    encoding = files.encoding_of(raw, encoding)
+    text = raw.removeprefix(files.BOM).decode(encoding or "utf-8", files.KEPT if encoding else "surrogateescape")
     if problem := unreadable(text, "file", encoding):
         return None, f"{problem}, or name text files only"
     return text, None
 
-
-# Results as lines of text.
 
 _END = "\r\n"  # for the csv module, which quotes a cell that holds a character of its line end, and no other
 _FORMULA = re.compile(r"[=+\-@\t\r\n]")
@@ -295,14 +270,13 @@ class DelimitedSink(AtomicFile):
 
     def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool, bom: bool) -> None:
         super().__init__(path)
-        self.append(BOM.decode() if bom else "")
+        self.append(files.BOM.decode() if bom else "")
         self._lines = _Written()
         self._writer = csv.writer(self._lines, delimiter=delimiter, lineterminator=_END)
         self._text = safe_cell_text if safe else cell_text
         self._writer.writerow([self._text(column.name) for column in layout.columns])
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        """Appends rows. Raises AgacError, with a remedy, when the disk refuses them."""
         text = self._text
         self._writer.writerows([[text(cell) for cell in row.cells] for row in rows])
         self._flush()
@@ -324,12 +298,9 @@ class _Written(list[str]):
 
 
 class TextSink(AtomicFile):
-    """One result a line, in the order of the rows; a row that failed is an empty line.
-
-    A line end within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON.
-    """
+    """One result a line, in the order of the rows; a row that failed is an empty line. A line end within a result is
+    written as `\\n` or `\\r`; a result that is no text is written as JSON."""
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        """Appends results. Raises AgacError, with a remedy, when the disk refuses them."""
         texts = [cell_text(row.record).replace("\r", "\\r").replace("\n", "\\n") for row in rows]
         self.append("".join([f"{text}\n" for text in texts]))

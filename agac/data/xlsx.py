@@ -30,10 +30,8 @@ _EXACT = 1 << 53
 
 class XlsxSource(FileSource):
     """A sheet: by its name, by its number from 1, else the first. `header_row` names the columns, counted as the
-    spreadsheet counts rows; else the first row that is not empty. Rows without any value are no records.
-
-    Raises UsageError when the file is no workbook, has no such sheet or no usable header, or when openpyxl is missing.
-    """
+    spreadsheet counts rows; else the first row that is not empty. Rows without any value are no records. Raises
+    UsageError when the file is no workbook, has no such sheet or no usable header, or when openpyxl is missing."""
 
     def __init__(self, path: Path, shown: str, sheet: str | int | None = None, header_row: int | None = None) -> None:
         super().__init__(path, shown)

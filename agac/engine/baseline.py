@@ -117,12 +117,10 @@ class BaselineRun:
 
 class Baseline:
     """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
-    1970; with a `retry` only the rows that it chooses are worked on.
-
-    Once it is `counted`, it knows for what a dry run cannot know how many rows stages made: `each` by the name of the
-    stage, of each row that came to it; of groups, how many there are in all. `listing` are the positions of the stages
-    whose functions gave lists. `run` None: nothing is known.
-    """
+    1970; with a `retry` only the rows that it chooses are worked on. Once it is `counted`, it knows for what a dry run
+    cannot know how many rows stages made: `each` by the name of the stage, of each row that came to it; of groups, how
+    many there are in all. `listing` are the positions of the stages whose functions gave lists. `run` None: nothing is
+    known."""
 
     def __init__(
         self,

@@ -11,48 +11,49 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, JSONValue, Reply, Request, Usage
+from agac.core.types import AssistantMessage, Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
 from agac.engine import limits
 from agac.engine.effects import ActiveRow
-from agac.engine.estimate import WorstCase
+from agac.engine.estimate import CHARACTERS_A_TOKEN, WorstCase
 from agac.engine.invocation import InvocationContext, ShownReplies, Work
 from agac.engine.limits import Amount, Reservation, RowBudgetExceeded, RunStopped, StopSignal
+from agac.engine.prefix import Prefix, prefix_of
 from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadline, RowDeadlineExceeded, StopRun, decide, max_calls
 from agac.engine.settle import how_answered
 from agac.engine.validate import Checker, ValidReply, repair_request
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
-from agac.providers.dialect import Dialect
+from agac.providers.dialect import Begins, Dialect
 from agac.providers.http import Sender, Sending, SocketSender
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS, unsendable
-from agac.spec.workflow import Timeout
+from agac.spec.workflow import Timeout, family
 from agac.store.records import Call, Endpoint, Result
-
-CHARACTERS_A_TOKEN = 4
-"""A rough guess, used only to space calls out under a limit of tokens a minute."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A stage and one of its models. `most` knows what a request can cost, where there is a budget."""
+    """A stage and one of its models. `most` knows what a request can cost, where there is a budget; `prefix` is what
+    requests begin with where that is asked to be kept."""
 
     stage: PlannedStage
     model: PlannedModel
     checker: Checker
     redactor: Redactor
     most: WorstCase | None
+    prefix: Prefix | None = field(default=None, kw_only=True)
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -77,11 +78,18 @@ class Route:
         return cache(partial(price_of, self.model.provider, self.model.model))
 
     @cached_property
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """What the model is told of the stage's tools: one value, which is described and encoded once."""
+        return tuple(tool.definition for tool in self.stage.agent_spec.tools) if self.stage.agent_spec else ()
+
+    @cached_property
     def _encoder(self) -> Encoder:
         return Encoder()
 
     def body(self, request: Request) -> bytes:
         """The request in the provider's words: the same bytes for a call and for a line of a batch."""
+        if self.prefix is not None:
+            request = replace(request, prefix=self.prefix.of(request)[0])
         return self._encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
 
     def worst_case(self, body: bytes) -> Amount:
@@ -92,6 +100,10 @@ class Route:
         """What an answer means."""
         model = self.model
         return self.dialect.parse(status, headers, body, model.provider, model.model, self.redactor)
+
+    def check(self, reply: Reply) -> ValidReply | RowError | None:
+        """The result that a reply is, or why it is none."""
+        return self.checker.check(reply, enforced=self.enforced)
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
         """Who answered, or who was asked and did not."""
@@ -138,25 +150,36 @@ class ModelConnection(Route):
     def timeout(self) -> Timeout:
         """The bounds of a call. What the model's string says about silences comes first."""
         bounds, silence = self.model.timeout, self.model.idle_timeout
-        if silence is None:
-            return bounds
-        return replace(bounds, first_byte=None if silence == math.inf else silence)
+        return bounds if silence is None else replace(bounds, first_byte=None if silence == math.inf else silence)
 
     async def send(
-        self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool = False
+        self, request: Request, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool = False
+    ) -> CallResult:
+        """Sends as `_sent` does, once a call that warms the prefix is under way."""
+        gate = self.prefix.of(request)[1] if self.prefix is not None else None
+        if gate is None or gate.warm or not await deadline.wait(gate.enter()):
+            return await self._sent(body, deadline, cut_off, fresh=fresh)
+        sent = None
+        try:
+            return (sent := await self._sent(body, deadline, cut_off, fresh=fresh, begins=gate.open))
+        finally:
+            gate.leave(sent and sent.answer)
+
+    async def _sent(
+        self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool, begins: Begins = None
     ) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
 
         The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
-        connection. Raises RunStopped when the run
-        stops before the call is sent, RowDeadlineExceeded when the row's time is over before that.
+        connection. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded when the row's
+        time is over before that.
         """
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
         try:
-            http = await self.sender.send(body, self.timeout, within=deadline.left(), fresh=fresh)
+            http = await self.sender.send(body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins)
         except BaseException as ended:  # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
@@ -209,30 +232,30 @@ async def open_connections(
     plan = work.plan
     budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)
-    senders: dict[tuple[str, str], Sending] = {}
-    lanes: dict[str, Lane] = {}
+    senders: dict[tuple[str, str, str], Sending] = {}
+    lanes: dict[tuple[str, str], Lane] = {}
     connections: dict[int, tuple[ModelConnection, ...]] = {}
     async with AsyncExitStack() as stack:
-        for stage in plan.asking:
+        for stage in chain.from_iterable(map(family, plan.asking)):
             checker, own, found = Checker(stage), CallLimit(stage.concurrency or math.inf), []
             for model in stage.models:
                 # silences are bounded within a stream only, so whoever bounds them is streamed to
                 streams = work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
-                carrier = model.provider.name, model.transport or ("sse" if streams else "body")
-                if carrier not in senders:
-                    senders[carrier] = _sender(model, carrier[1], work)
+                address, way = model.provider.base_url, model.transport or ("sse" if streams else "body")
+                if (carrier := (model.provider.name, address, way)) not in senders:
+                    senders[carrier] = _sender(model, way, work)
                     stack.push_async_callback(senders[carrier].close)
-                if model.lane not in lanes:
-                    known, clock = model.provider.limits, work.clocks.monotonic
-                    most = known.concurrency or plan.concurrency
-                    shown = partial(waits, model.lane)
-                    lanes[model.lane] = Lane(
-                        most, rpm=known.rpm, tpm=known.tpm, clock=clock, stop_signal=stop_signal, waits=shown
+                if (model.lane, address) not in lanes:
+                    known = model.provider.limits
+                    lanes[model.lane, address] = Lane(
+                        known.concurrency or plan.concurrency, rpm=known.rpm, tpm=known.tpm,
+                        clock=work.clocks.monotonic, stop_signal=stop_signal, waits=partial(waits, model.lane),
                     )  # fmt: skip
                 connection = ModelConnection(
                     stage=stage, model=model, checker=checker, redactor=work.redactor,
                     most=WorstCase(model, in_dollars=in_dollars) if budgets else None, sender=senders[carrier],
-                    lane=lanes[model.lane], stage_limit=own, uncommitted=uncommitted, wall=work.clocks.wall,
+                    lane=lanes[model.lane, address], prefix=prefix_of(stage, model, work), stage_limit=own,
+                    uncommitted=uncommitted, wall=work.clocks.wall,
                 )  # fmt: skip
                 found.append(connection)
             connections[stage.index] = tuple(found)
@@ -268,7 +291,10 @@ class TaskAttempts:
     `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have been billed without an
     answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
     `position` counts the stage's models from 0; `quoted` re-asks of this one were made before. `request` is what it is
-    asked now, and `purpose` why; `reservation` is what is set aside for the call under way.
+    asked now, and `purpose` why; `reservation` is what is set aside for the call under way. `judge` says what a reply
+    is worth; None, that the conversation goes on. `last` is the last call that ended, `turns` is the number of the last
+    turn of a task that is a conversation, and `changed` a call of these that must not be repeated. A child agent's
+    calls are recorded at its parent's stage, `of`.
     """
 
     active: ActiveRow
@@ -283,10 +309,43 @@ class TaskAttempts:
     ambiguous: int = 0
     purpose: str = "ask"
     reservation: Reservation | None = None
+    judge: Callable[[Reply], ValidReply | RowError | None] | None = None
+    last: Call | None = None
+    turns: int = 0
+    changed: str = ""
+    of: PlannedStage | None = None
+    in_batch: bool = False
+
+    @property
+    def stage(self) -> PlannedStage:
+        """The stage at which its calls are recorded and paid for."""
+        return self.of or self.connection.stage
+
+
+@dataclass
+class NextTurn(Exception):
+    """A conversation in batches has come to where its model is asked again, after so many turns."""
+
+    request: Request
+    position: int
+    turns: int
+
+
+class Conversing(Protocol):
+    """Asks models of stages with tools (`engine.agent`)."""
+
+    async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
+        """Looks for a conversation that goes on; the position of the model that it is with, of these."""
+
+    async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
+        """One model's answer, at the end of a conversation."""
 
 
 class Caller:
-    """Asks tasks. `connections`: each stage's models in the order of use, by stage index."""
+    """Asks tasks. `connections`: each stage's models in the order of use, by stage index. `agents` asks those of stages
+    with tools."""
+
+    agents: Conversing
 
     def __init__(self, context: InvocationContext, connections: Mapping[int, tuple[ModelConnection, ...]]) -> None:
         self._run, self._connections = context.places.run, connections
@@ -304,35 +363,43 @@ class Caller:
         *,
         position: int = 0,
         quoted: int = 0,
+        of: PlannedStage | None = None,
+        in_batch: bool = False,
     ) -> Answer | RowError:
         """The answer, or the error with which the task fails. Raises RunStopped when the run stops before either.
 
         `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
-        request quotes what was wrong with replies to batches, as many of them."""
-        models, tried = self._connections[stage.index][position:], ""
-        most = max_calls(stage.repair, len(models), stage.retries.attempts)
-        attempts = TaskAttempts(active, fingerprint, models[0], most, request, replica, position, quoted)
+        request quotes what was wrong with replies to batches, as many of them. `of`: the stage whose child this is."""
+        models, tried, turns = self._connections[stage.index], "", stage.most_turns
+        most, how = max_calls(stage.repair, len(models) - position, stage.retries.attempts, turns), (position, quoted)
+        attempts = TaskAttempts(active, fingerprint, models[position], most, request, replica, *how)
+        attempts.of, attempts.in_batch = of, in_batch
+        ask_model = self._ask_model
         try:
-            answer = await self._ask_model(attempts, request)
-            for connection in models[1:]:
-                if isinstance(answer, Answer):
-                    return answer
+            if stage.agent_spec is not None or of is not None:
+                ask_model = self.agents.ask_model
+                attempts.position = await self.agents.opened(attempts, models)
+                attempts.connection = models[attempts.position]
+            answer = await ask_model(attempts, request)
+            for connection in models[attempts.position + 1 :]:
+                if isinstance(answer, Answer) or attempts.changed:
+                    break
                 tried += f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: {answer.type}"
                 attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
                 attempts.position += 1
                 more, row = self._about(attempts, error=answer.type.value), active.new.row.id
                 _log.info("row %r, stage %s: %s; asking %s", row, stage.name, answer, connection.model.lane, extra=more)
-                answer = await self._ask_model(attempts, request)
+                answer = await ask_model(attempts, request)
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
         except RowBudgetExceeded:
-            message = "row_budget: the next call could cost more than the row has left"
-            answer = RowError(ErrorType.BUDGET_EXCEEDED, message)
+            spent = "row_budget: the next call could cost more than the row has left"
+            answer = RowError(ErrorType.BUDGET_EXCEEDED, spent)
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
-        if isinstance(answer, Answer) or not tried:
-            return answer
-        return replace(answer, message=f"{answer.message}{tried})")
+        return (
+            answer if isinstance(answer, Answer) or not tried else replace(answer, message=f"{answer.message}{tried})")
+        )
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
@@ -342,18 +409,26 @@ class Caller:
         attempts.purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
         attempts.request = request
         while True:
-            reply, answer = await self._reply(attempts)
-            if isinstance(answer, Answer):
-                return answer
+            reply, answer = await self.reply(attempts)
+            assert answer is not None
+            if isinstance(answer, ValidReply):
+                assert attempts.last is not None
+                how = how_answered(attempts.purpose, attempts.position, answer)
+                made = Result(attempts.fingerprint, answer.text, attempts.last.endpoint, self._wall(), how=how)
+                return Answer(made, answer.value)
             if isinstance(reply, Fault):
                 return RowError(answer.type, f"{answer.message}{why}")
+            if reply.finish is Finish.PAUSED:  # it goes on where its message is sent back
+                said = AssistantMessage("assistant", reply.text, wire=reply.wire)
+                attempts.request = replace(attempts.request, messages=(*attempts.request.messages, said))
+                continue
             if left <= 0 or answer.type is not ErrorType.SCHEMA_MISMATCH:
                 return answer
             left, why = left - 1, f" (asked again because: {answer.message})"
             wants_json = attempts.connection.stage.wants_json
             attempts.request, attempts.purpose = repair_request(request, reply, answer, wants_json=wants_json), "repair"
 
-    async def _reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, Answer | RowError]:
+    async def reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, ValidReply | RowError | None]:
         """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises CapReached."""
         connection, faults = attempts.connection, Counter[FaultKind]()
         body, fresh = connection.body(attempts.request), False  # a lost connection may have lain in the pool too long
@@ -367,14 +442,10 @@ class Caller:
             if isinstance(reply, Reply):
                 checked = None
                 try:
-                    checked = connection.checker.check(reply, enforced=connection.enforced)
+                    checked = (attempts.judge or connection.check)(reply)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
-                    call = self._keep(attempts, sent, checked, again=again)
-                if isinstance(checked, RowError):
-                    return reply, checked
-                how = how_answered(attempts.purpose, attempts.position, checked)
-                result = Result(attempts.fingerprint, checked.text, call.endpoint, self._wall(), how=how)
-                return reply, Answer(result, checked.value)
+                    self._keep(attempts, sent, checked, again=again)
+                return reply, checked
             error = RowError(reply.type, reply.message)
             self._keep(attempts, sent, error, again=again)
             attempts.ambiguous += reply.ambiguous
@@ -411,13 +482,13 @@ class Caller:
         if not self._proof.made:
             await self._proof.make()
         if budgets is None:
-            return await connection.send(body, active.deadline, self._settler.given_up, fresh=fresh)
+            return await connection.send(attempts.request, body, active.deadline, self._settler.given_up, fresh=fresh)
         if active.budget is None:
             active.budget = budgets.row_balance()
-        reserved = budgets.reserve(connection.stage.name, active.budget, connection.worst_case(body))
+        reserved = budgets.reserve(attempts.stage.name, active.budget, connection.worst_case(body))
         reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
-            return await connection.send(body, active.deadline, self._settler.given_up, fresh=fresh)
+            return await connection.send(attempts.request, body, active.deadline, self._settler.given_up, fresh=fresh)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
             budgets.settle(reservation, limits.NOTHING)
             raise
@@ -448,7 +519,7 @@ class Caller:
 
     def _keep(
         self, attempts: TaskAttempts, sent: CallResult, checked: ValidReply | RowError | None, *, again: bool
-    ) -> Call:
+    ) -> None:
         """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
         connection, answer = attempts.connection, sent.answer
         reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
@@ -477,12 +548,12 @@ class Caller:
                 call = replace(call, held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
-        self._settler.keep_call(attempts.active, connection.stage, attempts.fingerprint, call, attempts.replica)
+        attempts.last = call
+        self._settler.keep_call(attempts.active, attempts.stage, attempts.fingerprint, call, attempts.replica)
         if self._replies:
             self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
             log_call(self._run, attempts, call, reply)
-        return call
 
 
 MOST_CHARACTERS = 20_000

@@ -43,10 +43,8 @@ class DerivationFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView(Stage):
-    """How a stage that groups rows looks at one of them: as a stage in its place that groups nothing.
-
-    `answers` are the stages whose results a member brings along.
-    """
+    """How a stage that groups rows looks at one of them: as a stage in its place that groups nothing. `answers` are the
+    stages whose results a member brings along."""
 
     answers: tuple[str, ...] = ()
 

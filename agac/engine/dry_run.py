@@ -20,7 +20,7 @@ from agac.core.errors import Problem
 from agac.core.types import Row
 from agac.engine.baseline import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
-from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches
+from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches, planned_rounds
 from agac.engine.executor import LevelStages, Task
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
@@ -82,6 +82,8 @@ async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
         found.batches = planned_batches(stage, found.questions, characters, times)
+        if stage.agent_spec is not None and found.batches is not None and found.questions:
+            found.rounds = planned_rounds(stage, found.questions, found.estimate, times)
 
 
 class DryWalk:

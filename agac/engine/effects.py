@@ -28,14 +28,12 @@ Rows = list[dict[str, JSONValue]]
 
 @dataclass(slots=True)
 class RowProgress:
-    """A row on its way through the stages of its level: what they see of it, and what became of it so far.
-
-    `settled` are the positions of stages with an outcome. `reached`: a stage whose result is the row's has one;
-    `written` is the last of these. `failed` is the first stage, in the order of the workflow, of those that failed.
-    `dropped`: the row leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of
-    other branches. `held` are stages that could not be called. `lists` are the rows that functions gave in the place of
-    this one, by the stages' positions; None where they are not known yet.
-    """
+    """A row on its way through the stages of its level: what they see of it, and what became of it so far. `settled`
+    are the positions of stages with an outcome. `reached`: a stage whose result is the row's has one; `written` is the
+    last of these. `failed` is the first stage, in the order of the workflow, of those that failed. `dropped`: the row
+    leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of other branches.
+    `held` are stages that could not be called. `lists` are the rows that functions gave in the place of this one, by
+    the stages' positions; None where they are not known yet."""
 
     new: NewRow
     view: RowView
@@ -64,7 +62,8 @@ class RowProgress:
 @dataclass(slots=True, kw_only=True)
 class ActiveRow(RowProgress):
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
-    spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls.
+    spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls. `turns` and
+    `tool_calls` are those of its conversations in this invocation.
 
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
@@ -77,6 +76,8 @@ class ActiveRow(RowProgress):
     deadline: RowDeadline = NO_DEADLINE
     budget: BudgetBalance | None = None
     waited: float = 0.0
+    turns: int = 0
+    tool_calls: int = 0
     known: bool = False
     forced: bool = False
     again_from: int | None = None
@@ -90,6 +91,10 @@ class ActiveRow(RowProgress):
         """Whether a batch brought the task's answer, which the row has not been walked with."""
         ready = self.ready.get((stage, replica, fingerprint))
         return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
+
+    def takes_since(self, stage: int, since: float) -> float:
+        """From when on earlier answers of the stage are taken, in seconds since 1970; `since` holds for all rows."""
+        return max(since, self.since) if self.again_from is not None and stage >= self.again_from else since
 
     @property
     def made(self) -> bool:

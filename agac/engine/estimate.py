@@ -10,14 +10,17 @@ from math import ceil, floor, log10
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
+from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.providers.provider import BatchTraits, Price
 from agac.spec.graph import Makes
+from agac.spec.tools import AgentSpec
 from agac.spec.workflow import BatchRules, RunMode
 from agac.store.batches import LaneTimes
+from agac.store.records import FIRST, TURN
 from agac.store.runs import Count
 
 CHARACTERS_A_TOKEN = 4
@@ -52,6 +55,8 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
     # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
+    if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
+        ended = begun  # of a conversation each turn is a call that holds
     given, made = (
         sum(tokens) / calls for tokens in zip(*((c.input_tokens, c.output_tokens) for c in answered), strict=True)
     )
@@ -62,27 +67,42 @@ def estimate(
     stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None
 ) -> CostEstimate:
     """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
-    when nothing could be rendered.
-
-    The history's input counts where these requests are so many times as long (`longer`; None: they are others), or
-    nothing could be rendered.
-    """
+    when nothing could be rendered. The history's input counts where these requests are so many times as long (`longer`;
+    None: they are others), or nothing could be rendered."""
     most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
     given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
     if past is not None:
         before, made, a_task = past
-        given = given if longer is None and characters is not None else before * (longer or 1.0)
+        known = longer is not None or characters is None or stage.agent_spec is not None  # what turns add counts more
+        given = before * (longer or 1.0) if known else given
     else:  # a rough size of an answer of this shape: its names and a short value each
         made = 250.0  # tokens of a free answer, whose length nothing tells
         if stage.schema is not None:
             made = 10.0 + 15 * json.dumps(stage.schema.body).count('"type"')
         made = min(made, most) if most else made
+        if stage.agent_spec is not None:  # it asks for tools once, and then answers
+            a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, made + GUESSED_RESULT)
     calls = round(tasks * a_task)
     return CostEstimate(
         calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made),
         usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
         usd_at_most=_at_most(stage, tasks, given), basis="guess" if past is None else "history",
     )  # fmt: skip
+
+
+GUESSED_TURNS = 2
+"""Calls of a conversation of which nothing is known: one that asks for tools, one that answers."""
+
+GUESSED_RESULT = 500.0
+"""Tokens that the calls of such a turn give."""
+
+
+def _grown(stage: PlannedStage, given: float, turns: int, a_turn: float) -> float:
+    """The tokens of a request in the mean of so many turns of a conversation: with its tools, and what each turn before
+    adds."""
+    tools = (stage.agent_spec or AgentSpec()).tools
+    told = sum(len(snapshot(tool.parameters)) + len(tool.description) for tool in tools)
+    return given + told / CHARACTERS_A_TOKEN + a_turn * (turns - 1) / 2
 
 
 def summed(dollars: Iterable[float | None]) -> float | None:
@@ -94,15 +114,19 @@ def summed(dollars: Iterable[float | None]) -> float | None:
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be. Where calls
     take over what batches leave, they cost what calls do."""
-    costs = []
+    costs, asked = [], given
     rules = stage.batch
     batch = stage.run_mode == "batch" and (rules.deadline is None or rules.on_deadline == "wait")
     again = batch and rules.retry != "sync"
     for position, model in enumerate(stage.models):
         most = model.params.max_tokens
-        if most is None:
+        if most is None or model.server_tools:  # what these find is read too
             return None
-        costs.append(_dollars(model, tasks, given, most, batch=again if position else batch))
+        calls = tasks
+        if stage.agent_spec is not None:  # one call of a tool a turn, whose result is as long as it may be
+            longest = max((tool.max_chars for tool in stage.agent_spec.tools), default=0) / CHARACTERS_A_TOKEN
+            calls, given = tasks * stage.most_turns, _grown(stage, asked, stage.most_turns, most + longest)
+        costs.append(_dollars(model, calls, given, most, batch=again if position else batch))
         repair = given + most + 300  # tokens of what a re-ask says beside the prompt and the last reply
         costs.append(_dollars(model, tasks * stage.repair, repair, most, batch=again))
     return summed(costs)
@@ -190,6 +214,33 @@ def planned_batches(
     return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRounds(Report):
+    """The conversations of a stage in batches: each turn is a round, `expected` ones in the mean. `wait_s` is how long
+    they take, as earlier batches did. What the same costs in batches, which read little from caches, and by calls that
+    read each turn's beginning from one, in dollars; None: a price, or a tier, is not known."""
+
+    expected: float
+    at_most: int
+    wait_s: float | None
+    batch_usd: Usd | None
+    sync_usd: Usd | None
+    flex_usd: Usd | None
+
+
+def planned_rounds(stage: PlannedStage, tasks: int, found: CostEstimate, times: LaneTimes | None) -> PlannedRounds:
+    """The rounds of a stage with tools that is asked in batches."""
+    provider, model, calls = stage.provider, stage.models[0].model, max(found.calls, 1)
+    turns, given, made = found.calls / tasks, found.input_tokens / calls, found.output_tokens / calls
+    again = given * (1 - 1 / max(turns, 1.0)) * 2 / 3 if provider.cache != "none" else 0.0
+    usage = Usage(round(given), round(made), round(again))
+    usd = {tier: cost(usage, price_of(provider, model, tier)) for tier in (None, "flex")}
+    by_calls, flex = (None if one is None else one * calls for one in usd.values())
+    wait = times.p50 * turns if times else None
+    flex = flex if flex != by_calls else None
+    return PlannedRounds(round(turns, 1), stage.most_turns, wait, found.usd, by_calls, flex)
+
+
 # What a plan says of all its stages, and a limit that should be enough for what is left.
 
 
@@ -226,13 +277,14 @@ class StageForecast(Report):
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
-    the run compared with, where that is something else. `batches` are those of a stage that is asked in batches.
+    the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
+    `rounds` those of one with tools.
     """
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
         "undecided", "in_flight", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess", "estimate",
-        "simulated", "batches",
+        "simulated", "batches", "rounds",
     )  # fmt: skip
 
     stage: AnyStage
@@ -256,6 +308,7 @@ class StageForecast(Report):
     estimate: CostEstimate = LOCAL
     aliases: tuple[dict[str, str | None], ...] = ()
     batches: PlannedBatches | None = None
+    rounds: PlannedRounds | None = None
 
     def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1) -> None:
         """As many more as `times` says that would be asked, each with so many questions."""
@@ -386,11 +439,9 @@ MARGIN = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Finishing(Report):
-    """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known.
-
-    What was reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when
-    `stage` names it; or `max_errors`.
-    """
+    """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known. What was
+    reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when `stage` names
+    it; or `max_errors`."""
 
     rows: int
     usd: Usd | None
@@ -415,10 +466,8 @@ def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter |
 
 
 def _enough(balances: Sequence[BudgetBalance], need: Amount, last: Amount) -> str:
-    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run.
-
-    `last` is the worst case of a call: it has to fit before the last one is made.
-    """
+    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run. `last`
+    is the worst case of a call: it has to fit before the last one is made."""
     parts = []
     for unit, spent in balances[0].spent._asdict().items():
         wanted = spent + MARGIN * getattr(need, unit) + getattr(last, unit)
@@ -454,11 +503,9 @@ class WorstCase:
         self._steps = max_price_steps(price for price in prices if price is not None)
 
     def of(self, body: bytes) -> Amount:
-        """The worst case of sending `body`.
-
-        Its bytes bound its tokens: byte-level tokenizers make no more tokens than bytes, and the JSON around a message
-        is longer than the few marks that a chat template puts in its place. Nothing is taken as cached.
-        """
+        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
+        bytes, and the JSON around a message is longer than the few marks that a chat template puts in its place.
+        Nothing is taken as cached."""
         size = len(body)
         usd = 0.0
         for start, given, made in self._steps:
@@ -468,12 +515,10 @@ class WorstCase:
 
 
 def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
-    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million.
-
-    A call may turn out smaller than it could be, so a step that is cheaper does not count.
-    """
+    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
+    turn out smaller than it could be, so a step that is cheaper does not count."""
     columns = sorted(
-        (start, max(price.input, price.cached_input or 0.0), price.output)
+        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0), price.output)
         for one in prices
         for start, price in ((0, one), *one.above)
     )

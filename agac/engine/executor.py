@@ -79,10 +79,9 @@ Begin = Callable[[AnyStage], Coroutine[None, None, bool]]
 
 
 class Branches:
-    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows.
-
-    Of stages that may begin at the same time those that can be settled at once come first: a row that leaves there has
-    no task. What was begun comes to its end."""
+    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows. Of
+    stages that may begin at the same time those that can be settled at once come first: a row that leaves there has no
+    task. What was begun comes to its end."""
 
     def __init__(self, stages: Sequence[AnyStage]) -> None:
         own = {stage.name for stage in stages}

@@ -55,11 +55,9 @@ Stamps = dict[str, list[int]]
 
 
 class Outputs:
-    """The outputs of a run as its last invocation wanted them. A preview keeps its table in a database of its own.
-
-    `to` is the `table` of a database, at a `path` relative to the project root. `fields` are the result's in the order
-    of its schema, as far as that says them: stored definitions are sorted.
-    """
+    """The outputs of a run as its last invocation wanted them. A preview keeps its table in a database of its own. `to`
+    is the `table` of a database, at a `path` relative to the project root. `fields` are the result's in the order of
+    its schema, as far as that says them: stored definitions are sorted."""
 
     def __init__(self, run: RunRecord, root: Path, rows: int) -> None:
         """`rows` are those of the run's input that are stored."""
@@ -240,12 +238,9 @@ def _refuse_own_input(source: InputSpec, target: TableTarget, env: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote, and what was there before.
-
-    `not_written` is why a table in a database is not among the `files`. `replaced` is the run whose results stood in
-    the folder, where it was another one; `edited` are files that were changed since they were written, with the copies
-    in which the changes are kept.
-    """
+    """What an export wrote, and what was there before. `not_written` is why a table in a database is not among the
+    `files`. `replaced` is the run whose results stood in the folder, where it was another one; `edited` are files that
+    were changed since they were written, with the copies in which the changes are kept."""
 
     files: list[Path]
     not_written: AgacError | None = None
@@ -265,12 +260,10 @@ async def export_run(
     database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any], env: Mapping[str, str]
 ) -> Exported:
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for. `env` has
-    the variables of a server's address.
-
-    A row without an outcome has no envelope; `results.json` holds the ok results; `errors.jsonl` always has the input.
-    A crash leaves the old files or the new ones, and no run that claims to be shown there: the next one writes them
-    again. A table of a database that cannot be written keeps nothing else from being replaced.
-    """
+    the variables of a server's address. A row without an outcome has no envelope; `results.json` holds the ok results;
+    `errors.jsonl` always has the input. A crash leaves the old files or the new ones, and no run that claims to be
+    shown there: the next one writes them again. A table of a database that cannot be written keeps nothing else from
+    being replaced."""
     outputs = Outputs(run, root, summary["rows"]["total"])
     ended, layout = await _final_rows(database, run, outputs, tables=bool(outputs.formats or outputs.to))
     written = await runs.files_written(database, run.output_dir)
@@ -554,11 +547,9 @@ class Lines:
 async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSink) -> None:
     """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
     that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
-    made, the fields with which it left. A row that repeats an id has no stage, but the number of the `kept_row`.
-
-    Rows of the input come first, in order, those that a function gave in the place of one where it stands; then level
-    by level those that stages made, in the order of the rows that they come from, and groups by their ids.
-    """
+    made, the fields with which it left. A row that repeats an id has no stage, but the number of the `kept_row`. Rows
+    of the input come first, in order, those that a function gave in the place of one where it stands; then level by
+    level those that stages made, in the order of the rows that they come from, and groups by their ids."""
     definition = await runs.definition_of(database, run.id)
     stages = recorded_stages(definition)
     views = RowViews(stages, definition["vars"], database)

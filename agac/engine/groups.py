@@ -38,12 +38,10 @@ WIDTH = 64
 
 
 class NodeId(NamedTuple):
-    """Names a node within its group, by nothing but what it holds.
-
-    `low` and `high` are the ends of the longest prefix that all its members share: exactly its members have hashes from
-    `low` to `high`. But for members of equal hashes that one call does not hold: then `low` equals `high`, and `after`
-    counts those of this hash that lie in earlier nodes.
-    """
+    """Names a node within its group, by nothing but what it holds. `low` and `high` are the ends of the longest prefix
+    that all its members share: exactly its members have hashes from `low` to `high`. But for members of equal hashes
+    that one call does not hold: then `low` equals `high`, and `after` counts those of this hash that lie in earlier
+    nodes."""
 
     height: int
     low: int
@@ -52,11 +50,9 @@ class NodeId(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """One call of a reduction: over `rows` members at height 1, over the results of `children` above it.
-
-    Children are in order, at least two, each of a lower height (not always the next lower: a node that would have had
-    one child is not made, the child stands in its place).
-    """
+    """One call of a reduction: over `rows` members at height 1, over the results of `children` above it. Children are
+    in order, at least two, each of a lower height (not always the next lower: a node that would have had one child is
+    not made, the child stands in its place)."""
 
     id: NodeId
     rows: int
@@ -66,9 +62,8 @@ class TreeNode(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CallSize:
     """What one call may hold: `max_rows` members or results, `max_tokens` of their text; None: no such limit.
-
-    `result_tokens` is what a node's result is taken to come to. Two results always go into one call: else no tree ends.
-    """
+    `result_tokens` is what a node's result is taken to come to. Two results always go into one call: else no tree
+    ends."""
 
     max_rows: int | None = None
     max_tokens: int | None = None
@@ -156,11 +151,9 @@ class _Piece:
 
 class _Cut:
     """Cuts one height: takes what lies side by side, gives the pieces that fit into a call, as soon as they are known.
-
     Held are the complete subtries to the left of the path to the last one taken, from the highest down, each with the
     depth at which it parts from the one before. All of them fit into one call: else the first is given away, as the
-    prefix that it shares with the rest does not fit. `floor` is the depth of the longest such prefix on the path.
-    """
+    prefix that it shares with the rest does not fit. `floor` is the depth of the longest such prefix on the path."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self._max_rows, self._max_tokens = max_rows, max_tokens

@@ -39,10 +39,8 @@ PROBES = 8
 
 
 class RowMatcher:
-    """Finds rows by id, chunk by chunk.
-
-    `moved_from` is the position from which on this pass places rows by id; before it they stand as stored.
-    """
+    """Finds rows by id, chunk by chunk. `moved_from` is the position from which on this pass places rows by id; before
+    it they stand as stored."""
 
     def __init__(self, places: InvocationRef, policy: OnDuplicateId, place: Callable[[int], str]) -> None:
         """`place` names a row by its ordinal."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from agac.core.redact import Redactor
 from agac.core.text import on_one_line, plain
@@ -32,13 +32,18 @@ from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
 
+if TYPE_CHECKING:
+    from agac.data.remote import RemoteContents
+
+
+UnknownCalls = Literal["ask", "repeat", "skip"]
+"""What becomes of calls of tools of which nobody knows whether they happened: their rows fail until somebody says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`stages` are the names of those that may be asked, None: all. What others lack keeps a row open.
-
-    Without `retry_failed` rows that failed at a stage stay as they are.
-    """
+    """`stages` are the names of those that may be asked, None: all. What others lack keeps a row open. Without
+    `retry_failed` rows that failed at a stage stay as they are."""
 
     stages: frozenset[str] | None = None
     retry_failed: bool = True
@@ -56,13 +61,16 @@ class Scope:
 class Retry(RowChoice):
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
     With `from_stage` that stage and those after it are run again: only answers made at or after `since` are taken.
+    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came.
     """
 
     run: int = 0
+    calls: UnknownCalls = "ask"
 
     def filters(self) -> dict[str, Any]:
         """What was chosen, as an invocation remembers it."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {key: value for key, value in own.items() if (key, value) != ("calls", "ask")}
 
     def same_choice(self, filters: dict[str, Any]) -> bool:
         """Whether an earlier retry chose the same rows and stages."""
@@ -175,7 +183,9 @@ class Work:
     """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
     takes its rows from the store instead, as `batching` may. `place` names a row of the last reading by its ordinal,
     for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
-    more than `first` rows the others wait, and the run stops."""
+    more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
+    program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
+    `calls` is as in Retry."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -192,6 +202,10 @@ class Work:
     watcher: CommitWatcher | None = None
     replies: ShownReplies | None = None
     first: int | None = None
+    web: RemoteContents | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    refresh_tools: bool = False
+    calls: UnknownCalls = "ask"
 
 
 @dataclass(slots=True)
@@ -227,12 +241,10 @@ TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
 
 @dataclass(frozen=True)
 class InvocationContext:
-    """What the parts of one invocation share.
-
-    `views` puts together what stored rows show of themselves. `cutoffs`: from when on results are taken, for the stages
-    that say so, by position. `again_from`: the position of the stage from which on a retry runs everything again;
-    `opened`: how to go on with rows that a retry opened and left. `batched`: rows of the workflow may wait for batches.
-    """
+    """What the parts of one invocation share. `views` puts together what stored rows show of themselves. `cutoffs`:
+    from when on results are taken, for the stages that say so, by position. `again_from`: the position of the stage
+    from which on a retry runs everything again; `opened`: how to go on with rows that a retry opened and left.
+    `batched`: rows of the workflow may wait for batches."""
 
     work: Work
     places: InvocationRef
@@ -276,9 +288,11 @@ class InvocationContext:
     @cached_property
     def workers(self) -> int:
         """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups,
-        each of which takes as many."""
-        batched = any(stage.run_mode == "batch" for stage in self.plan.asking)
-        return max(self.plan.concurrency, 256) if batched else self.plan.concurrency
+        each of which takes as many; one whose tools are at work leaves its place to others."""
+        asking, calls = self.plan.asking, self.plan.concurrency
+        batched = any(stage.run_mode == "batch" for stage in asking)
+        open_rows = any(stage.agent_spec for stage in asking) and (self.plan.rules.max_open_rows or 4 * calls)
+        return max(calls, 256 if batched else 0, open_rows)
 
     async def tasks_of(self, keys: Sequence[int]) -> TasksOfRows:
         """The tasks of these rows."""

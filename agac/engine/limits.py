@@ -61,7 +61,7 @@ class StopSignal:
         self.end(StopReason.FATAL)
 
     def lose_input(self, error: AgacError) -> None:
-        """No further row can be read: those at work are finished, then the error is raised."""
+        """No further row can be read, or asked: what is under way is finished, then the error is raised."""
         self.error = error
         self.end(StopReason.INPUT)
 
@@ -190,13 +190,11 @@ class RowBudgetExceeded(Exception):
 
 @dataclass(slots=True)
 class BudgetBalance:
-    """A budget under its name, what of it is spent, and what is set aside for calls under way.
-
-    `unconfirmed` is the part of `spent` that may not be spent: calls that left no answer may have been billed.
-    `unpriced` calls of them were lost before the cost of any call was known: the first known cost counts for them too.
-    `stage`: the one that it bounds, None for the run's. `batches`: how many of the `reservations` are those of batches,
-    for which nothing waits.
-    """
+    """A budget under its name, what of it is spent, and what is set aside for calls under way. `unconfirmed` is the
+    part of `spent` that may not be spent: calls that left no answer may have been billed. `unpriced` calls of them were
+    lost before the cost of any call was known: the first known cost counts for them too. `stage`: the one that it
+    bounds, None for the run's. `batches`: how many of the `reservations` are those of batches, for which nothing
+    waits."""
 
     name: str
     budget: Budget
@@ -241,10 +239,8 @@ class Reservation(NamedTuple):
 
 
 class BudgetLimiter:
-    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend.
-
-    At a limit `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.
-    """
+    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend. At a limit
+    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it."""
 
     def __init__(self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None) -> None:
         self._stop_signal, self.balances, self._row = stop_signal, tuple(balances), row
@@ -261,12 +257,10 @@ class BudgetLimiter:
         return None if self._row is None else BudgetBalance("row", self._row)
 
     async def reserve(self, stage: str, row: BudgetBalance | None, worst: Amount) -> Reservation:
-        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits.
-
-        A caller that waits here holds no slot of any lane, so that calls that can make room continue. Raises
-        RowBudgetExceeded, BlockedByBatches when only open batches can make room, and RunStopped when the run stops,
-        which it does here when the amount can never fit.
-        """
+        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits. A caller that
+        waits here holds no slot of any lane, so that calls that can make room continue. Raises RowBudgetExceeded,
+        BlockedByBatches when only open batches can make room, and RunStopped when the run stops, which it does here
+        when the amount can never fit."""
         self._stop_signal.check()
         if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
@@ -377,11 +371,9 @@ def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
 
 def balances_of(plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0) -> list[BudgetBalance]:
     """The budgets of a plan's run and of its stages, which count over all invocations of a run, each with what was
-    spent of it before. `lost_calls`: calls of earlier invocations that may have been billed and left nothing.
-
-    Each of them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in
-    every budget that it may belong to.
-    """
+    spent of it before. `lost_calls`: calls of earlier invocations that may have been billed and left nothing. Each of
+    them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in every budget
+    that it may belong to."""
     of_run = (("budget of agac.yml", plan.rules.project), ("budget of the run", plan.rules.workflow))
     balances = [BudgetBalance(name, budget) for name, budget in of_run if budget]
     balances += [BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name) for s in plan.asking if s.budget]

@@ -47,12 +47,10 @@ class Phase(Enum):
 
 class TriedBound:
     """A bound that falls when it was too high and comes back along a cubic curve: fast at first, flat around `top`,
-    where it last went well, then faster and faster, because nothing says any more that this is still the end.
-
-    Who would cut it for refusals that come whatever we do would crawl. They are recognised by their coming now and then
-    while the bound is below what went before: there nothing should be refused. Once that makes us doubt what went
-    before, and it is measured anew; the second time it is noise. `cut_at` is the last call that was sent before a cut.
-    """
+    where it last went well, then faster and faster, because nothing says any more that this is still the end. Who would
+    cut it for refusals that come whatever we do would crawl. They are recognised by their coming now and then while the
+    bound is below what went before: there nothing should be refused. Once that makes us doubt what went before, and it
+    is measured anew; the second time it is noise. `cut_at` is the last call that was sent before a cut."""
 
     def __init__(self, most_noise: float) -> None:
         """`most_noise`: who refuses more than this share of calls has lowered its limit."""
@@ -174,12 +172,10 @@ PACE_NOISE, ROOM_NOISE = 0.2, 0.02
 
 
 class Adaptive:
-    """The two bounds of a lane: `limit`, calls at once, from 1 to `most`; `interval`, seconds between two calls.
-
-    A refusal by rate (429) cuts the pace, a server that cannot cope (503, a time-out) the calls at once; a 429 that
-    does not say when to come again may mean either and cuts both. One cut for all calls that were under way together:
-    those that were sent before it say nothing about it. A bound grows only in the time in which it holds calls back.
-    """
+    """The two bounds of a lane: `limit`, calls at once, from 1 to `most`; `interval`, seconds between two calls. A
+    refusal by rate (429) cuts the pace, a server that cannot cope (503, a time-out) the calls at once; a 429 that does
+    not say when to come again may mean either and cuts both. One cut for all calls that were under way together: those
+    that were sent before it say nothing about it. A bound grows only in the time in which it holds calls back."""
 
     def __init__(self, most: int, now: float) -> None:
         self.limit = min(INITIAL_CALLS, most)
@@ -334,12 +330,9 @@ class HeaderQuota:
         self, number: int, sent_at: float, now: float, tokens: int, rates: RateState, asked: float | None = None
     ) -> float:
         """Takes in the headers of the answer to call `number`, which needed so many tokens. Gives the moment from which
-        on anything is left; one that has passed when something is.
-
-        A header may be as old as its call. So the calls that were sent after it come off what it says is left, and once
-        its reset is over it says nothing any more. A reset may be when all is back: who was `asked` to wait some
-        seconds waits no longer.
-        """
+        on anything is left; one that has passed when something is. A header may be as old as its call. So the calls
+        that were sent after it come off what it says is left, and once its reset is over it says nothing any more. A
+        reset may be when all is back: who was `asked` to wait some seconds waits no longer."""
         opens, latest = 0.0, now + min(asked or math.inf, MAX_RETRY_DELAY_S)
         left, reset = rates.remaining_requests, rates.reset_requests
         if left is not None and reset:
@@ -388,10 +381,8 @@ class WaitReason(Enum):
 
 class Lane:
     """Holds calls back: `most` at once and fewer while the server cannot take them (`Adaptive`), `rpm` and `tpm` spaced
-    out evenly, everyone during a pause that the server asked for. Who came first goes first.
-
-    `clock` is the event loop's: monotonic seconds. `waits` is called with the seconds of each long wait.
-    """
+    out evenly, everyone during a pause that the server asked for. Who came first goes first. `clock` is the event
+    loop's: monotonic seconds. `waits` is called with the seconds of each long wait."""
 
     def __init__(
         self,
@@ -405,7 +396,7 @@ class Lane:
     ) -> None:
         self._adaptive = Adaptive(most, clock())
         self._allowance = HeaderQuota()
-        self._most = most
+        self.most = most
         self._per_request = 60.0 / rpm if rpm else 0.0
         self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
@@ -504,7 +495,7 @@ class Lane:
         if now < self._paused_until:
             return WaitReason.PAUSE, self._paused_until
         if self.in_flight >= self._adaptive.limit:
-            return WaitReason.LIMIT, now + STEP if self._adaptive.limit < self._most else math.inf
+            return WaitReason.LIMIT, now + STEP if self._adaptive.limit < self.most else math.inf
         if self._sent >= self._allowance.ceiling and now < (opens := self._allowance.opens(self._sent + 1)):
             return WaitReason.HEADERS, opens
         turn = max(self._next_call, self._next_token)
@@ -558,10 +549,8 @@ class Lane:
 
 class CallLimit:
     """So many calls at a time, in the order of asking: those of a stage that has its own bound; and calls in flight
-    plus replies not yet durable, of which a kill can cost that many at most.
-
-    (asyncio's Semaphore costs more on the way that never waits.)
-    """
+    plus replies not yet durable, of which a kill can cost that many at most. (asyncio's Semaphore costs more on the way
+    that never waits.)"""
 
     def __init__(self, most: float) -> None:
         self._free = most
@@ -581,7 +570,7 @@ class CallLimit:
                 self.leave()
             raise
 
-    def leave(self, calls: int = 1) -> None:
+    def leave(self, calls: float = 1) -> None:
         """These calls are over, or durable, or were never made: who has waited longest is counted in their place."""
         self._free += calls
         while self._free > 0 and self._waiting:

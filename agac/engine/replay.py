@@ -15,7 +15,7 @@ from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.plan.render import RowView, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
-from agac.spec.graph import descent, levels_of
+from agac.spec.graph import descent, homes, levels_of
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
 from agac.spec.workflow import Stage
 from agac.store import rows as store
@@ -119,8 +119,7 @@ def array(texts: Sequence[str]) -> str:
 @dataclass(slots=True)
 class RowHistory:
     """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and number, and those that
-    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next.
-    """
+    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next."""
 
     run: int
     stages: Sequence[RecordedStage]
@@ -223,10 +222,14 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
 class FinalRows:
     """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
     fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
-    not only where they failed."""
+    not only where they failed; `stage`: the results of this one, in the place of those that are written."""
 
-    def __init__(self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False) -> None:
+    def __init__(
+        self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False, stage: str | None = None
+    ) -> None:
         self._stages = stages = recorded_stages(definition)
+        if stage is not None:
+            definition = {**definition, "results": [stage], "rows": homes(stages)[stage]}
         self._rows_of = {stage.name: stage.rows_of for stage in stages}
         self._vars = definition["vars"]
         self._ends = [stages[position] for position in ends_of(definition)]
@@ -236,7 +239,7 @@ class FinalRows:
         self._made_again = any(not end.is_kept for end in self._ends)
         own = levels_of(stages).by_origin[position].stages
         elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
-        self._joins = len(self._ends) > 1 or self._made_again or elsewhere
+        self._joins = len(self._ends) > 1 or self._made_again or elsewhere or stage is not None
         self._formed, self._inputs = formed and self._last is not None, inputs or formed
 
     async def rows(self, database: Database, run: int, *, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
@@ -318,8 +321,7 @@ class At(NamedTuple):
 class WrittenRows:
     """Goes from rows down to what was made of them, along the stages `path`. In the place of a row for which a function
     gave a list stand the rows of that, where the function leads to the stages `ends` (None: wherever it leads). `met`
-    are the positions of those whose rows are on the way; None: the input's.
-    """
+    are the positions of those whose rows are on the way; None: the input's."""
 
     def __init__(
         self,
@@ -346,7 +348,7 @@ class WrittenRows:
         """All, and those of which nothing was made since they failed, some hundred at a time; `top`: of that row."""
         origin = self._groups.index if self._groups is not None else None
         if top is not None:
-            first = store.export_row(self._db, top, -1 if origin is None else origin)
+            first = store.rows_of_results(self._db, [top], -1 if origin is None else origin)
         elif origin is not None:
             first = store.group_rows(self._db, self._run, origin)
         else:

@@ -36,15 +36,16 @@ _backoff = wait_exponential(multiplier=1, exp_base=2)
 """Of the first wait."""
 
 
-def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts) -> int:
-    """The hard cap on the calls of one task in one invocation: each of its models is asked and re-asked `repair` times,
-    and each of these questions is sent in so many `attempts`, and again after refusals by rate."""
-    return models * (1 + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
+def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1) -> int:
+    """The hard cap on the calls of one task in one invocation: each of its models is asked, in so many `turns`, and
+    re-asked `repair` times, and each of these questions is sent in so many `attempts`, and again after refusals by
+    rate."""
+    return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
-def max_billed_calls(repair: int, models: int) -> int:
+def max_billed_calls(repair: int, models: int, turns: int = 1) -> int:
     """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
-    return models * (1 + repair + 1 + MAX_AMBIGUOUS)
+    return models * (turns + repair + turns * (1 + MAX_AMBIGUOUS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,9 @@ def decide(
     waited: float = 0.0,
 ) -> RetryAfter | FailTask | StopRun:
     """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
-
     `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
     back before the time a server asked for. `has_alternative`: the next model can be asked, or a later command can go
-    on, so that too long a pause does not stop the run. `waited`: seconds that the row waited before.
-    """
+    on, so that too long a pause does not stop the run. `waited`: seconds that the row waited before."""
     match fault.kind:
         case FaultKind.FATAL:
             return StopRun()
@@ -118,10 +117,8 @@ class RowDeadlineExceeded(Exception):
 
 
 class RowDeadline:
-    """The time that one row has for all its calls, and for what it waits between them.
-
-    `seconds` None: as long as it takes. `clock` is the event loop's: monotonic seconds.
-    """
+    """The time that one row has for all its calls, and for what it waits between them. `seconds` None: as long as it
+    takes. `clock` is the event loop's: monotonic seconds."""
 
     __slots__ = ("_clock", "_ends_at", "_seconds")
 

@@ -13,6 +13,7 @@ from typing import Any
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome
+from agac.engine.agent import open_agents
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
 from agac.engine.caller import Caller, fields, open_connections
 from agac.engine.effects import ActiveRow
@@ -22,6 +23,7 @@ from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
+from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
@@ -60,10 +62,8 @@ def assert_accounted(totals: Totals, made: Sequence[MadeCount], counts: Iterable
 
 async def killed_before(database: Database, workflow: str) -> tuple[runs.InvocationRecord, int] | None:
     """The workflow's last invocation if it was killed, and how many calls may have been lost with it, of its own run.
-
     The bound is twice its concurrency (`rate_limiter.CallLimit`), and no more than the calls of rows without an
-    outcome, where all rows are the input's.
-    """
+    outcome, where all rows are the input's."""
     found = await runs.last_invocation(database, workflow)
     if found is None or found[1].ended_at is not None:
         return None
@@ -228,7 +228,8 @@ class Invocation:
     what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
-    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does."""
+    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does. `serving` are facts of
+    prefixes and slots, at first those of the last invocation."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -248,6 +249,7 @@ class Invocation:
     retrieves: bool = False
     accepted: str | None = None
     ledger: Ledger | None = None
+    serving: dict[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -265,11 +267,9 @@ class Invocation:
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
-    """Does what is left of a run. Raises AgacError when the store or a provider's setup cannot be used.
-
-    A crash at any point leaves a database from which the same command goes on: rows are stored before they are worked
-    on, every answer is stored in one transaction with its outcome, and the lease of a dead process is taken over.
-    """
+    """Does what is left of a run. Raises AgacError when the store or a provider's setup cannot be used. A crash at any
+    point leaves a database from which the same command goes on: rows are stored before they are worked on, every answer
+    is stored in one transaction with its outcome, and the lease of a dead process is taken over."""
     plan, now = work.plan, work.clocks.wall
     invocation.retry, invocation.retrieves = work.retry, work.batching.resume_run is not None
     async with lease_held(database, plan.workflow, now) as lease:
@@ -283,6 +283,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         if work.retry is None:
             invocation.retry = await broken_off_retry(database, run)
         begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
+        last_of_workflow = await runs.last_invocation(database, plan.workflow)
+        invocation.serving = last_of_workflow.invocation.body.get("serving", {}) if last_of_workflow else {}
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
@@ -316,7 +318,7 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
     where = work.output_dir, plan.output.include_input, outputs_text(plan)
     invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
     invocation.billed_a_row = sum(
-        stage.replicas * max_billed_calls(stage.repair, len(stage.models)) for stage in plan.asking
+        stage.replicas * max_billed_calls(stage.repair, len(stage.models), stage.most_turns) for stage in plan.asking
     )
     if found is None:
         invocation.run = await write(database, "run_make", *identity, *where, now if work.fresh else None, now)
@@ -377,12 +379,19 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     database, run, _ = context.places
     record = await runs.run_record(database, run)
     newest, since = await newest_result(database), record.fresh_since or 0.0
+    engines = await engine_tokens(work)
     async with (
         open_connections(work, uncommitted, stop_signal, context.settler.note_wait) as connections,
         open_functions(work) as call_function,
-        batches_of(context, caller := Caller(context, connections)) as batches,
+        open_agents(context, caller := Caller(context, connections), since),
+        batches_of(context, caller) as batches,
         asyncio.TaskGroup() as group,
     ):
+        prefixes = {s.name: one for s in work.plan.asking if (one := connections[s.index][0].prefix) is not None}
+        lanes = {id(own[0].lane): own[0].lane for own in connections.values()}
+        for name, one in prefixes.items():
+            if one.mark != invocation.serving.get("prefixes", {}).get(name, one.mark):
+                _log.info("stage %s: its requests begin otherwise than before, so that caches begin anew", name)
         source: AnswerSource = caller
         background = [group.create_task(context.ledger.run())]
         if batches is not None:
@@ -401,6 +410,9 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         await context.ledger.drained()
         for task in background:
             task.cancel()
+    slots = sum(lane.most for lane in lanes.values())
+    counted = [(address, engines[address], now) for address, now in (await engine_tokens(work)).items()]
+    invocation.serving = serving_facts(prefixes, slots, totals, counted) if totals.calls else {}
     made, counts = await made_counts(database, run), await runs.counters(database, run)
     settled = runs.row_counts(counts)["open"] == 0 and not any(one.state == State.PENDING for one in made)
     if work.batching.resume_run is not None:
@@ -431,6 +443,7 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
         "rows_seen": totals.seen,
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
+        **({"serving": invocation.serving} if totals.calls else {}),
     }  # fmt: skip
     if not invocation.ended and stop_signal.stop is not None:
         body |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}

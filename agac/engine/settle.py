@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from math import inf
 from typing import NamedTuple
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
@@ -32,10 +33,8 @@ from agac.store.writer import Ledger
 @dataclass(slots=True)
 class StageTotals:
     """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
-    the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now.
-
-    `cost` is in USD, of the calls whose price is known; `unpriced` and `simulated` count calls.
-    """
+    the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now. `cost` is in
+    USD, of the calls whose price is known; `unpriced` and `simulated` count calls."""
 
     done: int = 0
     reused: int = 0
@@ -66,7 +65,8 @@ class Totals:
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
     rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
     `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer; `waits`: until when,
-    in seconds since 1970, no call goes to a model, by lane.
+    in seconds since 1970, no call goes to a model, by lane. `known_prompt` are tokens of calls of which the provider
+    said what its cache had, `known_cached`; calls took `busy` seconds together, between `first_at` and `last_at`.
     """
 
     stages: defaultdict[str, StageTotals] = field(default_factory=lambda: defaultdict(StageTotals))
@@ -99,6 +99,11 @@ class Totals:
     cost: float = 0.0
     unpriced: int = 0
     simulated: int = 0
+    known_prompt: int = 0
+    known_cached: int = 0
+    busy: float = 0.0
+    first_at: float = inf
+    last_at: float = 0.0
     waiting_for: RowError | None = None
     waits: dict[str, float] = field(default_factory=dict)
     last_error: tuple[RowError, RowId] | None = None
@@ -122,6 +127,12 @@ class Totals:
         self.repairs += call.purpose == "repair"
         self.fallbacks += call.purpose == "fallback" and not call.again
         self.ambiguous += call.ambiguous
+        self.busy += call.duration
+        self.first_at = min(self.first_at, call.started_at)
+        self.last_at = max(self.last_at, call.started_at + call.duration)
+        if call.usage.cached_tokens is not None:
+            self.known_prompt += call.usage.input_tokens or 0
+            self.known_cached += call.usage.cached_tokens
         self.input_tokens += call.usage.input_tokens or 0
         self.output_tokens += call.usage.output_tokens or 0
 
@@ -179,7 +190,8 @@ class Settler:
     def keep_call(self, row: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int) -> None:
         """Stores what one call brought and cost, whatever comes of it, and counts it."""
         batch = self._ledger.batch
-        cost = record_call(batch, row.new, stage, fingerprint, call, replica, keep_all=self._keeps_all)
+        keep_all = self._keeps_all and stage.agent_spec is None  # replies in conversations are kept with these
+        cost = record_call(batch, row.new, stage, fingerprint, call, replica, keep_all=keep_all)
         if call.answered:
             took = (("duration", call.duration), ("ttft", call.ttft), ("time_to_response", call.time_to_response))
             for measure, seconds in took:
@@ -421,9 +433,7 @@ class Settler:
 
 class VoteResult(NamedTuple):
     """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
-
-    `agreement`: how many of them say what it says, of how many, as `2/3`; None where they did not vote.
-    """
+    `agreement`: how many of them say what it says, of how many, as `2/3`; None where they did not vote."""
 
     text: str
     replica: int = 0

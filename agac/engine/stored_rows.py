@@ -218,12 +218,10 @@ def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
 
 
 class ChildFeeds:
-    """Gives out the children of rows that are walked, as soon as those are stored.
-
-    Of a parent only its key is held, and how many of its children were given out: they are read back by their places.
-    Parents take turns, so that one with many children does not hold up those of others. All ends once the input was
-    read to its end and every row that was given out has ended.
-    """
+    """Gives out the children of rows that are walked, as soon as those are stored. Of a parent only its key is held,
+    and how many of its children were given out: they are read back by their places. Parents take turns, so that one
+    with many children does not hold up those of others. All ends once the input was read to its end and every row that
+    was given out has ended."""
 
     def __init__(self, context: InvocationContext) -> None:
         self._context = context

@@ -153,17 +153,14 @@ class AnswerSource(Protocol):
     async def ask(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
     ) -> TaskReply:
-        """The answer, the error with which the task fails, or that it was enrolled in a batch.
-
-        Raises RunStopped when the run stops before any of these."""
+        """The answer, the error with which the task fails, or that it was enrolled in a batch. Raises RunStopped when
+        the run stops before any of these."""
 
 
 class Tasks:
-    """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller.
-
-    Earlier results are taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the
-    last one that this invocation found in the store. Its `look_ups` must be running.
-    """
+    """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller. Earlier
+    results are taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the last one
+    that this invocation found in the store. Its `look_ups` must be running."""
 
     def __init__(
         self, context: InvocationContext, source: AnswerSource, call: FunctionCall, *, newest_before: int, since: float
@@ -210,7 +207,9 @@ class Tasks:
         prior = active.prior.get(stage.index)
         if prior is None or prior.error is None or prior.fingerprint != fingerprint or active.forced:
             return None
-        if active.resumed and not any(one[0] == stage.index for one in active.ready):
+        if any(one[0] == stage.index for one in active.ready):  # a batch brought what was asked since
+            return None
+        if active.resumed:
             return prior.error
         if is_left(prior):
             self._totals.left_failed += 1
@@ -303,9 +302,7 @@ class Tasks:
             had = stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
             if not ((active.resumed or active.ready) and had):  # else it grew old while the row waited for a batch
                 since = max(since, self._wall() - stage.max_age)
-        if active.again_from is not None and stage.index >= active.again_from:
-            since = max(since, active.since)
-        return since
+        return active.takes_since(stage.index, since)
 
     def _is_of_its_row(self, error: RowError) -> bool:
         """The row took too long, or spent too much, before it came here: another one may have its turn."""
@@ -314,10 +311,8 @@ class Tasks:
     async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
         """The answer of a task with replicas; the error of the first of them that failed; parked where one may not be
         asked. All are asked at the same time, as far as lanes and budgets let them, and each is settled by itself: what
-        one has is never asked again, whatever becomes of the others.
-
-        Raises RunStopped when the run stops before all of them have ended.
-        """
+        one has is never asked again, whatever becomes of the others. Raises RunStopped when the run stops before all of
+        them have ended."""
         assert isinstance(stage, PlannedStage)
         if (left := self._left(active, stage, task.fingerprint)) is not None:
             return left

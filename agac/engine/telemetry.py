@@ -16,9 +16,9 @@ from agac.plan.stage import model_of, recorded_stages
 from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
-from agac.store.records import AGREEMENT, HOW
+from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN
 from agac.store.rows import State
-from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration
+from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration, run_serving
 
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
@@ -37,10 +37,8 @@ _MOST_PIECES = 4096
 
 
 async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
-    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made.
-
-    A row that left the input, or is no longer made, has none, and none has a row whose results were all there already.
-    """
+    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made. A row that left the input,
+    or is no longer made, has none, and none has a row whose results were all there already."""
     definition = await definition_of(database, run)
     writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
     votes = any(stage.get("vote") for stage in definition["stages"])
@@ -176,10 +174,8 @@ def bucket_of(seconds: float) -> int:
 
 
 def quantile(histogram: Histogram, share: float) -> float | None:
-    """The value in seconds below which `share` of all lie (0.5: the median), None of an empty histogram.
-
-    Of n values in order it is the one at position floor(share * (n - 1)), counted from 0.
-    """
+    """The value in seconds below which `share` of all lie (0.5: the median), None of an empty histogram. Of n values in
+    order it is the one at position floor(share * (n - 1)), counted from 0."""
     left = math.floor(share * (sum(histogram.values()) - 1))
     for bucket in sorted(histogram):
         left -= histogram[bucket]
@@ -239,6 +235,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "stages": stages,
         "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None),
+        "serving": serving_of(await run_serving(database, run.id)),
         "errors": [
             {
                 "type": example.error_type,
@@ -270,6 +267,26 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
         "json_repaired": ways["json_repair"], "by_fallback": ways["fallback"],
         **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
         "timing_ms": _timing_ms(times, stage["name"]), **({"agreement": _agreement(own)} if stage.get("vote") else {}),
+        **({"agent": _conversations(own)} if "agent" in stage else {}),
+    }  # fmt: skip
+
+
+def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
+    """The conversations of a stage: their turns, those of child agents too, and their calls of tools by what served
+    them. `dedup`: how many calls one execution served; null without one."""
+    counts = list(counts)
+    turns, served = [c for c in counts if c.outcome == TURN], Counter[str]()
+    for count in counts:
+        served[count.error_type] += count.tasks if count.outcome == TOOL else 0
+    ran = served[""] + served["error"]
+    return {
+        "conversations": sum(c.tasks for c in turns if c.error_type == FIRST and not c.model),
+        "turns": sum(c.tasks for c in turns),
+        "tool_calls": {
+            "requested": served.total(), "executed": ran,
+            **{key: served[key] for key in ("coalesced", "cached", "stub", "replayed", "error", "refused", "unknown")},
+        },
+        "dedup": round((ran + served["coalesced"] + served["cached"]) / ran, 2) if ran else None,
     }  # fmt: skip
 
 
@@ -297,6 +314,33 @@ def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
     return found
 
 
+def serving_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How well prefix caches and slots were used in calls of a run, of the facts of its invocations. null: unknown, as
+    where no provider says what its cache had. Without the first calls: those that went alone to warm a cache."""
+    known, first, seconds = (_added(one[key] for one in found) for key in ("known", "first", "seconds"))
+    names = dict.fromkeys(name for one in found for name in one["engines"])
+    engines = {name: _added(one["engines"].get(name, (0, 0)) for one in found) for name in names}
+    return {
+        "prefix_hit": _part(*known), "prefix_hit_without_first": _part(known[0] - first[0], known[1] - first[1]),
+        "prefill_tokens": known[0] - known[1] if known[0] else None,
+        "first_calls": sum(one["first_calls"] for one in found), "slots": found[-1]["slots"] if found else None,
+        "slot_utilisation": _part(*seconds),
+        "engines": [
+            {"address": address, "prompt_tokens": int(seen), "cached_tokens": int(had), "prefix_hit": _part(seen, had)}
+            for address, (seen, had) in engines.items()
+        ],
+    }  # fmt: skip
+
+
+def _added(pairs: Iterable[Sequence[float]]) -> tuple[float, float]:
+    firsts, seconds = zip((0, 0), *pairs, strict=True)
+    return sum(firsts), sum(seconds)
+
+
+def _part(whole: float, some: float) -> float | None:
+    return round(some / whole, 4) if whole else None
+
+
 def cost_of(known: float, unpriced: int) -> float | None:
     """USD of calls: what is `known`; None where nothing is, since calls were made whose price is not."""
     return round(known, 6) if known or not unpriced else None
@@ -305,12 +349,13 @@ def cost_of(known: float, unpriced: int) -> float | None:
 def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
     """Calls, tokens and USD among some roll-ups of a run."""
     calls = [c for c in counts if c.outcome == "call"]
-    simulated, kinds = sum(c.simulated for c in calls), ("input", "cached", "output", "reasoning")
+    simulated, kinds = sum(c.simulated for c in calls), ("input", "cached", "output", "reasoning", "cache_write")
     return {
         "count": sum(c.tasks for c in calls),
         "failed": sum(c.tasks for c in calls if c.error_type),
         "simulated": simulated,
         **{f"{kind}_tokens": sum(getattr(c, f"{kind}_tokens") for c in calls) for kind in kinds},
+        "server_tools": sum(c.server_tools for c in calls),
         "cost_usd": cost_of(dollars_in_all(c.cost for c in calls), sum(c.unpriced for c in calls)),
         "cost_is_simulated": simulated > 0,
         "calls_without_price": sum(c.unpriced for c in calls),

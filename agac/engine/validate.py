@@ -25,11 +25,9 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def mended_json(text: str) -> str | None:
-    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it.
-
-    None when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it:
-    nothing is made out of prose, and nothing is filled in. Needs the package json-repair.
-    """
+    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it. None
+    when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it: nothing is
+    made out of prose, and nothing is filled in. Needs the package json-repair."""
     bare = text.strip()
     if not bare.startswith(("{", "[")):
         blocks: list[str] = _BLOCK.findall(bare) or [_OPEN_FENCE.sub("", bare)]
@@ -130,12 +128,10 @@ class Checker:
         return ValidReply(encoded, value)
 
     def _only(self, texts: tuple[str, ...], *, enforced: bool) -> ValidReply | RowError:
-        """The one message that is the answer: of several the one that is valid. The same one twice is one.
-
-        Mended ones count only where none is valid as it stands: mending makes an answer even of a message that was cut.
-        Without a schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
-        (`output_text`), but where the model began anew that is half an answer before the whole one.
-        """
+        """The one message that is the answer: of several the one that is valid. The same one twice is one. Mended ones
+        count only where none is valid as it stands: mending makes an answer even of a message that was cut. Without a
+        schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
+        (`output_text`), but where the model began anew that is half an answer before the whole one."""
         checked = [self._one(text, enforced=enforced) for text in texts]
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
@@ -190,6 +186,10 @@ def _unusable(reply: Reply) -> RowError | None:
             return RowError(ErrorType.FILTERED, "the provider's content filter stopped the reply")
         case Finish.STOP if reply.refusal:
             return RowError(ErrorType.REFUSED, f"the model refused: {reply.refusal}")
+        case Finish.TOOLS:
+            return RowError(ErrorType.PROVIDER_ERROR, "the model asked for tools, and this call gave it none")
+        case Finish.PAUSED:
+            return RowError(ErrorType.PROVIDER_ERROR, "the provider paused the answer, as its own tools ran for long")
         case Finish.OTHER:
             return RowError(ErrorType.PROVIDER_ERROR, "the model stopped for a reason that agac does not know")
         case _:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -13,19 +13,18 @@ from agac.core.errors import Problem, Where, lack_of
 from agac.core.types import Params, Schema
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
+from agac.providers.backend import at_backend, served_model
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.prices import lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
-from agac.providers.table import DIALECTS, of_budget, of_tier, unsendable
+from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
+from agac.spec.paths import Refused
 from agac.spec.stages import said
 from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
-_NO_MODEL = (
-    "stage {name!r} has no model; give it one (or --model), or set defaults.model in the workflow or in agac.yml"
-)
 
 
 def resolve_models(
@@ -35,57 +34,117 @@ def resolve_models(
     *,
     broken: bool = False,
     lost: Collection[str] = (),
+    addressed: Mapping[str, Where] | None = None,
 ) -> tuple[dict[str, tuple[PlannedModel, ...]], list[Problem]]:
     """Each stage's models, with their parameters, by the stage's name. `aliases` are the project's short names.
-
     `broken`: some key could not be read, so that a missing model may be that key's fault and is not reported. `lost`:
-    providers of agac.yml that could not be made, which is reported there.
-    """
+    providers of agac.yml that could not be made, which is reported there. `addressed`: where agac.yml says the address
+    of a provider. A stage with a `backend` and no model is the one case in which a server is asked something."""
+    found = _Resolving(providers, aliases or {}, lost, addressed or {})
     resolved: dict[str, tuple[PlannedModel, ...]] = {}
-    problems: list[Problem] = []
-
-    def parsed(text: str, where: Where) -> ModelRef | None:
-        if any(text.strip().startswith((f"{name}/", f"{name}.")) for name in lost):
-            return None
-        ref, messages = parse_model(text, providers, aliases)
-        problems.extend(Problem(where, message) for message in messages)
-        return ref
-
-    def with_provider(stage: WrittenStage, ref: ModelRef, params: Params, where: Where) -> PlannedModel:
-        provider = providers[ref.provider]
-        problems.extend(_cannot(ref, params, provider, where))
-        if ref.schema_mode is not None:  # how the provider is held to schemas
-            provider = replace(provider, structured=ref.schema_mode)
-        return PlannedModel.of(provider, ref, params, stage.timeout)
-
-    for stage in workflow.asking:
-        if stage.model is None:
+    for stage in workflow.calling:
+        if stage.model is None and stage.backend is None:
             if not broken:
-                problems.append(Problem(stage.at(""), _NO_MODEL.format(name=stage.name)))
+                message = f"stage {stage.name!r} has no model; give it one (or --model), or set defaults.model"
+                found.problems.append(Problem(stage.at(""), f"{message} in the workflow or in agac.yml"))
             continue
-        where = stage.at("model")
-        first = parsed(stage.model, where)
-        if first is None:
+        if (models := found.models_of(stage)) is None:
             continue
-        model = with_provider(stage, first, _params(stage, first, problems), where)
+        resolved[stage.name] = models
+        found.problems += _of_agent(stage, models)
+        seeds = [one.params.seed for one in models if one.params.seed is not None]
+        if stage.replicas > 1 and seeds:  # replicas differ by their seeds
+            message = f"replicas gives each call its own seed, from 1 to {stage.replicas}, and the model is given seed="
+            message = f"{message}{seeds[0]} too; remove the seed, or replicas"
+            found.problems.append(Problem(stage.at("replicas"), message))
+    return resolved, found.problems
+
+
+def _of_agent(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator[Problem]:
+    """What an agent asks of providers that have it not."""
+    key, add = stage.card.keys.api_key if stage.card else None, "into agac.yml, for all that is asked of it"
+    for one in models:
+        if stage.agent_spec is not None and not one.provider.tools:
+            name = one.provider.name
+            message = f"{name} offers its models no tools, and the stage {stage.name!r} has some; choose another model"
+            yield Problem(stage.at("model"), f"{message}, or write `providers: {{{name}: {{tools: true}}}}` {add}")
+    first = models[0].provider
+    if stage.card and key is not None and key != f"${{{first.key_variable}}}":
+        remedy = f"write `providers: {{{first.name}: {{api_key: {key}}}}}` {add}"
+        yield stage.card.document.problem(("api_key",), f"is not the variable of the key of {first.name}; {remedy}")
+
+
+@dataclass
+class _Resolving:
+    """Strings of models become models; what is wrong with them joins `problems`."""
+
+    providers: Mapping[str, Provider]
+    aliases: Mapping[str, str]
+    lost: Collection[str]
+    addressed: Mapping[str, Where]
+    problems: list[Problem] = field(default_factory=list)
+
+    def models_of(self, stage: WrittenStage) -> tuple[PlannedModel, ...] | None:
+        """The stage's model and its fallbacks; None where the first is none."""
+        known, where, text, row = self.providers, stage.at("model"), stage.model or "", None
+        if stage.backend is not None:
+            try:
+                text, row = self._at_backend(stage, stage.backend)
+            except Refused as refused:
+                self.problems.append(Problem(stage.at("backend"), str(refused)))
+                return None
+            known = {**known, row.name: row} if row else known
+        if (first := self._parsed(text, where, known)) is None:
+            return None
+        model = self._planned(stage, first, _params(stage, first, self.problems), where, known)
+        model = replace(model, backend=stage.backend if row else None)
         # a fallback is called with the stage's parameters, and its own string's over them: those of the first model's
         # string hold for that model alone
         common = {key: value for level in _STRONGEST_LAST for key, value in stage.params.get(level, {}).items()}
         where = stage.at("fallback")
         fallbacks = tuple(
-            with_provider(stage, ref, _known_params({**common, **ref.params}), where)
+            self._planned(stage, ref, _known_params({**common, **ref.params}), where, self.providers)
             for text in stage.fallback
-            if (ref := parsed(text, where)) is not None
+            if (ref := self._parsed(text, where, self.providers)) is not None
         )
-        resolved[stage.name] = (model, *fallbacks)
-        seeds = [one.params.seed for one in resolved[stage.name] if one.params.seed is not None]
-        if stage.replicas > 1 and seeds:  # replicas differ by their seeds
-            message = (
-                f"replicas gives each call its own seed, from 1 to {stage.replicas}, and the model is given "
-                f"seed={seeds[0]} too; remove the seed, or replicas"
-            )
-            problems.append(Problem(stage.at("replicas"), message))
-    return resolved, problems
+        return (model, *fallbacks)
+
+    def _parsed(self, text: str, where: Where, known: Mapping[str, Provider]) -> ModelRef | None:
+        if any(text.strip().startswith((f"{name}/", f"{name}.")) for name in self.lost):
+            return None
+        ref, messages = parse_model(text, known, self.aliases)
+        self.problems.extend(Problem(where, message) for message in messages)
+        return ref
+
+    def _planned(
+        self, stage: WrittenStage, ref: ModelRef, params: Params, where: Where, known: Mapping[str, Provider]
+    ) -> PlannedModel:
+        provider = known[ref.provider]
+        self.problems.extend(_cannot(ref, params, provider, where))
+        if ref.schema_mode is not None:  # how the provider is held to schemas
+            provider = replace(provider, structured=ref.schema_mode)
+        model = PlannedModel.of(provider, ref, params, stage.timeout)
+        return replace(model, idle_timeout=ref.idle_timeout or stage.idle_timeout)
+
+    def _at_backend(self, stage: WrittenStage, backend: str) -> tuple[str, Provider | None]:
+        """The stage's model as a string, and the provider at the backend unless a stronger level chose another one. A
+        name of a provider in the model's string counts where it is said at a stronger level than the backend; at the
+        same level it is a part of the model's name, as in `openai/gpt-oss-20b`; what is weaker was meant for another
+        place. Raises Refused, also where agac.yml has another address for the provider."""
+        row = at_backend(backend, self.providers)
+        place, text = self.addressed.get(row.name), (stage.model or "").strip()
+        if place is not None and row.base_url != self.providers[row.name].base_url:
+            raise Refused(f"'{backend}' is another address than that of provider '{row.name}' at {place}; remove one")
+        name, order = text.partition("?")[0].partition("/")[0], [*_STRONGEST_LAST, "override"].index
+        elsewhere = name in self.providers or parse_model(text, self.providers, self.aliases)[0] is not None
+        stronger = order(stage.levels["model"]) - order(stage.levels["backend"]) if text and elsewhere else 0
+        if not text or (stronger < 0 and name != row.name):
+            return f"{row.name}/{served_model(row)}", row
+        if name == row.name or stronger > 0:
+            return text, row if name == row.name else None
+        if elsewhere and name in self.providers and name not in SHIPPED:
+            raise Refused(f"'{backend}', and {stage.at('model')} names provider '{name}' of agac.yml; remove one")
+        return f"{row.name}/{text}", row
 
 
 def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where) -> list[Problem]:
@@ -102,10 +161,7 @@ def _cannot(ref: ModelRef, params: Params, provider: Provider, where: Where) -> 
             f"or add to agac.yml: `providers: {{{provider.name}: {{prices: {{{ref.model}: {{input: 1.00, output: 2.00, "
             f"{tier}: 0.5}}}}}}}}`"
         )
-    return [
-        *(Problem(where, message) for message in messages),
-        *(Problem(where, message, "warning") for message in ref.warnings),
-    ]
+    return [Problem(where, text) for text in messages] + [Problem(where, text, "warning") for text in ref.warnings]
 
 
 def _params(stage: WrittenStage, ref: ModelRef, problems: list[Problem]) -> Params:
@@ -116,14 +172,10 @@ def _params(stage: WrittenStage, ref: ModelRef, problems: list[Problem]) -> Para
         own = stage.params.get(level, {})
         merged |= own
         if of_model == level:
-            problems += [
-                Problem(
-                    replace(stage.at("model"), path=f"{stage.path}.{key}"),
-                    f"{key} is given twice: {own[key]} as a key and {ref.params[key]} in the model; keep one",
-                )
-                for key in sorted(own.keys() & ref.params.keys())
-                if own[key] != ref.params[key] and level != "card"  # in a card the model string wins by its format
-            ]
+            for key in sorted(own.keys() & ref.params.keys()):
+                if own[key] != ref.params[key] and level != "card":  # in a card the model string wins by its format
+                    message = f"{key} is given twice: {own[key]} as a key and {ref.params[key]} in the model; keep one"
+                    problems.append(Problem(replace(stage.at("model"), path=f"{stage.path}.{key}"), message))
             merged |= ref.params
     if of_model == "override":
         merged |= ref.params
@@ -135,20 +187,16 @@ def _known_params(given: Mapping[str, Any]) -> Params:
 
 
 def _models_of(stage: WrittenStage, models: Models) -> Iterator[tuple[Where, PlannedModel]]:
-    """The models of a stage, each with its place."""
     for position, one in enumerate(models[stage.name]):
         yield stage.at("fallback" if position else "model"), one
 
 
 def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
     """Environment variables that the providers in use need and nobody set: only a run needs them."""
+    needs = "provider {!r} needs the variable {}; export it, or write {}=… into the project's .env file"
     problems = [
-        Problem(
-            where,
-            f"provider {one.provider.name!r} needs the variable {variable}; "
-            f"export it, or write {variable}=… into the project's .env file",
-        )
-        for stage in workflow.asking
+        Problem(where, needs.format(one.provider.name, variable, variable))
+        for stage in workflow.calling
         for where, one in _models_of(stage, models)
         for variable in one.provider.missing_variables
     ]
@@ -157,13 +205,10 @@ def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
 
 def missing_extras(workflow: Workflow) -> list[Problem]:
     """Keys that need a library which is not installed, or only in a version that is too old."""
-    found: list[Problem] = []
-    stages = [stage for stage in workflow.asking if stage.json_repair]
-    if stages and (lack := lack_of("json_repair", "json-repair")):
-        found = [Problem(stage.at("json_repair"), lack) for stage in stages]
-    if "parquet" in workflow.output.formats and (lack := lack_of("parquet", "duckdb")):
-        found.append(Problem(workflow.output.where, lack))
-    return found
+    wants = [(stage.at("json_repair"), "json_repair", "json-repair") for stage in workflow.asking if stage.json_repair]
+    if "parquet" in workflow.output.formats:
+        wants.append((workflow.output.where, "parquet", "duckdb"))
+    return [Problem(where, lack) for where, what, library in wants if (lack := lack_of(what, library))]
 
 
 def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Schema | None]) -> list[Problem]:
@@ -181,13 +226,9 @@ def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Sch
 
 _UNHELD = "{name} is not held to this schema: {why}; answers are checked all the same, and more of them may fail"
 
-_EXTRAS = {"anthropic": "anthropic"}
-"""The libraries that a batch API needs beyond agac's own; the extras have their names."""
-
 
 def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
-    """Batch stages whose providers cannot do what they are to do, and keys that have no effect on batches. Fallbacks
-    without batches are called for each row."""
+    """Batch stages whose providers cannot do what they are to do, and keys that have no effect on batches."""
     problems: list[Problem] = []
     without: dict[tuple[Where, str, str], list[str]] = {}
     stages = [stage for stage in workflow.asking if stage.run_mode == "batch" and stage.name in models]
@@ -198,15 +239,16 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
             without.setdefault(lacking, []).append(repr(stage.name))
             continue
         problems += _beyond(stage, model, model.provider.batch)
+        for server in stage.tooling.servers:
+            if server.state:
+                message = f"batches end a session with each turn, and server {server.name!r} keeps a state in it"
+                problems.append(Problem(stage.at("run_mode"), f"{message}; write `run_mode: sync` for the stage"))
         rules = stage.batch
         calls = rules.retry == "sync" or (rules.deadline is not None and rules.on_deadline == "sync")
         if not calls and stage.levels.get("run_mode") != "override":
+            without_effect = "{} has no effect in batch mode, where no connection stays open; leave it out"
             problems += [
-                Problem(
-                    stage.at("model"),
-                    f"{key} has no effect in batch mode, where no connection stays open; leave it out",
-                    "warning",
-                )
+                Problem(stage.at("model"), without_effect.format(key), "warning")
                 for key in ("transport", "idle_timeout")
                 if getattr(model, key) is not None
             ]
@@ -222,12 +264,11 @@ def check_batches(workflow: Workflow, models: Models) -> list[Problem]:
 
 
 def _beyond(stage: WrittenStage, model: PlannedModel, traits: BatchTraits) -> Iterator[Problem]:
-    """More than the provider takes."""
     rules, name = stage.batch, model.provider.name
-    for key, what in (("max_requests", "requests"), ("max_bytes", "bytes")):
+    for key in ("max_requests", "max_bytes"):
         own, most = getattr(rules, key), getattr(traits, key)
         if own is not None and own > most:
-            yield said(stage, key, f"{name} takes at most {most:,} {what} in a batch")
+            yield said(stage, key, f"{name} takes at most {most:,} {key[4:]} in a batch")
     window = rules.completion_window
     if window is not None and window not in traits.windows:
         known = ", ".join(traits.windows)
@@ -249,15 +290,14 @@ def _unfit(where: Where, model: PlannedModel) -> Iterator[Problem]:
     for name, remedy in traits.unsupported.items():
         if getattr(model.params, name) is not None:
             yield Problem(where, f"{name} cannot be asked for in batches of {model.provider.name}: {remedy}")
-    library = _EXTRAS.get(traits.api)
-    if library is not None and (lack := lack_of(f"batch mode of {model.provider.name}", library)):
+    if traits.api == "anthropic" and (lack := lack_of(f"batch mode of {model.provider.name}", "anthropic")):
         yield Problem(where, lack)
 
 
 def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
     """Models whose calls cannot be bounded by the budgets that hold for them. Prices are looked up for dollars only."""
     problems, rules = [], workflow.rules
-    for stage in workflow.asking:
+    for stage in workflow.calling:
         budgets = [one for one in (rules.project, rules.workflow, rules.row, stage.budget) if one is not None]
         if stage.name not in models or not budgets:
             continue
@@ -270,6 +310,12 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
                     "bound; add `max_tokens: 1000` or, to the model, `?max_tokens=1000` (what a reply may need)"
                 )
                 problems.append(Problem(stage.at(""), message))
+            if bounded and one.server_tools:
+                message = (
+                    f"what {' and '.join(one.server_tools)} of {one.ref} finds and costs is not known before a call: a "
+                    "budget in usd or tokens counts it afterwards, and is exceeded by that of calls under way at most"
+                )
+                problems.append(Problem(where, message, "warning"))
             if dollars and price_of(one.provider, one.model, one.params.service_tier) is None:
                 price = f"{{{one.model}: {{input: 1.00, output: 2.00}}}}"
                 message = (

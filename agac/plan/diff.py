@@ -65,11 +65,12 @@ _OF_ASKING = (
 
 _REASONS = {
     "otherwise": "when", "operation": "what it does", "system": "instructions", "vote": "replicas", "params": "model",
+    "agent": "tools",
 }  # fmt: skip
 """What is reported as changed where it is not the part's own name."""
 
-_NO_REASONS = {"name", "needs", "alias"}
-"""Parts that decide no answer by themselves."""
+_NO_REASONS = {"name", "needs", "alias", "children"}
+"""Parts that decide no answer by themselves: an agent that another calls is among its tools."""
 
 
 def workflow_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -90,20 +91,28 @@ def workflow_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 
 def _changed_parts(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of the stage `name` that differ."""
-
     def shown(value: Any) -> str:
         return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
 
     if old.get("model") != new.get("model"):
         yield f"model of {name}: {old.get('model', 'none')} → {new.get('model', 'none')}"
     for key in _differing(old, new):
-        if key not in ("model", "params"):
+        if key == "agent":
+            yield from _tool_changes(name, old.get(key) or {}, new.get(key) or {})
+        elif key not in ("model", "params", "children"):
             yield f"{_NAMES.get(key, key)} of {name}"
         elif key == "params" and key in old and key in new:  # else one of them calls no model
             a, b = old[key], new[key]
             changes = [f"{param} {shown(a.get(param))} → {shown(b.get(param))}" for param in _differing(a, b)]
             yield f"parameters of {name}: {', '.join(changes)}"
+
+
+def _tool_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    before, after = ({tool["name"]: tool for tool in body.get("tools", ())} for body in (old, new))
+    for tool in _differing(before, after):
+        yield f"tool {tool} of {name} is {'new' if tool not in before else 'gone' if tool not in after else 'changed'}"
+    if others := [key for key in _differing(old, new) if key != "tools"] if old and new else []:
+        yield f"tools of {name}: {', '.join(others)}"
 
 
 def stage_changes(
@@ -118,6 +127,8 @@ def stage_changes(
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
         changed.discard("system")
+    if "agent" in changed and _differing(before.get("agent") or {}, after.get("agent") or {}) == ["reads"]:
+        changed ^= {"agent", "reads"}  # files that tools read, and not the tools
     parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
     found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed))
     if asks and (by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))):
@@ -129,11 +140,8 @@ def value_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str], what: str = "{}"
 ) -> list[dict[str, Any]]:
     """Of these names those whose values differ, with both values; `what` is how a name is shown."""
-    return [
-        {"what": what.format(name), "before": before.get(name), "now": now.get(name)}
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
+    both = [(name, before.get(name), now.get(name)) for name in names]
+    return [{"what": what.format(name), "before": a, "now": b} for name, a, b in both if a != b]
 
 
 def text_diff(before: str, now: str) -> list[str]:

@@ -23,8 +23,7 @@ _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of rows: `shapes` are those that are known, in their order; `open`: rows may have any other. `made`
-    are those that agac gave to rows that it made of items."""
+    """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made` by agac, of items."""
 
     shapes: Mapping[str, FieldShape]
     open: bool = False

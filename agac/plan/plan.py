@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import count
 from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,6 +15,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
 from agac.core.types import JSONValue, Schema
+from agac.plan.agent_specs import with_tools
 from agac.plan.stage import (
     CHOOSING_ROWS,
     AnyStage,
@@ -21,12 +23,14 @@ from agac.plan.stage import (
     PlannedModel,
     PlannedStage,
     RecordedStage,
+    agent_body,
     definition,
     ends_of,
     recorded_stages,
     stored_fields,
     tupled,
 )
+from agac.providers.backend import at_backend
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.guards import Guard, compile_guard
@@ -42,10 +46,8 @@ DEFAULT_CONCURRENCY = 32
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of the input take part; None: all. `offset` counts records from 0.
-
-    First `offset` rows are skipped, then `sample` of the others are drawn with `seed`, then the first `limit` taken.
-    """
+    """Which rows of the input take part; None: all. `offset` counts records from 0. First `offset` rows are skipped,
+    then `sample` of the others are drawn with `seed`, then the first `limit` taken."""
 
     limit: int | None = None
     offset: int = 0
@@ -75,8 +77,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do. `body` is the resolved definition, `hash` its part in the run's identity; `remote`, what
-    was fetched for it, has none."""
+    """What a run will do. `body` is the resolved definition, `hash` its part in the run's identity."""
 
     workflow: str
     input: InputSpec
@@ -106,12 +107,8 @@ Models = Mapping[str, tuple[PlannedModel, ...]]
 
 
 def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selection, concurrency: int | None) -> Plan:
-    """The plan of a workflow that was checked. Imports Python schemas of the project, so only a run may call it.
-    `concurrency` is the command line's wish."""
-    stages = tuple(
-        _stage(stage, models[stage.name], root) if stage.operation is None else local_stage(stage)
-        for stage in workflow.stages
-    )
+    """The plan of a workflow that was checked. Imports Python of the project. `concurrency` is the command line's."""
+    stages = numbered(_stage(one, models, root) if one.asks else local_stage(one) for one in workflow.stages)
     if not concurrency:  # rows that walk at a time: enough to fill the widest stage
         asking = (stage for stage in stages if isinstance(stage, PlannedStage))
         wanted = (s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking)
@@ -141,7 +138,9 @@ def planned_stage(
         extra_check=resolved.validate_extra if resolved else None,
         model=resolved.model if resolved else None,
         python_schema=python_schema,
-        prints=Fingerprinter(first.provider.name, first.model, first.params, schema, stage.output_field, stage.reply),
+        prints=Fingerprinter(
+            first.provider.name, first.model, first.params, schema, stage.output_field, stage.reply, agent_body(stage)
+        ),
     )
 
 
@@ -150,7 +149,22 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
     return {one.name: getattr(stage, one.name) for one in fields(Stage)}
 
 
-def _stage(stage: WrittenStage, models: Sequence[PlannedModel], root: Path) -> PlannedStage:
+def numbered(stages: Iterable[AnyStage]) -> tuple[AnyStage, ...]:
+    """The stages, with agents that others call counted on after them."""
+    own = tuple(stages)
+    numbers = count(len(own))
+
+    def with_numbers(stage: PlannedStage) -> PlannedStage:
+        children = tuple(with_numbers(replace(child, index=next(numbers))) for child in stage.children)
+        return replace(stage, children=children) if children else stage
+
+    return tuple(with_numbers(stage) if isinstance(stage, PlannedStage) else stage for stage in own)
+
+
+def _stage(stage: WrittenStage, models: Models, root: Path) -> PlannedStage:
+    children = tuple(_stage(child, models, root) for child in stage.children)
+    agent_spec, tooling = with_tools(stage, children, root)
+    stage = replace(stage, agent_spec=agent_spec, tooling=tooling)
     resolved, written = None, stage.output_schema
     if written is not None:
         try:
@@ -160,7 +174,8 @@ def _stage(stage: WrittenStage, models: Sequence[PlannedModel], root: Path) -> P
             raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
     if stage.vote is not None and resolved and (fault := lacks_field(resolved.schema.body, stage.vote)):
         raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
-    return planned_stage(stage, models, resolved, written if isinstance(written, PythonSchema) else None)
+    python_schema = written if isinstance(written, PythonSchema) else None
+    return replace(planned_stage(stage, models[stage.name], resolved, python_schema), children=children)
 
 
 # How a run is resumed without the project's files: batches come back after days.
@@ -176,22 +191,17 @@ _NO_BOUND = "none"
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", *CHOOSING_ROWS)
 """Fields of the input and the output that are in the definition."""
 
-_KEPT_WHERE_SET = ("delimiter", "encoding", "bom", "places")
+_KEPT_WHERE_SET = ("delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail")
 """Keys that came later: what is stored where they are not set is what it was."""
 
 _NOT_KEPT = ("where", "warnings", "allow_empty", "sql_at", "scratch")
-"""Places are those of the files of another day; warnings were shown when a model's string was read; a run that goes on
-from the store does not read the input."""
+"""Places are of the files of another day; warnings were shown; a run that goes on does not read the input."""
 
 
 def run_settings(plan: Plan, root: Path) -> dict[str, Any]:
     """What is kept with a run beside its definition: JSON, without secrets. Paths are relative to `root`."""
     beside = {
-        name: {
-            key: value
-            for key, value in _plain(shown, root).items()
-            if key not in _DEFINED and (value not in (None, False) or key not in _KEPT_WHERE_SET)
-        }
+        name: {key: value for key, value in _plain(shown, root).items() if key not in _DEFINED}
         for name, shown in (("input", plan.input), ("output", plan.output))
     }
     return {
@@ -222,13 +232,15 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
                 "dialect": one.provider.dialect,
                 "model": one.model,
                 "params": _plain(params_body(one.params), root),
+                **({"backend": one.backend} if one.backend else {}),
                 **{key: _plain(getattr(one, key), root) for key in ("transport", "idle_timeout", "timeout")},
                 # in the order in which runs have it
                 "ref": {key: ref[key] for key in sorted(ref, key=("params", "idle_timeout").__contains__)} or None,
             }
         )
     schema = snapshot(stage.schema.body) if stage.schema else None
-    return own | {"models": models, "schema": schema, "python_schema": _plain(stage.python_schema, root)}
+    own |= {"models": models, "schema": schema, "python_schema": _plain(stage.python_schema, root)}
+    return own | ({"children": [_stage_settings(one, root) for one in stage.children]} if stage.children else {})
 
 
 def _plain(value: Any, root: Path) -> Any:
@@ -242,7 +254,8 @@ def _plain(value: Any, root: Path) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner, root) for inner in value]
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name), root) for one in fields(value) if one.name not in _NOT_KEPT}
+        own = [(one.name, getattr(value, one.name), one.default) for one in fields(value) if one.name not in _NOT_KEPT]
+        return {name: _plain(held, root) for name, held, usual in own if name not in _KEPT_WHERE_SET or held != usual}
     return _NO_BOUND if value == inf else value
 
 
@@ -270,7 +283,8 @@ def _read(hint: Any, body: Any, root: Path) -> Any:
     if origin is tuple:
         return tuple(_read(get_args(hint)[0], inner, root) for inner in body)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return tupled(body)
+        kind = get_args(hint)[1]
+        return {key: _read(kind, one, root) for key, one in body.items()} if is_dataclass(kind) else tupled(body)
     if hint is Path:
         return root / body
     if hint is bytes:
@@ -288,16 +302,12 @@ def restored_plan(
     functions: bool = True,
 ) -> Plan:
     """The Plan that a run was made with. Imports Python schemas of the project. Without `functions` it is only good for
-    reading answers: whatever became of functions of the project is not looked at.
-
-    Raises UsageError when a provider is gone or speaks another dialect, or a function or schema in Python has changed.
-    """
+    reading answers: whatever became of functions of the project is not looked at. Raises UsageError when a provider is
+    gone or speaks another dialect, or a function or schema in Python has changed."""
     variables = json.loads(settings["vars"])
     recorded = recorded_stages({**definition, "vars": variables})
-    stages = tuple(
-        _restored_stage(stage, how, providers, root, functions=functions)
-        for stage, how in zip(recorded, settings["stages"], strict=True)
-    )
+    both = zip(recorded, settings["stages"], strict=True)
+    stages = numbered(_restored_stage(stage, how, providers, root, functions=functions) for stage, how in both)
     ends = [stages[place].name for place in ends_of(definition)]
     source = {**definition["input"], "shown": definition["input"]["path"], **settings["input"]}
     target = {**settings["output"], "stages": ends, "rows": definition.get("rows")}
@@ -325,7 +335,11 @@ def _restored_stage(
     elif recorded.schema is not None:  # with what a class of the project checks beyond it
         same_schema(python_schema, root)
         resolved = resolve_schema(python_schema, root)
-    return planned_stage(stage, models, resolved, python_schema)
+    children = tuple(
+        cast("PlannedStage", _restored_stage(one, inner, providers, root, functions=functions))
+        for one, inner in zip(recorded.children, how.get("children", ()), strict=True)
+    )
+    return replace(planned_stage(stage, models, resolved, python_schema), children=children)
 
 
 def _guard(text: str) -> Guard:
@@ -349,19 +363,18 @@ def _operation(does: Operation, how: Mapping[str, Any], root: Path, *, functions
 def _restored_model(body: Mapping[str, Any], stage: str, providers: Mapping[str, Provider], root: Path) -> PlannedModel:
     name, dialect, asks = body["provider"], body["dialect"], f"stage {stage!r} of this run asks"
     if name not in providers:
-        raise UsageError(
-            f"{asks} {name}/{body['model']}, and there is no provider {name!r} any more",
-            remedy=f"Put `providers: {{{name}: …}}` back into agac.yml.",
-        )
+        remedy = f"Put `providers: {{{name}: …}}` back into agac.yml."
+        raise UsageError(f"{asks} {name}/{body['model']}, and there is no provider {name!r} any more", remedy=remedy)
     provider = providers[name]
     if provider.dialect != dialect:
-        raise UsageError(
-            f"{asks} {name}/{body['model']} in the dialect {dialect}, and the provider's is {provider.dialect} now",
-            remedy=f"Write `dialect: {dialect}` for it in agac.yml until the run is finished.",
-        )
-    ref: ModelRef | None = _read(ModelRef | None, body["ref"], root)
+        remedy = f"Write `dialect: {dialect}` for it in agac.yml until the run is finished."
+        message = f"{asks} {name}/{body['model']} in the dialect {dialect}"
+        raise UsageError(f"{message}, and the provider's is {provider.dialect} now", remedy=remedy)
+    backend, ref = body.get("backend"), _read(ModelRef | None, body["ref"], root)
+    if backend:
+        provider = at_backend(backend, providers)
     if ref is not None and ref.schema_mode is not None:
         provider = replace(provider, structured=ref.schema_mode)
     hints = _hints(PlannedModel)
     how = {key: _read(hints[key], body[key], root) for key in ("params", "transport", "idle_timeout", "timeout")}
-    return PlannedModel(provider, body["model"], **how, ref=ref)
+    return PlannedModel(provider, body["model"], **how, ref=ref, backend=backend)

@@ -122,10 +122,8 @@ class Preparer:
         self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
         # what comes before the prompt is made once; None: its examples have placeholders, so that each row has its own
-        self._fixed = {
-            i: None if any(one.content.placeholders for one in s.examples) else opening(s, {})
-            for i, s in asking.items()
-        }
+        own = {index for index, stage in asking.items() if any(one.content.placeholders for one in stage.examples)}
+        self._fixed = {index: None if index in own else opening(stage, {}) for index, stage in asking.items()}
 
     def view(self, data: dict[str, JSONValue] | None) -> RowView:
         """What there is to see of a row, before any stage has answered."""

@@ -1,9 +1,7 @@
-"""Stages with all that they need: to be run, and to be stored with a run and read back.
-
-What a run keeps of its stages is two projections of their fields (`spec.workflow.StoredModel`): the definition, which
-says what is the same and whose hash is a run's identity, and the settings beside it (`plan.run_settings`). A definition
-is read back as `RecordedStage`s, from which prompts and fingerprints are rebuilt for a row. Loads no pydantic.
-"""
+"""Stages with all that they need: to be run, and to be stored with a run and read back. What a run keeps of its stages
+is two projections of their fields (`spec.workflow.StoredModel`): the definition, which says what is the same and whose
+hash is a run's identity, and the settings beside it (`plan.run_settings`). A definition is read back as
+`RecordedStage`s, from which prompts and fingerprints are rebuilt for a row. Loads no pydantic."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from typing import Any
 
 from agac.core.keys import Fingerprinter, params_body, replicas_fingerprint, reuse_salt
 from agac.core.types import JSONValue, Message, Params, RowId, Schema, Visible
+from agac.providers.backend import parse_backend
 from agac.providers.model_string import ModelRef
-from agac.providers.provider import Provider
+from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.spec.graph import seen_after
 from agac.spec.operations import Operation
 from agac.spec.workflow import PythonSchema, Stage, StoredModel, Timeout, Workflow
@@ -43,11 +42,9 @@ def call_timeout(written: Timeout | None, params: Params) -> Timeout:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model of a stage and the parameters with which it is called.
-
-    `transport`: `sse`, `ws` or `auto`; None: one body for one body. `idle_timeout` bounds each silence of a streamed
-    answer, in seconds; None: the time-out does. `ref` is what the model's string said.
-    """
+    """A model of a stage and the parameters with which it is called. `transport`: `sse`, `ws` or `auto`; None: one body
+    for one body. `idle_timeout` bounds each silence of a streamed answer, in seconds; None: the time-out does. `ref` is
+    what the model's string said. `backend` is what said where the provider is."""
 
     provider: Provider
     model: str
@@ -56,6 +53,12 @@ class PlannedModel:
     idle_timeout: float | None = None
     timeout: Timeout = DEFAULT_TIMEOUT
     ref: ModelRef | None = None
+    backend: str | None = None
+
+    @property
+    def server_tools(self) -> list[str]:
+        """Tools that its provider is asked to run."""
+        return [name for name in SERVER_TOOLS if getattr(self.params, name)]
 
     @staticmethod
     def of(provider: Provider, ref: ModelRef, params: Params, timeout: Timeout | None) -> PlannedModel:
@@ -64,8 +67,9 @@ class PlannedModel:
         return PlannedModel(provider, ref.wire, params, ref.transport, ref.idle_timeout, bounds, ref)
 
     def at(self, providers: Mapping[str, Provider]) -> PlannedModel:
-        """The same at the address that its provider has among these."""
-        return replace(self, provider=replace(self.provider, base_url=providers[self.provider.name].base_url))
+        """The same at the address that its provider has among these, unless a backend says another."""
+        address = (self.backend and parse_backend(self.backend)[1]) or providers[self.provider.name].base_url
+        return replace(self, provider=replace(self.provider, base_url=address))
 
     @property
     def lane(self) -> str:
@@ -89,15 +93,14 @@ class LocalStage(Stage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage(Stage):
     """A stage that is ready to be run: its `models`, in the order in which they are called, and all texts are known.
-
     `python_schema` is what `schema` and `extra_check` were made of, `model` the class itself. `judge`: answers are held
-    to this in place of `schema`, with which they were asked for.
-    """
+    to this in place of `schema`, with which they were asked for."""
 
     judge: Schema | None = None
     extra_check: ExtraCheck | None = None
     model: type | None = None
     python_schema: PythonSchema | None = None
+    children: tuple[PlannedStage, ...] = ()
     models: tuple[PlannedModel, ...]
     prints: Fingerprinter
 
@@ -131,6 +134,11 @@ def opening(stage: Stage, visible: Visible) -> tuple[Message, ...]:
     return (*system, *(Message(one.role, one.content.render(visible)) for one in stage.examples))
 
 
+def agent_body(stage: Stage) -> dict[str, JSONValue] | None:
+    """What its fingerprints hold of an agent: not the name of its card."""
+    return {key: value for key, value in stage.agent_spec.body().items() if key != "card"} if stage.agent_spec else None
+
+
 def task_prints(
     stage: Stage, prints: Fingerprinter, messages: tuple[Message, ...], row_id: RowId, run: int
 ) -> tuple[bytes, tuple[bytes, ...]]:
@@ -151,6 +159,7 @@ class RecordedStage(Stage):
     params: Mapping[str, Any] = field(default_factory=dict)
     alias: Mapping[str, str] | None = None
     variables: Mapping[str, JSONValue] = field(default_factory=dict)
+    children: tuple[RecordedStage, ...] = ()
 
     def messages(self, visible: Visible) -> tuple[Message, ...]:
         """The request of a row of which this is visible. Raises MissingField."""
@@ -160,7 +169,7 @@ class RecordedStage(Stage):
         """The fingerprints that the engine gave this task and its replicas."""
         provider, _, model = self.model.partition("/")
         params = Params(**tupled(self.params))
-        prints = Fingerprinter(provider, model, params, self.schema, self.output_field, self.reply)
+        prints = Fingerprinter(provider, model, params, self.schema, self.output_field, self.reply, agent_body(self))
         return task_prints(self, prints, messages, row_id, run)
 
 
@@ -209,16 +218,13 @@ def stage_body(stage: Stage) -> dict[str, Any]:
         found |= {"model": stage.lane, "params": params_body(stage.params)}
         if stage.ref is not None and stage.ref.written is not None:
             found["alias"] = {"written": stage.ref.written, "means": stage.ref.meaning}
-    return found
+    return found | ({"children": [stage_body(child) for child in stage.children]} if stage.children else {})
 
 
 def read_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Stage that its definition holds, by name; those that it leaves out are at their defaults."""
-    return {
-        one.name: how.read(body[how.key] if how.key else body)
-        for one, how in stored_fields(decides=True)
-        if not how.key or how.key in body
-    }
+    there = [(one.name, how) for one, how in stored_fields(decides=True) if not how.key or how.key in body]
+    return {name: how.read(body[how.key] if how.key else body) for name, how in there}
 
 
 def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
@@ -228,11 +234,17 @@ def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
         read = read_body(one)
         seen = seen_after([stages[need] for need in read["needs"]], stages)
         ancestors, rows_of = ((), None) if read["group"] is not None else seen
-        stages[one["name"]] = RecordedStage(
-            **read, index=len(stages), ancestors=ancestors, rows_of=rows_of, model=model_of(one),
-            params=one.get("params", {}), alias=one.get("alias"), variables=body["vars"],
-        )  # fmt: skip
+        stages[one["name"]] = _recorded(one, body["vars"], index=len(stages), ancestors=ancestors, rows_of=rows_of)
     return tuple(stages.values())
+
+
+def _recorded(body: Mapping[str, Any], variables: Mapping[str, JSONValue], **place: Any) -> RecordedStage:
+    """A stage of a definition, with the agents that it may call."""
+    return RecordedStage(
+        **read_body(body), **place, model=model_of(body), params=body.get("params", {}), alias=body.get("alias"),
+        variables=variables,
+        children=tuple(_recorded(one, variables, index=0) for one in body.get("children", ())),
+    )  # fmt: skip
 
 
 def tupled(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +261,7 @@ def ends_of(body: Mapping[str, Any]) -> list[int]:
 def written_of(body: Mapping[str, Any]) -> int | None:
     """The position of the stage that made the rows that are written, in a stored definition; None: the input's are."""
     names = [one["name"] for one in body["stages"]]
-    return names.index(body["rows"]) if "rows" in body else None
+    return names.index(body["rows"]) if body.get("rows") else None
 
 
 def model_of(body: Mapping[str, Any]) -> str:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agac.core.types import Fault, Finish, JSONValue, Reply, Request, Usage
-from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable
+from agac.core.types import (
+    AssistantMessage,
+    Fault,
+    Finish,
+    JSONValue,
+    Message,
+    Reply,
+    Request,
+    SharedPrefix,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
+from agac.providers.bodies import count, json_of, mapping, objects, text
+from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, calls_of, reply_of, set_params, unreadable, uses_of
 from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
 from agac.providers.provider import Provider
-from agac.providers.structured import anthropic_format, shape_of
+from agac.providers.structured import anthropic_format, shape_of, tools_of
 
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 
@@ -28,9 +42,9 @@ _PARAMS = ("temperature", "top_p", "top_k", "stop", "service_tier")
 
 _FINISH = {
     "end_turn": Finish.STOP, "stop_sequence": Finish.STOP, "max_tokens": Finish.LENGTH,
-    "model_context_window_exceeded": Finish.LENGTH, "refusal": Finish.REFUSAL,
+    "model_context_window_exceeded": Finish.LENGTH, "refusal": Finish.REFUSAL, "tool_use": Finish.TOOLS,
+    "pause_turn": Finish.PAUSED,
 }  # fmt: skip
-"""`tool_use` and `pause_turn` cannot happen here, and are OTHER like all that is new."""
 
 _ADAPTIVE: Mapping[str, JSONValue] = {"thinking": {"type": "adaptive"}}
 
@@ -52,13 +66,75 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
     rules = [message.text for message in request.messages if message.role == "system"]
     if system := "\n\n".join([*rules, shape.instruction] if shape.instruction else rules):
         wire["system"] = system
-    wire["messages"] = [{"role": m.role, "content": m.text} for m in request.messages if m.role != "system"]
+    wire["messages"] = [
+        {"role": m.role, "content": m.text} if type(m) is Message else _turn(m)
+        for m in request.messages
+        if m.role != "system"
+    ]
+    if tools := tools_of(request, provider, _tool):
+        wire["tools"] = tools
+        if request.tool_choice == "none":
+            wire["tool_choice"] = {"type": "none"}
+        elif not request.parallel_tools:
+            wire["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    if request.prefix is not None and provider.cache == "anthropic":
+        _mark(wire, request, request.prefix)
     wire |= set_params(params, _PARAMS, {"stop": "stop_sequences", **provider.renames})
     thinking = _thinking(params.reasoning, model, provider)
     wire |= thinking
     if shape.response_format is not None:
         wire["output_config"] = {**thinking.get("output_config", {}), "format": shape.response_format}
     return wire
+
+
+def _mark(wire: dict[str, Any], request: Request, prefix: SharedPrefix) -> None:
+    """Marks where the shared prefix ends and, in a conversation, its newest message: up to there it is kept."""
+    kept: dict[str, JSONValue] = {"type": "ephemeral"}
+    lasting = {**kept, "ttl": prefix.ttl} if prefix.ttl != "5m" else kept
+    messages = wire["messages"]
+    shared = sum(message.role != "system" for message in request.messages[: prefix.messages])
+    if shared:
+        messages[shared - 1] = {**messages[shared - 1], "content": _marked(messages[shared - 1]["content"], lasting)}
+    elif "system" in wire:
+        wire["system"] = _marked(wire["system"], lasting)
+    elif "tools" in wire:
+        wire["tools"] = _marked(wire["tools"], lasting)
+    if request.tools and len(messages) > shared and messages[-1]["role"] == "user":
+        messages[-1] = {**messages[-1], "content": _marked(messages[-1]["content"], kept)}
+
+
+def _marked(content: Any, how: Mapping[str, JSONValue]) -> list[dict[str, JSONValue]]:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [*blocks[:-1], {**blocks[-1], "cache_control": how}]
+
+
+def _tool(tool: ToolDefinition, _provider: Provider) -> dict[str, JSONValue]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+
+def _turn(message: Message) -> dict[str, JSONValue]:
+    """What a model said with its calls of tools, or the results of a turn, which belong into one message."""
+    if isinstance(message, ToolMessage):
+        return {"role": "user", "content": [_result(one) for one in message.results]}
+    content: list[dict[str, Any]] = []
+    if isinstance(message, AssistantMessage):
+        said = [{"type": "text", "text": message.text}]
+        content = objects(mapping(message.wire).get("content")) or said + [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.calls
+        ]
+        # a text that is empty is refused, and what a cut call had for arguments
+        content = [block for block in content if block.get("type") != "text" or block.get("text")]
+    return {"role": message.role, "content": content or message.text}
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments, which have to be an object here: an empty one in the place of what is none."""
+    return mapping(json_of(call.arguments.encode("utf-8", "surrogatepass")))
+
+
+def _result(result: ToolResult) -> dict[str, JSONValue]:
+    block: dict[str, JSONValue] = {"type": "tool_result", "tool_use_id": result.call_id, "content": result.text}
+    return {**block, "is_error": True} if result.is_error else block
 
 
 def _thinking(value: str | None, model: str, provider: Provider) -> dict[str, JSONValue]:
@@ -75,7 +151,6 @@ def _thinking(value: str | None, model: str, provider: Provider) -> dict[str, JS
 
 
 def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
-    """A message."""
     content = mapping(data).get("content")
     if not isinstance(content, list):
         return unreadable(provider, status, "a body that is no message")
@@ -86,26 +161,37 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
     if finish is Finish.REFUSAL:  # why, in Anthropic's words, or what its classifiers call it
         category = text(data.get("stop_details"), "category")
         refusal = text(data.get("stop_details"), "explanation") or (f"category {category}" if category else None)
+    asked = [block for block in objects(content) if block.get("type") == "tool_use"]
+    calls = calls_of((text(block, "id"), text(block, "name"), block.get("input")) for block in asked)
+    came = {id(block): {**block, "id": one.id, "input": _input(one)} for block, one in zip(asked, calls, strict=True)}
+    paused = calls or finish is Finish.PAUSED
     return reply_of(
         {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], finish,
-        usage=_usage(usage), refusal=refusal, provider=provider, model=model,
+        usage=_usage(usage), refusal=refusal, provider=provider, model=model, calls=calls,
+        wire={"content": [came.get(id(block), block) for block in content]} if paused else None,
     )  # fmt: skip
 
 
 def _usage(usage: Any) -> Usage:
     """Tokens read from the cache and written to it are counted apart from the others: all three are input."""
     given, read = count(usage, "input_tokens"), count(usage, "cache_read_input_tokens")
+    written = count(usage, "cache_creation_input_tokens")
     if given is not None:
-        given += (read or 0) + (count(usage, "cache_creation_input_tokens") or 0)
+        given += (read or 0) + (written or 0)
     thought = count(mapping(usage).get("output_tokens_details"), "thinking_tokens")
-    return Usage(given, count(usage, "output_tokens"), read, thought)
+    ran = uses_of(mapping(usage).get("server_tool_use"), "_requests") or None
+    lasting = count(mapping(usage).get("cache_creation"), "ephemeral_1h_input_tokens")
+    return Usage(given, count(usage, "output_tokens"), read, thought, written, ran, lasting)
 
 
 # Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of the anthropic SDK
 # 2.12, read November 2026.
 
-_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-"""Where a block keeps what a delta brings. Others belong to tools and citations, which are not asked for."""
+_PIECES = {
+    "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}  # fmt: skip
+"""Where a block keeps what a delta brings: pieces of a call's arguments make its `input`. Citations are not kept."""
 
 
 class MessageAssembly(Assembly):
@@ -117,7 +203,6 @@ class MessageAssembly(Assembly):
         self._error: JSONValue = None
 
     def take(self, event: Any) -> None:
-        """One event."""
         if self.done or not isinstance(event, dict):
             return
         kind = event.get("type")
@@ -135,7 +220,6 @@ class MessageAssembly(Assembly):
             self.done, self._error = True, {"type": "error", **event}
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        """The message, or the error that came in its place."""
         if self._error is not None:
             return 200, NO_HEADERS, self._error
         blocks = [_whole(block, pieces) for _, (block, pieces) in sorted(self._blocks.items())]
@@ -160,9 +244,8 @@ class MessageAssembly(Assembly):
             self._heard(name, piece)
 
     def _heard(self, name: str, piece: str) -> None:
-        """Notes that a token came."""
         if piece and name != "signature":
-            self.token(piece, answer=name == "text")
+            self.token(piece if name == "text" else "", answer=name != "thinking")
 
     def _tell(self, delta: Any, usage: Any) -> None:
         """Why it stopped, and the counts, which replace those of the beginning."""
@@ -176,10 +259,13 @@ class MessageAssembly(Assembly):
 
 
 def _whole(block: dict[str, Any], pieces: list[tuple[str, str]]) -> dict[str, Any]:
-    """A block with all its pieces."""
     for name in dict.fromkeys(name for name, _ in pieces):
         rest = "".join(piece for kind, piece in pieces if kind == name)
-        block = {**block, name: text(block, name) + rest}
+        if name == "partial_json":  # what is no JSON was cut
+            found = json_of(rest.encode("utf-8", "surrogatepass"))
+            block = {**block, "input": rest if found is None else found}
+        else:
+            block = {**block, name: text(block, name) + rest}
     return block
 
 

@@ -93,12 +93,10 @@ MOST_REASONS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProviderBatch:
-    """A batch as its provider reports it. Times are seconds since 1970; counts None where it reports none.
-
-    `word` is the provider's own for its state, `known` False when it is one that this program has never heard of.
-    `key` and `file_id` are what it echoes of its `Order`. `results` are there once it is terminal, and may be none.
-    `expires_at`: when the provider gives up; `results_until`: when its results are deleted.
-    """
+    """A batch as its provider reports it. Times are seconds since 1970; counts None where it reports none. `word` is
+    the provider's own for its state, `known` False when it is one that this program has never heard of. `key` and
+    `file_id` are what it echoes of its `Order`. `results` are there once it is terminal, and may be none. `expires_at`:
+    when the provider gives up; `results_until`: when its results are deleted."""
 
     id: str
     state: BatchState
@@ -184,7 +182,6 @@ STATES: Mapping[str, tuple[BatchState, bool]] = {
 """What the words of providers mean, in lower case, and whether they are known."""
 
 UNKNOWN = (BatchState.IN_PROGRESS, False)
-"""An unknown word is not an end: the batch is asked for again."""
 
 # The calls of a batch API, and what errors mean there.
 
@@ -223,9 +220,8 @@ _BEFORE_ALL = (401, 403, 404, 405, 407, 410, 411, 413, 414, 415, 429, 431)
 
 def proves_nothing(status: int, data: Any) -> bool:
     """Whether an error status leaves open that what was to be created is there. `data` is the JSON that came with it.
-
-    An API that refuses says so in JSON, before it creates anything; 408, 409, 499 and all from 500 on may come later.
-    """
+    An API that refuses says so in JSON, before it creates anything; 408, 409, 499 and all from 500 on may come
+    later."""
     if status in _BEFORE_ALL:
         return False
     return status in (408, 409, 425, 499) or not 400 <= status < 500 or not isinstance(data, (dict, list))
@@ -235,7 +231,6 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 """Seconds: for a connection; of silence while something large is sent and looked at; of silence else."""
 
 PIECE = 1 << 20
-"""Bytes of a body that are held at once."""
 
 LONGEST = 32 << 20
 """Bytes of a last line, at most, whose end is looked at to tell whether a file was cut."""
@@ -262,7 +257,6 @@ class BatchApi:
     uploads: ClassVar[bool]
     """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
     address: ClassVar[str]
-    """Where batches are."""
     cursor: ClassVar[str]
     """The parameter of a list that names the entry after which it continues."""
     page: ClassVar[int]
@@ -368,7 +362,6 @@ class BatchApi:
             yield file
 
     async def close(self) -> None:
-        """Closes every connection."""
         await self._client.close()
 
     # what the implementations are made of
@@ -449,10 +442,8 @@ class BatchApi:
     async def _save(self, path: str, target: Path, accept: str, most: float) -> tuple[int, bool] | Fault:
         """Writes the body that is at `path` to `target`, and syncs it to the disk: its size, and whether its length
         came with it, and is this. A body that ends early is a Fault (the next call continues it where the server offers
-        ranges), and so is one of more than `most` bytes.
-
-        Killed or failing, it leaves a part of the file. Raises OSError when `target` cannot be written.
-        """
+        ranges), and so is one of more than `most` bytes. Killed or failing, it leaves a part of the file. Raises
+        OSError when `target` cannot be written."""
         begun, version = self._begun.pop(path, (0, ""))
         if begun and not (target.exists() and target.stat().st_size == begun):
             begun = 0
@@ -510,18 +501,15 @@ class BatchApi:
                 last += piece
 
     def _refused(self, kind: FaultKind, what: str, *, code: str = "") -> Fault:
-        """A Fault in words of our own."""
         return Fault(kind, ErrorType.PROVIDER_ERROR, f"{self._provider.name} {what}", code=code)
 
     def _torn(self, size: int) -> Fault:
         return self._refused(FaultKind.RETRY, f"sent {size:,} bytes of a file and not the rest of it")
 
     def _unreadable(self, status: int, what: str, *, creates: bool = False) -> Fault:
-        """A good status with something that cannot be what was asked for."""
         return replace(unreadable(self._provider, status, what), ambiguous=creates)
 
     def _fault(self, response: httpx2.Response, *, known: bool, creates: bool, model: str) -> Fault:
-        """What an error status means."""
         status, headers = response.status_code, response.headers
         if 300 <= status < 400:
             return self._settings.redirected(status, headers)
@@ -538,10 +526,8 @@ class BatchApi:
         self, path: str, page: int, query: Mapping[str, object], since: float | None = None
     ) -> AsyncIterator[dict[str, Any] | Fault]:
         """What a list holds, each id once; a Fault ends it. `page`: entries to ask for at once, where it has pages.
-
         With `since` it ends early where it was seen to go from new to old and is past that moment by a whole page: an
-        order is never taken for granted, since what is not found may be created again.
-        """
+        order is never taken for granted, since what is not found may be created again."""
         seen: set[str] = set()
         last: str | None = None
         times: list[float | None] = []

@@ -78,7 +78,6 @@ class OpenAIBatches(BatchApi):
         return openai.AsyncOpenAI, openai.APIStatusError, openai.OpenAIError
 
     async def upload(self, path: Path, name: str) -> str | Fault:
-        """Uploads an input file and gives its id. See `BatchApi.upload`."""
         size = path.stat().st_size
         with path.open("rb") as file:
             found = await self._ask(
@@ -92,7 +91,6 @@ class OpenAIBatches(BatchApi):
         return text(found, "id") or self._unreadable(200, "a file without an id", creates=True)
 
     async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        """The id of an input file with this name and size that is at the provider."""
         async for one in self._files("batch"):
             if isinstance(one, Fault):
                 return one
@@ -101,7 +99,6 @@ class OpenAIBatches(BatchApi):
         return None
 
     async def create(self, order: Order) -> ProviderBatch | Fault:
-        """Creates a batch: this is what costs money. A Fault that is not `ambiguous` proves that there is none."""
         body = {
             "input_file_id": order.file_id,
             "endpoint": order.endpoint,
@@ -122,7 +119,6 @@ class OpenAIBatches(BatchApi):
         return batch.key == order.key or bool(batch.file_id and batch.file_id == order.file_id)
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
-        """Writes a file of results to `path`, replacing it, and gives its size. See `BatchApi.download`."""
         address = f"/files/{quote(result.ref, safe='')}"
         saved = await self._save(f"{address}/content", path, "application/octet-stream", most)
         if isinstance(saved, Fault):
@@ -184,7 +180,6 @@ class OpenAIBatches(BatchApi):
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
-        """A batch as it was reported; None when it has no id."""
         if not (id_ := text(data, "id")):
             return None
         word = text(data, "status")
@@ -213,7 +208,6 @@ class OpenAIBatches(BatchApi):
 
     @staticmethod
     def result(line: bytes) -> ResultLine:
-        """One line of an output or an error file. Raises UnreadableLine."""
         custom_id, data = _object_of(line)
         response, error = data.get("response"), data.get("error")
         status = _status(response)
@@ -327,10 +321,8 @@ class AnthropicBatches(BatchApi):
         return batch.created_at is None or batch.created_at >= since
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
-        """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`.
-
-        The address is made of the batch's id: the one that it names (`results_url`) may be elsewhere, not for our key.
-        """
+        """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`. The address is
+        made of the batch's id: the one that it names (`results_url`) may be elsewhere, not for our key."""
         saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary", most)
         if not isinstance(saved, Fault):
             return saved[0]
@@ -419,12 +411,8 @@ BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic"
 
 
 def open_batch_api(provider: Provider, redactor: Redactor) -> BatchApi:
-    """The batches of a provider's account. Loads the provider's SDK; close it when done.
-
-    Raises:
-        UsageError: the provider has no batches, or its address, a header, a proxy or certificates cannot be used.
-        AgacError: the SDK is not installed.
-    """
+    """The batches of a provider's account. Loads the provider's SDK; close it when done. Raises AgacError where that is
+    not installed, UsageError where there are no batches, or as `BatchApi` does."""
     if provider.batch is None:
         raise UsageError(f"{provider.name} has no batches", remedy=sentence(provider.without_batches))
     return BATCH_APIS[provider.batch.api](provider, provider.batch, redactor)

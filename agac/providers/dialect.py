@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agac.core.errors import ErrorType
+from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateState, Reply, Request, Usage
-from agac.providers.bodies import count, json_of, mapping, text
+from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateState, Reply, Request, ToolCall, Usage
+from agac.providers.bodies import count, encode, json_of, mapping, text
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
@@ -19,6 +19,9 @@ NO_HEADERS: Mapping[str, str] = {}
 
 Heard = Callable[[str], None] | None
 """Is given each piece of a streamed answer as it comes."""
+
+Begins = Callable[[], None] | None
+"""Is called when the first token of a streamed answer comes."""
 
 
 class Assembly:
@@ -33,11 +36,14 @@ class Assembly:
     size = 0
     """Characters of the answer that are held, about."""
     heard: Heard = None
+    begins: Begins = None
 
     def token(self, piece: str, *, answer: bool) -> None:
         """A token came now: of the answer, or of thinking."""
         if self.answering_at is None:
             now = time.monotonic()
+            if self.begun_at is None and self.begins is not None:
+                self.begins()
             self.begun_at = self.begun_at or now
             self.answering_at = now if answer else None
         if answer and piece and self.heard is not None:
@@ -74,17 +80,14 @@ class Dialect:
     build: Callable[[Request, str, Provider], dict[str, JSONValue]]
     """The request to a model as the provider wants its JSON. `encode` makes bytes; batches put it into their lines."""
     shaping: Shaping
-    """How it says to what schema answers are held."""
     read: Callable[[Any, int, Provider, str], Reply | Fault]
     """What an answer's JSON means that is no error, with its status, the provider and the model that was asked. Never
     raises for anything a server says."""
     read_error: Callable[[Any], ErrorBody]
     rules: Sequence[Rule]
-    """What its errors mean."""
     rates: Callable[[Mapping[str, str]], RateState | None]
     """What the headers say about the account's limits; None when they say nothing."""
     assembly: Callable[[], Assembly]
-    """Begins a streamed answer."""
     asks_usage: bytes = b""
     """What asks for the tokens of a stream to be counted, where a provider has to be told."""
     socket_asks: bytes | None = None
@@ -120,7 +123,14 @@ def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought
     """The counts of tokens by these names; the last two are within an object each."""
     usage = mapping(usage)
     read, reasoned = count(usage.get(cached[0]), cached[1]), count(usage.get(thought[0]), thought[1])
-    return Usage(count(usage, given), count(usage, made), read, reasoned)
+    written = count(usage.get(cached[0]), "cache_write_tokens")
+    return Usage(count(usage, given), count(usage, made), read, reasoned, written)
+
+
+def uses_of(counts: Any, suffix: str) -> dict[str, int]:
+    """How often each of the provider's own tools ran, counted by names that end so."""
+    found = {name.removesuffix(suffix): count(counts, name) for name in mapping(counts) if name.endswith(suffix)}
+    return {name: times for name, times in found.items() if times}
 
 
 SIMULATOR_MARK = "agac-simulator"
@@ -142,6 +152,25 @@ def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> F
     return Fault(FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, message, ambiguous=True)
 
 
+def calls_of(asked: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
+    """Calls of tools, each an id, a name and arguments. An id that is missing or was given before, as by servers that
+    make none, becomes one of our own."""
+    calls: dict[str, ToolCall] = {}
+    for call_id, name, arguments in asked:
+        if not (call_id := storable(call_id)) or call_id in calls:
+            call_id = f"call_{len(calls)}"
+        calls[call_id] = ToolCall(call_id, storable(name), storable(arguments_text(arguments) or "{}"))
+    return tuple(calls.values())
+
+
+def arguments_text(arguments: Any) -> str:
+    """Arguments as the text that they are, or that of the object that they came as (SGLang, Anthropic)."""
+    try:
+        return arguments if isinstance(arguments, str) else encode(arguments).decode() if arguments else ""
+    except RecursionError:  # nested more deeply than can be written
+        return ""
+
+
 def reply_of(
     data: Mapping[str, Any],
     texts: list[str],
@@ -151,8 +180,13 @@ def reply_of(
     refusal: str | None,
     provider: Provider,
     model: str,
+    calls: tuple[ToolCall, ...] = (),
+    wire: JSONValue = None,
 ) -> Reply:
-    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off."""
+    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
+    do too, whatever a server calls it. `wire` is the message where the conversation goes on from it."""
+    if finish in (Finish.STOP, Finish.TOOLS):
+        finish = Finish.TOOLS if calls else Finish.OTHER if finish is Finish.TOOLS else finish
     return Reply(
         text=texts[0] if texts else "",
         finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
@@ -162,4 +196,6 @@ def reply_of(
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
         service_tier=tier if isinstance(tier := data.get("service_tier"), str) else None,
         others=tuple(texts[1:]),
+        calls=calls,
+        wire=wire,
     )

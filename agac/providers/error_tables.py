@@ -95,10 +95,8 @@ MESSAGE_LENGTH = 500
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an error means. `codes` are compared with an error's code and type; none: any. `remedy` has `{…}` fields.
-
-    A dialect's table ends with BY_STATUS, whose last rule every error meets.
-    """
+    """What an error means. `codes` are compared with an error's code and type; none: any. `remedy` has `{…}` fields. A
+    dialect's table ends with BY_STATUS, whose last rule every error meets."""
 
     statuses: range | tuple[int, ...]
     codes: frozenset[str]
@@ -112,14 +110,11 @@ class Rule:
 
 
 ANY = range(1000)
-"""Whatever the status."""
 
 NOTHING: frozenset[str] = frozenset()
-"""Whatever the code."""
 
 
 def codes(names: str) -> frozenset[str]:
-    """Codes, written one after the other."""
     return frozenset(names.split())
 
 

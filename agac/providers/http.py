@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.bodies import encode, loads
-from agac.providers.dialect import STREAMED, Assembly, Heard, asking, too_large
+from agac.providers.dialect import STREAMED, Assembly, Begins, Heard, asking, too_large
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
@@ -29,11 +29,9 @@ from agac.spec.workflow import Timeout
 @dataclass(frozen=True, slots=True)
 class HttpReply:
     """An answer as it came, whatever its status; `duration` is the seconds from sending to its last byte. Names in
-    `headers` are found in any case of letters.
-
-    A streamed answer's `body` is what its events say when they are put together; `ttft` is the seconds from sending to
-    its first token, be it of thinking, `time_to_response` those to the first token of the answer itself.
-    """
+    `headers` are found in any case of letters. A streamed answer's `body` is what its events say when they are put
+    together; `ttft` is the seconds from sending to its first token, be it of thinking, `time_to_response` those to the
+    first token of the answer itself."""
 
     status: int
     headers: Mapping[str, str]
@@ -53,7 +51,6 @@ LAST_BYTES = 1.0
 
 
 def parsed_event(data: str | bytes) -> Any:
-    """An event's JSON. Raises GarbledStream."""
     try:
         return loads(data)
     except (ValueError, RecursionError):
@@ -102,7 +99,7 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
     """A reply has more bytes than `limits.reply_mb` allows; the rest of it is not read."""
 
 
-async def _read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the beginning will do."""
     pieces, size = [], 0
     while piece := await response.content.readany():
@@ -117,11 +114,8 @@ async def _read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, most: int) -> None:
-    """Reads a stream to its last event.
-
-    Raises ClientPayloadError when it ended before that, GarbledStream: both as when the connection is lost;
-    ReplyTooLarge when an event, or the answer so far, has more than `most` bytes.
-    """
+    """Reads a stream to its last event. Raises ClientPayloadError when it ended before that, GarbledStream: both as
+    when the connection is lost; ReplyTooLarge when an event, or the answer so far, has more than `most` bytes."""
     events = Events(most)
     while not assembly.done and (chunk := await response.content.readany()):
         for event in events.feed(chunk):
@@ -134,7 +128,7 @@ async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, mos
         return
     try:  # to the end, so that the connection is kept; what goes wrong now, or takes long, only costs the connection
         async with asyncio.timeout(LAST_BYTES):
-            await _read_body(response, most)
+            await read_body(response, most)
     except (aiohttp.ClientError, OSError):
         response.close()
 
@@ -181,20 +175,19 @@ class Sender:
         self._unpooled: aiohttp.ClientSession | None = None
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None
     ) -> HttpReply | Fault:
         """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
-
         `first_byte` bounds each silence, also within the body. `within` bounds this one call more tightly, in seconds.
         `fresh`: over a connection of its own, where one from the pool may have been closed by the server meanwhile.
-        """
+        `begins` is called with the first token of a stream."""
         session = self._session or self.session()
         if fresh:
             session = self._unpooled = self._unpooled or self._opened(force_close=True)
         bounds = self.bounds(timeout, within)
         assembly = self._assembly() if self._assembly is not None else None
         if assembly is not None:
-            assembly.heard = self.heard
+            assembly.heard, assembly.begins = self.heard, begins
             wire = asking(wire, self._asks)
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
@@ -203,7 +196,7 @@ class Sender:
                 if assembly is not None and response.content_type == "text/event-stream":
                     await _read_events(response, assembly, self.most)
                     return _assembled(assembly, response, started)
-                body = await _read_body(response, self.most)
+                body = await read_body(response, self.most)
                 if 300 <= response.status < 400:
                     return self.settings.redirected(response.status, response.headers)
                 return HttpReply(response.status, response.headers, body, time.monotonic() - started)
@@ -243,7 +236,6 @@ class Sender:
         return bounds
 
     def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
-        """What an exception of a request means."""
         if isinstance(problem, ReplyTooLarge):
             return too_large(self.settings.provider)
         rule = NO_WEBSOCKET if isinstance(problem, aiohttp.WSServerHandshakeError) else exception_rule(problem)
@@ -306,26 +298,25 @@ class SocketSender:
         self._leaving: set[asyncio.Task[bool]] = set()
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None
     ) -> HttpReply | Fault:
         """As `Sender.send`: an error event comes back as the answer with an error status that it stands for."""
         if self._without:
-            return await self._http.send(wire, timeout, within=within, fresh=fresh)
+            return await self._http.send(wire, timeout, within=within, fresh=fresh, begins=begins)
         bounds = self._http.bounds(timeout, within)
         started = time.monotonic()
         try:
             async with asyncio.timeout(bounds.total):
-                return await self._ask(await self._ready(bounds, fresh=fresh), wire, bounds, started)
+                return await self._ask(await self._ready(bounds, fresh=fresh), wire, bounds, started, begins)
         except (aiohttp.WSServerHandshakeError, aiohttp.ConnectionTimeoutError, _Redirected) as problem:
             if not self._fallback:
                 return self._no_upgrade(problem, bounds)
         except (aiohttp.ClientError, OSError) as problem:
             return self._http.fault(problem, bounds)
         left = None if within is None else max(MOMENT, within - (time.monotonic() - started))
-        return await self._http.send(wire, timeout, within=left, fresh=fresh)
+        return await self._http.send(wire, timeout, within=left, fresh=fresh, begins=begins)
 
     async def close(self) -> None:
-        """Closes every connection."""
         while self._idle:
             self._leave(self._idle.pop())
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -357,9 +348,11 @@ class SocketSender:
             self._strike()
             raise aiohttp.ConnectionTimeoutError from late
 
-    async def _ask(self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float) -> HttpReply:
+    async def _ask(
+        self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float, begins: Begins
+    ) -> HttpReply:
         assembly = self._assembly()
-        assembly.heard = self._http.heard
+        assembly.heard, assembly.begins = self._http.heard, begins
         began = sound = False
         try:
             await socket.ws.send_frame(asking(wire, self._asks), WSMsgType.TEXT)
@@ -398,7 +391,6 @@ class SocketSender:
         task.add_done_callback(self._leaving.discard)
 
     def _strike(self, *, at_once: bool = False) -> None:
-        """A socket came to nothing."""
         self._strikes += 1
         if self._fallback and not self._without and (at_once or self._strikes >= STRIKES):
             self._without = True

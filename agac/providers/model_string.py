@@ -10,12 +10,11 @@ from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from agac.providers.provider import Provider, Structured
+from agac.providers.provider import SERVER_TOOLS, Provider, Structured
 from agac.providers.table import ELSEWHERE, SHIPPED, objections, refusal
 from agac.spec.paths import Refused
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much a model may think."""
 
 SERVICE_TIERS = ("auto", "default", "flex", "priority", "standard_only")
 LEAST_THINKING = 1024
@@ -72,10 +71,17 @@ def _instant(text: str) -> str:
     return "off" if _SWITCH[text.lower()] else "on"
 
 
+def _uses(text: str) -> str | None:
+    """on, off, or how often at most in a call, from 2"""
+    if text not in ("0", "1") and text.isascii() and text.isdigit() and len(text) < 10:
+        return str(int(text))
+    return "on" if _SWITCH[text.lower()] else None
+
+
 def _schema_mode(text: str) -> str:
     """one of json_schema, json_object, none"""
     if text in ("tool", "tool_use"):
-        raise Refused(f"{text} is not supported yet: stages call no tools; write json, or leave it to the provider")
+        raise Refused(f"{text}: a schema is sent as one, never as a tool; write json, or leave it to the provider")
     value: str = _one_of(SCHEMA_MODES, json="json_schema")(text)
     return value
 
@@ -83,17 +89,14 @@ def _schema_mode(text: str) -> str:
 def _schema_tools(text: str) -> None:
     """auto or no_tools"""
     if text in ("always", "defer"):
-        raise Refused(f"{text} is not supported yet: stages call no tools; leave it out")
+        raise Refused(f"{text} is the agent's: write `request_params: {{structured_tool_policy: {text}}}` in its card")
     _one_of(("auto", "no_tools"))(text)
 
 
-def _only_off(why: str) -> Callable[[str], Any]:
-    def on(text: str) -> bool:
-        if text == "1m" or _SWITCH[text.lower()]:
-            raise Refused(why)
-        return True
-
-    return _reader("off", on, bool)
+def _long_context(text: str) -> None:
+    """off"""
+    if text == "1m" or _SWITCH[text.lower()]:
+        raise Refused("models with a long context window have it without being asked; leave it out")
 
 
 READERS: dict[str, Callable[[str], Any]] = {
@@ -101,6 +104,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "max_tokens": _positive, "presence_penalty": _number(-2, 2), "frequency_penalty": _number(-2, 2),
     "repetition_penalty": _above_zero, "seed": _whole, "reasoning": _reasoning,
     "verbosity": _one_of(("low", "medium", "high")), "service_tier": _one_of(SERVICE_TIERS, fast="priority"),
+    **dict.fromkeys(SERVER_TOOLS, _uses),
     "transport": _one_of(TRANSPORTS, websocket="ws"), "idle_timeout": _seconds, "schema_mode": _schema_mode,
 }  # fmt: skip
 """The keys of a model string, each with what reads its value; the reader's docstring says what it takes."""
@@ -108,14 +112,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 FIELDS = ("transport", "idle_timeout", "schema_mode")
 """Keys that are fields of ModelRef: how a model is asked, not what. The others are fields of `Params`."""
 
-_TOOLS = "tools that a provider runs are not supported yet; leave it out"
-_LONG = "models with a long context window have it without being asked; leave it out"
-
-NOT_HERE: dict[str, Callable[[str], None]] = {
-    "schema_tools": _schema_tools,
-    "long_context": _only_off(_LONG),
-    **dict.fromkeys(("web_search", "x_search", "web_fetch"), _only_off(_TOOLS)),
-}
+NOT_HERE: dict[str, Callable[[str], None]] = {"schema_tools": _schema_tools, "long_context": _long_context}
 """Keys of other programs' model strings of which only the value can be had that changes nothing."""
 
 NO_EFFECT: dict[str, str] = {
@@ -138,11 +135,9 @@ SPELLINGS = {
 
 @dataclass(slots=True)
 class _Reading:
-    """A string taken apart: nothing of it is checked against its provider yet.
-
-    `values` and `spelt` say of each key after `?` what it sets and how it was written; `messages` are about what cannot
-    be read, `warnings` about keys without an effect. `written` is what was written when that is a short name.
-    """
+    """A string taken apart: nothing of it is checked against its provider yet. `values` and `spelt` say of each key
+    after `?` what it sets and how it was written; `messages` are about what cannot be read, `warnings` about keys
+    without an effect. `written` is what was written when that is a short name."""
 
     provider: str = ""
     model: str = ""
@@ -195,7 +190,8 @@ def _write_query(values: Mapping[str, Any]) -> str:
             value = values[name]
             text = f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
             text = "none" if value == math.inf and name == "idle_timeout" else text
-            pairs.append(f"{name}={'auto' if value is None else text}")
+            nothing = "off" if name in SERVER_TOOLS else "auto"
+            pairs.append(f"{name}={nothing if value is None else text}")
     return "?" + "&".join(pairs) if pairs else ""
 
 
@@ -285,12 +281,10 @@ _SUFFIX = re.compile(rf"(.+)\.({'|'.join((*EFFORTS, 'auto'))})\Z")
 @dataclass(frozen=True, slots=True)
 class ModelRef:
     """A model of a provider, and what its string sets: `params` by field name of `Params`, None where `auto` is said.
-
     `route` names who runs the model behind a router. `idle_timeout` is in seconds, `math.inf` for none at all.
     `transport`, `idle_timeout` and `schema_mode` say how it is asked, so no fingerprint holds them; None: nothing is
     said. `written` is what was written when that is a short name, without those three; `warnings` are about keys that
-    have no effect.
-    """
+    have no effect."""
 
     provider: str
     model: str

@@ -2,33 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, Usage
+from agac.core.types import (
+    AssistantMessage,
+    Fault,
+    Finish,
+    JSONValue,
+    Message,
+    Reply,
+    Request,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
 from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, reply_of, set_params, unreadable, usage_of
+from agac.providers.dialect import (
+    NO_HEADERS,
+    Assembly,
+    Dialect,
+    arguments_text,
+    calls_of,
+    reply_of,
+    set_params,
+    unreadable,
+    usage_of,
+    uses_of,
+)
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
-from agac.providers.structured import openai_format, shape_of
+from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
 
 
 def _headers(provider: Provider) -> dict[str, str]:
-    """The key as a bearer token."""
     return {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
 
 
-def _messages(instruction: str | None, messages: Iterable[Message]) -> list[dict[str, str]]:
-    """Messages on the wire, the first one, a system message, ending with `instruction`, where there is one."""
-    wire = [{"role": m.role, "content": m.text} for m in messages]
+def _messages(
+    instruction: str | None, messages: Iterable[Message], turn: Callable[[Message], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Messages on the wire, the first one, a system message, ending with `instruction`, where there is one. `turn` is
+    given those that hold calls of tools or their results."""
+    wire: list[dict[str, Any]] = []
+    for message in messages:
+        if type(message) is Message:
+            wire.append({"role": message.role, "content": message.text})
+        else:
+            wire += turn(message)
     if instruction is None:
         return wire
-    if wire and wire[0]["role"] == "system":
+    if wire and wire[0].get("role") == "system":
         wire[0]["content"] += "\n\n" + instruction
     else:
         wire.insert(0, {"role": "system", "content": instruction})
     return wire
+
+
+def _keep(said: list[dict[str, Any]], request: Request, model: str, provider: Provider, kind: str) -> dict[str, Any]:
+    """What asks for the shared prefix to be kept. Where the model wants a mark at its end, the last message that takes
+    one gets it, on a part of the type `kind`; an assistant's takes none."""
+    if (prefix := request.prefix) is None or provider.cache != "openai":
+        return {}
+    told = request.messages[0].role != "system" and said[0].get("role") == "system"  # the schema
+    shared = [at for at in range(prefix.messages + told) if said[at].get("role") in ("system", "user")]
+    if shared and provider.marked and re.match(provider.marked, model):
+        part = {"type": kind, "text": said[shared[-1]]["content"], "prompt_cache_breakpoint": {"mode": "explicit"}}
+        said[shared[-1]] = {**said[shared[-1]], "content": [part]}
+    return {"prompt_cache_key": prefix.key}
 
 
 def _said(parts: Any, kind: str) -> tuple[str, str | None]:
@@ -43,6 +88,32 @@ def _said(parts: Any, kind: str) -> tuple[str, str | None]:
     return "".join(texts), refusal
 
 
+def _flat_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
+    """A tool: its arguments are held to their schema where that lies inside the strict subset."""
+    strict = provider.strict_schema and strict_obstacle(tool.parameters) is None
+    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": strict}
+    return {"type": "function", **told}
+
+
+def _nested_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
+    """The same; `strict` is left out where it is false: a word that look-alikes may not know."""
+    flat = _flat_function(tool, provider).items()
+    return {"type": "function", "function": {name: one for name, one in flat if name != "type" and one is not False}}
+
+
+def _offered(request: Request, provider: Provider, describe: Describing) -> dict[str, JSONValue]:
+    """The tools of a request, and how they may be used where that is not as usual."""
+    if not (tools := tools_of(request, provider, describe)):
+        return {}
+    said: dict[str, JSONValue] = {} if request.tool_choice == "auto" else {"tool_choice": request.tool_choice}
+    return {"tools": tools, **said, **({} if request.parallel_tools else {"parallel_tool_calls": False})}
+
+
+def _result_text(result: ToolResult) -> str:
+    """A result; neither API has a mark for an error."""
+    return f"Error: {result.text}" if result.is_error else result.text
+
+
 # Chat completions. Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read
 # November 2026.
 
@@ -55,15 +126,17 @@ _FINISH = {
     **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence"), Finish.STOP),
     **dict.fromkeys(("length", "max_tokens", "model_length"), Finish.LENGTH),
     **dict.fromkeys(("content_filter", "safety", "recitation", "prohibited_content"), Finish.FILTER),
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), Finish.TOOLS),
     "refusal": Finish.REFUSAL,
 }
 """What servers call the end of an answer; names beyond OpenAI's five are look-alikes'. Anything else is OTHER."""
 
 
 def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /chat/completions."""
     shape, params = shape_of(request.schema, provider, openai_format), request.params
-    wire: dict[str, JSONValue] = {"model": model, "messages": _messages(shape.instruction, request.messages)}
+    said = _messages(shape.instruction, request.messages, _chat_turn)
+    wire: dict[str, JSONValue] = {"model": model, "messages": said, **_keep(said, request, model, provider, "text")}
+    wire |= _offered(request, provider, _nested_function)
     wire |= set_params(params, _CHAT_PARAMS, provider.renames)
     if params.max_tokens is not None:
         wire[provider.max_tokens_field] = params.max_tokens
@@ -78,8 +151,27 @@ def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, J
     return wire
 
 
+def _chat_turn(message: Message) -> list[dict[str, Any]]:
+    """A message with calls of tools, or one for each of the results."""
+    if isinstance(message, ToolMessage):
+        return [{"role": "tool", "tool_call_id": one.call_id, "content": _result_text(one)} for one in message.results]
+    if isinstance(message, AssistantMessage):
+        if came := mapping(mapping(message.wire).get("message")):
+            return [came]
+        if message.calls:
+            calls = [_chat_call({}, call) for call in message.calls]
+            return [{"role": "assistant", "content": message.text or None, "tool_calls": calls}]
+    return [{"role": message.role, "content": message.text}]
+
+
+def _chat_call(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
+    """A call as it is sent back, with what else came with it (Gemini's signatures), but its place in a stream."""
+    function = {**mapping(came.get("function")), "name": call.name, "arguments": call.arguments}
+    further = {name: value for name, value in came.items() if name != "index"}
+    return {**further, "id": call.id, "type": "function", "function": function}
+
+
 def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
-    """A chat completion."""
     choices = mapping(data).get("choices")
     if not isinstance(choices, list):
         return unreadable(provider, status, "a body that is no chat completion")
@@ -90,8 +182,19 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     answer, refusal = (content, None) if isinstance(content, str) else _said(content, "text")
     refusal = text(message, "refusal") or refusal
     finish = _FINISH.get(text(choice, "finish_reason").lower(), Finish.OTHER)
-    usage = _chat_usage(data.get("usage"))
-    return reply_of(data, [answer], finish, usage=usage, refusal=refusal, provider=provider, model=model)
+    asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
+    calls = calls_of(
+        (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
+    )
+    wire: JSONValue = None
+    if calls:  # what is empty is left out: not all that a server sends it takes, as `audio: null`
+        came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
+        sent_back = [_chat_call(*one) for one in zip(asked, calls, strict=True)]
+        wire = {"message": {**came, "role": "assistant", "tool_calls": sent_back}}
+    return reply_of(
+        data, [answer], finish, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
+        calls=calls, wire=wire,
+    )  # fmt: skip
 
 
 def _chat_usage(usage: Any) -> Usage:
@@ -112,14 +215,15 @@ _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage"
 
 
 class ChatAssembly(Assembly):
-    """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped.
-
-    The first choice counts, as it does where nothing is streamed.
-    """
+    """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped. The
+    first choice counts, as it does where nothing is streamed."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
         self._pieces: dict[str, list[str]] = {"content": [], "refusal": []}
+        self._thought: dict[str, list[str]] = {"reasoning_content": [], "reasoning": []}  # as look-alikes call it
+        self._calls: list[tuple[dict[str, Any], list[str]]] = []
+        self._open: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._finish: JSONValue = None
 
     def take(self, event: Any) -> None:
@@ -138,19 +242,22 @@ class ChatAssembly(Assembly):
                     self._choice(choice)
 
     def finish(self) -> bool:
-        """Whether the answer is whole: its end was said."""
         return self.done or self._finish is not None
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        """The completion, or the error that came in its place."""
         if is_error(self._frame):
             return 200, NO_HEADERS, self._frame
         content, refusal = map("".join, self._pieces.values())
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not refusal else None,
+            "content": content if content or not (refusal or self._calls) else None,
             "refusal": refusal or None,
         }
+        if self._calls:  # the next request of the conversation holds the thinking too
+            message |= {name: "".join(pieces) for name, pieces in self._thought.items() if pieces}
+            for call, pieces in self._calls:
+                call["function"]["arguments"] = "".join(pieces)
+            message["tool_calls"] = [call for call, _ in self._calls]
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return 200, NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
 
@@ -161,10 +268,31 @@ class ChatAssembly(Assembly):
                 pieces.append(piece)
                 self.size += len(piece)
                 self.token(piece, answer=True)
-        if any(text(delta, name) for name in ("reasoning_content", "reasoning")):  # as look-alikes call it
-            self.token("", answer=False)
+        for name, pieces in self._thought.items():
+            if piece := text(delta, name):
+                pieces.append(piece)
+                self.size += len(piece)
+                self.token("", answer=False)
+        for call in objects(mapping(delta).get("tool_calls")):
+            self._call(call)
         if choice.get("finish_reason") is not None:
             self._finish = choice["finish_reason"]
+
+    def _call(self, piece: dict[str, Any]) -> None:
+        """A piece of a call. Some servers leave the index or the id out, give all calls the same index, or each piece
+        an id of its own: with a name begins a call."""
+        index, function, named = str(piece.get("index")), mapping(piece.get("function")), text(piece, "id")
+        known = self._open.get(index)
+        other = index == "None" if known is None or not named else named != text(known[0], "id")
+        if known is None or (other and function.get("name")):
+            known = self._open[index] = ({"type": "function", "function": {}}, [])
+            self._calls.append(known)
+        call, pieces = known
+        call |= {name: value for name, value in piece.items() if value and name not in call}
+        call["function"] |= {name: value for name, value in function.items() if value and name != "arguments"}
+        pieces.append(arguments_text(function.get("arguments")))
+        self.size += len(repr(piece))
+        self.token("", answer=True)
 
 
 # The Responses API. Facts: developers.openai.com/api/reference/responses and the types of the openai SDK 3.52, read
@@ -183,19 +311,19 @@ _INCOMPLETE = {"max_output_tokens": Finish.LENGTH, "content_filter": Finish.FILT
 
 
 def _build_response(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`.
-
-    But where a schema travels as text it stays an item: JSON mode is refused unless `input` itself speaks of JSON
-    (instructions do not count everywhere; github.com/miracodeai/mira/pull/267, August 2026).
-    """
+    """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`. But
+    where a schema travels as text it stays an item: JSON mode is refused unless `input` itself speaks of JSON
+    (instructions do not count everywhere; github.com/miracodeai/mira/pull/267, August 2026)."""
     shape, params = shape_of(request.schema, provider, openai_format), request.params
     wire: dict[str, JSONValue] = {"model": model}
-    items = _messages(shape.instruction, request.messages)
-    separate = shape.instruction is None and len(items) > 1 and items[0]["role"] == "system"
-    if separate and (instructions := items.pop(0)["content"]):
+    said = _messages(shape.instruction, request.messages, _items_of_turn)
+    wire |= _keep(said, request, model, provider, "input_text")
+    separate = shape.instruction is None and len(said) > 1 and said[0].get("role") == "system"
+    if separate and isinstance(said[0]["content"], str) and (instructions := said.pop(0)["content"]):  # without a mark
         wire["instructions"] = instructions
-    asks_again = any(item["role"] == "assistant" for item in items)  # answers given back need their type
-    wire["input"] = [{"type": "message", **item} for item in items] if asks_again else items
+    asks_again = any(item.get("role") not in ("system", "user") for item in said)  # answers given back need their type
+    wire["input"] = [{"type": "message", **item} for item in said] if asks_again else said
+    wire |= _offered(request, provider, _flat_function)
     wire |= set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}
@@ -210,12 +338,29 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     return wire
 
 
-def _read_response(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
-    """A response.
+def _items_of_turn(message: Message) -> list[dict[str, Any]]:
+    """What a model said with its calls of tools, or their results, as items. Reasoning goes back where its content came
+    with it: nothing is stored by which the API would find it."""
+    if isinstance(message, ToolMessage):
+        kind = {"type": "function_call_output"}
+        return [{**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results]
+    if isinstance(message, AssistantMessage):
+        if came := objects(mapping(message.wire).get("output")):
+            whole = ("encrypted_content", "content")
+            return [one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))]
+        said = [{"role": "assistant", "content": message.text}] if message.text or not message.calls else []
+        return said + [_call_item({}, call) for call in message.calls]
+    return [{"role": message.role, "content": message.text}]
 
-    Commentary on the way to the answer (`phase`) and items that say nothing are no answers; nor is reasoning. The parts
-    of an item belong together: it is one message. One that was cut counts where no other is complete.
-    """
+
+def _call_item(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
+    return {**came, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _read_response(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
+    """A response. Commentary on the way to the answer (`phase`) and items that say nothing are no answers; nor is
+    reasoning. The parts of an item belong together: it is one message. One that was cut counts where no other is
+    complete."""
     output = mapping(data).get("output")
     if not isinstance(output, list):
         return unreadable(provider, status, "a body that is no response")
@@ -235,14 +380,33 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     finish = Finish.LENGTH if cut and not texts else Finish.STOP
     if stage == "incomplete":
         finish = _INCOMPLETE.get(text(data.get("incomplete_details"), "reason"), Finish.OTHER)
+    asked = [item for item in objects(output) if item.get("type") == "function_call"]
+    calls = calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
+    came = {id(item): _call_item(item, call) for item, call in zip(asked, calls, strict=True)}
+    return reply_of(
+        data, texts or cut[:1], finish, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
+        calls=calls, wire={"output": [came.get(id(item), item) for item in output]} if calls else None,
+    )  # fmt: skip
+
+
+def _response_usage(data: dict[str, Any]) -> Usage:
+    """Tokens, and uses of the provider's own tools as it counts them (xAI: docs.x.ai/developers/tools), else the
+    searches among its items: opening a page that was found costs nothing."""
+    usage = mapping(data.get("usage"))
     details = ("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")
-    usage = usage_of(data.get("usage"), "input_tokens", "output_tokens", *details)
-    return reply_of(data, texts or cut[:1], finish, usage=usage, refusal=refusal, provider=provider, model=model)
+    found = usage_of(usage, "input_tokens", "output_tokens", *details)
+    ran = uses_of(usage.get("server_side_tool_usage_details"), "_calls")
+    billed = count(mapping(data.get("tool_usage")).get("web_search"), "num_requests")
+    if not ran and billed is None:
+        searches = [item for item in objects(data.get("output")) if item.get("type") == "web_search_call"]
+        billed = sum(text(item.get("action"), "type") in ("", "search") for item in searches)
+    return replace(found, server_tools=ran or {"web_search": billed or 0}) if ran or billed else found
 
 
 # Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.
 
-_ANSWER = frozenset(("response.output_text.delta", "response.refusal.delta"))
+_SPOKEN = frozenset(("response.output_text.delta", "response.refusal.delta"))
+_ANSWER = _SPOKEN | {"response.function_call_arguments.delta"}
 _THOUGHT = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
 _LAST = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
@@ -257,7 +421,6 @@ class ResponseAssembly(Assembly):
         self._body: JSONValue = None
 
     def take(self, event: Any) -> None:
-        """One event."""
         if self.done or not isinstance(event, dict):
             return
         kind = event.get("type")
@@ -266,7 +429,7 @@ class ResponseAssembly(Assembly):
                 self._failed(event)
         elif kind in _ANSWER or kind in _THOUGHT:
             if event.get("delta"):
-                self.token(text(event, "delta"), answer=kind in _ANSWER)
+                self.token(text(event, "delta") if kind in _SPOKEN else "", answer=kind in _ANSWER)
         elif kind == "response.output_item.done":
             self._items.append(event.get("item"))
             self.size += len(repr(event))
@@ -276,7 +439,6 @@ class ResponseAssembly(Assembly):
             self._failed(event)
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        """The response, or the error that came in its place."""
         return self._status, self._headers, self._body
 
     def _ended(self, response: Any) -> None:
@@ -302,16 +464,10 @@ CHAT = Dialect(
     path="/chat/completions",
     # what else a look-alike takes is in its row; OpenAI takes all of it
     refused={"verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"},
-    headers=_headers,
-    build=_build_chat,
-    shaping=openai_format,
-    read=_read_chat,
-    read_error=read_openai_error,
-    rules=OPENAI_RULES,
-    rates=rate_state,
-    assembly=ChatAssembly,
+    headers=_headers, build=_build_chat, shaping=openai_format, read=_read_chat, read_error=read_openai_error,
+    rules=OPENAI_RULES, rates=rate_state, assembly=ChatAssembly,
     asks_usage=b'"stream_options":{"include_usage":true},',
-)
+)  # fmt: skip
 
 RESPONSES = replace(
     CHAT, path="/responses", refused=_RESPONSES_REFUSED, build=_build_response, read=_read_response,

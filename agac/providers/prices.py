@@ -1,7 +1,5 @@
 """What a call costs in US dollars: prices from agac.yml, the provider's row or the price library, of tiers and batches.
-
-A price that nobody knows is None: it is said, not guessed, and never 0.
-"""
+A price that nobody knows is None: it is said, not guessed, and never 0."""
 
 from __future__ import annotations
 
@@ -18,12 +16,16 @@ BATCH = "batch"
 
 
 def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
-    """A model's price: agac.yml's, else the price library's of today, else None.
+    """A model's price with those of the tools that its provider runs, which no tier changes: see `_tokens`."""
+    price = _tokens(provider, model, service_tier)
+    return replace(price, uses=provider.tool_prices) if price is not None and provider.tool_prices else price
 
-    `service_tier` (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
-    factor for the tier where it has one. `BATCH` is the ordinary price times the factor that agac.yml names, else the
-    provider's own, unless the library has a price for it. The first look-up imports the library: a third of a second.
-    """
+
+def _tokens(provider: Provider, model: str, service_tier: str | None) -> Price | None:
+    """A model's price: agac.yml's, else the price library's of today, else None. `service_tier` (`flex`, `priority`)
+    picks the library's price for it; a price from agac.yml is multiplied by its own factor for the tier where it has
+    one. `BATCH` is the ordinary price times the factor that agac.yml names, else the provider's own, unless the library
+    has a price for it. The first look-up imports the library: a third of a second."""
     own = _own(provider, model)
     price = own or _listed(provider, model, None)
     factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(service_tier or "") if own else None
@@ -37,7 +39,6 @@ def price_of(provider: Provider, model: str, service_tier: str | None = None) ->
 
 
 def _listed(provider: Provider, model: str, service_tier: str | None) -> Price | None:
-    """The price library's."""
     if provider.price_id is None:
         return None
     name, _, route = model.partition(":") if provider.routed else (model, "", "")
@@ -60,22 +61,36 @@ def _own(provider: Provider, model: str) -> Price | None:
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """Dollars for a call's tokens; None when the price or one of the two counts is not known."""
+    """Dollars for a call's tokens and for tools that its provider ran; None when the price of one, or how many tokens
+    came or went, is not known."""
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
+    used = usage.server_tools or {}
+    if not used.keys() <= price.uses.keys():
+        return None
+    uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
     for start, above in price.above:
         if usage.input_tokens >= start:
             price = above
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
     cached_price = price.input if price.cached_input is None else price.cached_input
-    fresh = (usage.input_tokens - cached) * price.input
-    return (fresh + cached * cached_price + usage.output_tokens * price.output) / 1_000_000
+    written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
+    lasting = min(usage.cache_write_1h_tokens or 0, written)
+    write = price.input if price.cache_write is None else price.cache_write
+    kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
+    fresh = (usage.input_tokens - cached - written) * price.input
+    return (fresh + kept + cached * cached_price + usage.output_tokens * price.output) / 1_000_000 + uses
+
+
+_COLUMNS = {
+    "input": "input_mtok", "output": "output_mtok", "cached_input": "cache_read_mtok",
+    "cache_write": "cache_write_mtok", "cache_write_1h": "cache_write_1h_mtok",
+}  # fmt: skip
 
 
 def _times(price: Price, factor: float) -> Price:
-    cached = None if price.cached_input is None else price.cached_input * factor
-    above = tuple((start, _times(step, factor)) for start, step in price.above)
-    return Price(input=price.input * factor, output=price.output * factor, cached_input=cached, above=above)
+    known = {name: value * factor for name in _COLUMNS if (value := getattr(price, name)) is not None}
+    return Price(**known, above=tuple((start, _times(step, factor)) for start, step in price.above))
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +103,7 @@ def _library_price(price_id: str, model: str, service_tier: str | None) -> Price
         return None
     context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
     prices = found.get_prices(datetime.now(tz=UTC), context)
-    columns = (prices.input_mtok, prices.output_mtok, prices.cache_read_mtok)
+    columns = [getattr(prices, name, None) for name in _COLUMNS.values()]
     # the library's tiers start above their number, ours at it
     starts = {0, *(tier.start + 1 for column in columns for tier in getattr(column, "tiers", ()))}
     known = {start: step for start in sorted(starts) if (step := _flat(columns, start)) is not None}
@@ -96,7 +111,7 @@ def _library_price(price_id: str, model: str, service_tier: str | None) -> Price
     return replace(base, above=tuple(known.items())) if base else None
 
 
-def _flat(columns: tuple[Any, Any, Any], input_tokens: int) -> Price | None:
+def _flat(columns: list[Any], input_tokens: int) -> Price | None:
     """The library's columns for a call of this size; None when it lacks the input's or the output's price."""
     found: list[float | None] = []
     for column in columns:
@@ -104,5 +119,5 @@ def _flat(columns: tuple[Any, Any, Any], input_tokens: int) -> Price | None:
         for tier in getattr(column, "tiers", ()):
             value = tier.price if input_tokens > tier.start else value
         found.append(None if value is None else float(value))
-    given, made, cached = found
-    return None if given is None or made is None else Price(given, made, cached)
+    known = dict(zip(_COLUMNS, found, strict=True))
+    return None if known["input"] is None or known["output"] is None else Price(**known)  # type: ignore[arg-type]

@@ -11,6 +11,13 @@ from agac.core.keys import account_mark
 Structured = Literal["json_schema", "json_object", "none"]
 """How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""
 
+SERVER_TOOLS = ("web_search", "x_search", "web_fetch")
+"""Tools that providers run, where they are asked to: fields of `Params`."""
+
+Caching = Literal["none", "automatic", "openai", "anthropic"]
+"""How a prompt's beginning is kept for later calls: not that we know; without being asked; by a key, and by OpenAI's
+marks where a model wants them; by Anthropic's marks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -32,12 +39,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do.
-
-    `batch`, `flex`, `priority` are factors for that mode and those service tiers; None: not known, full price.
-
-    `above`: from so many input tokens on, all tokens of the call have the other price; the highest such step counts.
-    """
+    """US dollars per million tokens. `cached_input` None: cached tokens cost what others do. `batch`, `flex`,
+    `priority` are factors for that mode and those service tiers; None: not known, full price. `above`: from so many
+    input tokens on, all tokens of the call have the other price; the highest such step counts."""
 
     input: float
     output: float
@@ -46,6 +50,12 @@ class Price:
     flex: float | None = None
     priority: float | None = None
     above: tuple[tuple[int, Price], ...] = ()
+    cache_write: float | None = None
+    """Of a token that is written to a cache; None: it costs what others do."""
+    cache_write_1h: float | None = None
+    """The same where it stays for an hour; None: as `cache_write`."""
+    uses: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Of 1,000 uses of a tool that the provider runs, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +77,10 @@ its alone; by nothing but the number of its requests and the time (Anthropic), t
 @dataclass(frozen=True, slots=True)
 class BatchTraits:
     """The batch API of a provider, as data: the column `batch` of the provider table. Sizes in bytes, times in seconds.
-
-    `api` is the key of its implementation in `batch_apis.BATCH_APIS`. Every number has its source where it is set.
-    """
+    `api` is the key of its implementation in `batch_apis.BATCH_APIS`. Every number has its source where it is set."""
 
     api: str
     max_requests: int = 50_000
-    """Requests in a batch."""
     max_bytes: int = 200_000_000
     """Bytes of the input, of the file or of the body."""
     max_open: int | None = None
@@ -116,15 +123,12 @@ class Provider:
     key_optional: bool = False
     """Can be asked without a key."""
     api_key: str | None = field(default=None, repr=False)
-    """The key itself."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Sent with every request, after the dialect's own."""
     structured: Structured = "json_schema"
-    """How a schema is enforced."""
     strict_schema: bool = False
     """Knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The wire name of `max_tokens`."""
     max_tokens: int = 4096
     """The `max_tokens` that is sent where nothing is said, by a dialect that cannot do without."""
     renames: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -145,6 +149,20 @@ class Provider:
     """How thinking is turned on and off, by model; `*`: any other. A model that has none takes efforts."""
     stream_usage: bool = True
     """Is to be told that a stream should count its tokens (`stream_options`); False: it refuses to be told."""
+    server_tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """Tools that it runs itself, by the names of `Params`: what is put among a request's tools."""
+    uses_bound: str | None = None
+    """What bounds the uses of such a tool in a call, beside its type; None: nothing that we know."""
+    tool_prices: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """US dollars for 1,000 uses of such a tool."""
+    tools: bool = True
+    tools_with_schema: bool = False
+    """Takes tools and a schema in one request; False: a grammar would keep the model from calling, or it is refused."""
+    cache: Caching = "none"
+    cache_min_tokens: Mapping[str, int] = field(default_factory=lambda: {"": 1024}, hash=False)
+    """The shortest beginning of a prompt that is kept, by how the names of models begin."""
+    marked: str | None = None
+    """Models of which only a beginning that ends at a mark is kept (OpenAI's): a pattern of their names."""
     limits: Limits = field(default_factory=Limits)
     """What the user allows; the shipped rows leave it open, since it differs by account."""
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
@@ -159,6 +177,9 @@ class Provider:
     """agac starts it by itself for the time of a run."""
     batch: BatchTraits | None = None
     """Its batch API; None: sync only."""
+    engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """Of a serving engine of the user's own: what it calls the counters of prompt tokens, and of those that its prefix
+    cache had, without `_total`, newest name first (`backend.engine_counts`); None: a service, which has no such."""
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
@@ -186,6 +207,11 @@ class Provider:
         """How a model's thinking is turned on and off, None when it has no switch. `model` may hold a route."""
         name = model.partition(":")[0] if self.routed else model
         return self.switches.get(name) or self.switches.get("*")
+
+    def least_cached(self, model: str) -> int | None:
+        """Tokens from which the beginning of a prompt is kept; None: none is, as far as we know."""
+        starts = [start for start in self.cache_min_tokens if model.startswith(start)]
+        return None if self.cache == "none" else self.cache_min_tokens[max(starts, key=len)]
 
     def meant_reasoning(self, model: str, value: str | None) -> str | None:
         """`off` as the effort `none` where there is no switch, and the other way round."""

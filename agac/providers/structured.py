@@ -1,7 +1,5 @@
-"""How a JSON Schema is sent to each dialect's providers.
-
-Whatever is sent, the answer is validated here afterwards; this only decides how many answers fail that.
-"""
+"""How a JSON Schema is sent to each dialect's providers. Whatever is sent, the answer is validated here afterwards;
+this only decides how many answers fail that."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
-from agac.core.types import JSONValue, Schema
+from agac.core.types import JSONValue, Request, Schema, ToolDefinition
 from agac.providers.bodies import mapping
 from agac.providers.provider import Provider
 
@@ -57,6 +55,25 @@ def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping) -> Sha
     # the schema is kept with its shape, so that its id cannot be given to another one
     _shapes[key] = (schema, shape)
     return shape
+
+
+Describing = Callable[[ToolDefinition, Provider], dict[str, JSONValue]]
+
+_tools: dict[tuple[int, bool, Describing], tuple[tuple[ToolDefinition, ...], list[dict[str, JSONValue]]]] = {}
+
+
+def tools_of(request: Request, provider: Provider, describe: Describing) -> list[dict[str, JSONValue]]:
+    """What a model is told of its tools, those that the provider runs first. The stage's own are described once where
+    all of its requests hold the same tuple."""
+    bound = provider.uses_bound
+    asked = [(entry, getattr(request.params, name)) for name, entry in provider.server_tools.items()]
+    ran = [{**entry, **({bound: int(uses)} if bound and uses != "on" else {})} for entry, uses in asked if uses]
+    key = (id(request.tools), provider.strict_schema, describe)
+    if (kept := _tools.get(key)) is None:
+        if len(_tools) >= _MOST_SHAPES:
+            _tools.clear()
+        kept = _tools[key] = (request.tools, [describe(tool, provider) for tool in request.tools])
+    return ran + kept[1] if ran else kept[1]
 
 
 # OpenAI. platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict: true` accepts. Other
@@ -208,7 +225,6 @@ def _references(schema: Any) -> set[str]:
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping within a value, itself included."""
     if isinstance(value, dict):
         yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -216,7 +232,6 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _closed(node: Any) -> dict[str, JSONValue]:
-    """A schema within it. Raises _Beyond."""
     if not isinstance(node, dict) or not node.keys() <= _KNOWN or not node.keys() & _KINDS:
         raise _Beyond
     if "$ref" in node:

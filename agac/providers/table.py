@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
 from agac.providers import anthropic, openai
-from agac.providers.provider import BatchTraits, Limits, Price, Provider, Switch
+from agac.providers.provider import SERVER_TOOLS, BatchTraits, Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
     from agac.spec.project_models import ProviderSpec
@@ -26,14 +26,9 @@ ANTHROPIC_BATCHES = BatchTraits(
     # platform.claude.com/docs/en/build-with-claude/batch-processing: 100,000 requests or 256 MB, results
     # for 29 days; the object has no field for anything of ours. Grace: retrieving a batch answered
     # 404 for minutes after its creation (github.com/anthropics/anthropic-sdk-python/issues/1432)
-    api="anthropic",
-    max_requests=100_000,
-    max_bytes=256_000_000,
-    finds_by="count",
-    grace=1800.0,
-    results_kept=29 * 86_400.0,
-    unsupported=_OWN_TIER,
-)
+    api="anthropic", max_requests=100_000, max_bytes=256_000_000, finds_by="count", grace=1800.0,
+    results_kept=29 * 86_400.0, unsupported=_OWN_TIER,
+)  # fmt: skip
 
 GENERIC_BATCHES: dict[str, BatchTraits] = {
     # look-alikes: it is not promised that metadata is echoed, how long files are kept, or that batches are cheaper
@@ -42,26 +37,18 @@ GENERIC_BATCHES: dict[str, BatchTraits] = {
 }
 """What agac.yml's `batch: NAME` stands for where the provider has no row of its own that says more."""
 
+# the openai SDK 3.52, batches.create and files.create: 50,000 requests, 200 MB, 24h, 16 pairs of metadata, which the
+# list echoes; input files are kept for 30 days, and nothing else is said of results
 OPENAI_BATCHES = replace(
-    # the openai SDK 3.52, batches.create and files.create: 50,000 requests, 200 MB, 24h, 16 pairs of metadata, which
-    # the list echoes; input files are kept for 30 days, and nothing else is said of results
-    GENERIC_BATCHES["openai"],
-    grace=20.0,
-    results_kept=30 * 86_400.0,
-    price_factor=0.5,
-    unsupported=_OWN_TIER,
+    GENERIC_BATCHES["openai"], grace=20.0, results_kept=30 * 86_400.0, price_factor=0.5, unsupported=_OWN_TIER
 )
 
 AZURE_BATCHES = replace(
     # learn.microsoft.com/azure/ai-foundry/openai/how-to/batch: 100,000 requests, 200 MB, 500 files in a resource;
     # what takes longer than 24 hours goes on. Whether the list echoes metadata is not said: by the input file then
-    GENERIC_BATCHES["openai"],
-    max_requests=100_000,
-    max_open=500,
-    expires=False,
-    price_factor=0.5,
+    GENERIC_BATCHES["openai"], max_requests=100_000, max_open=500, expires=False, price_factor=0.5,
     unsupported=_OWN_TIER,
-)
+)  # fmt: skip
 
 # The providers that agac knows, as data: one row each. What a provider can do is asked of its row, never of its name.
 #
@@ -78,13 +65,16 @@ SIMULATOR_PRICE = Price(input=0.25, cached_input=0.025, output=2.0, batch=0.5)
 SIMULATOR = _chat(
     name="simulator", base_url="", strict_schema=True, max_tokens_field="max_completion_tokens", extras=(),
     prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True, batch=replace(OPENAI_BATCHES, unsupported={}),
+    tools_with_schema=True, cache="openai",
 )  # fmt: skip
 
 # platform.openai.com/docs/api-reference/chat: `max_tokens` is deprecated and refused by reasoning models
 OPENAI = _chat(
     name="openai", base_url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", strict_schema=True,
     max_tokens_field="max_completion_tokens", extras=(), service_tiers=("auto", "default", "flex", "priority"),
-    price_id="openai", tiers_priced=True, batch=OPENAI_BATCHES,
+    price_id="openai", tiers_priced=True, batch=OPENAI_BATCHES, tools_with_schema=True,
+    # developers.openai.com/api/docs/guides/prompt-caching: from GPT-5.6 on a prefix is found at breakpoints alone
+    cache="openai", marked=r"gpt-(5\.([6-9]|\d\d)|[6-9]|\d\d)",
 )  # fmt: skip
 
 # whatever speaks chat completions; agac.yml can say more about it than two variables can
@@ -110,20 +100,14 @@ _ALWAYS_THINKING = (
     *("claude-mythos-5", "claude-mythos-5-1", "claude-mythos-5-2", "claude-mythos-preview"),
 )
 _ALWAYS = Switch(on=_ADAPTIVE, off=None, efforts=True)
-"""A model that cannot be kept from thinking."""
 
 ANTHROPIC = Provider(
     # platform.claude.com/docs/en/api/messages; which model takes what: build-with-claude/thinking-troubleshooting,
     # build-with-claude/effort and the models' migration guides. Models from 4.7 on refuse sampling parameters
-    name="anthropic",
-    dialect="anthropic",
-    base_url="https://api.anthropic.com/v1",
-    key_variable="ANTHROPIC_API_KEY",
+    name="anthropic", dialect="anthropic", base_url="https://api.anthropic.com/v1", key_variable="ANTHROPIC_API_KEY",
     # what can be answered without a stream within the time that the API allows for it
-    max_tokens=16_384,
-    seeds=False,
-    service_tiers=("auto", "standard_only"),
-    efforts=("low", "medium", "high", "xhigh", "max"),
+    max_tokens=16_384, seeds=False, service_tiers=("auto", "standard_only"),
+    efforts=("low", "medium", "high", "xhigh", "max"), price_id="anthropic", batch=ANTHROPIC_BATCHES,
     unsampled=(
         *("claude-opus-4-7", "claude-opus-4-8", "claude-opus-5", "claude-sonnet-5", "claude-haiku-5"),
         *("claude-fable", "claude-mythos"),
@@ -135,40 +119,60 @@ ANTHROPIC = Provider(
         "claude-sonnet-5-5": Switch(on=_ADAPTIVE, off={"thinking": {"type": "between_tools"}}, efforts=True),
         "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True),
     },
-    price_id="anthropic",
-    batch=ANTHROPIC_BATCHES,
-)
+    # agents-and-tools/tool-use/web-search-tool and web-fetch-tool: later versions run code too, on newer models alone
+    server_tools={
+        name: {"type": f"{name}_{version}", "name": name}
+        for name, version in (("web_search", "20250305"), ("web_fetch", "20250910"))
+    },
+    uses_bound="max_uses", tool_prices={"web_search": 10.0, "web_fetch": 0.0}, tools_with_schema=True,
+    # platform.claude.com/docs/en/build-with-claude/prompt-caching: what is shorter is not kept, and nothing says so
+    cache="anthropic",
+    cache_min_tokens={
+        **dict.fromkeys(("claude-opus-5", "claude-fable", "claude-mythos"), 512),
+        "": 1024,
+        "claude-opus-4-7": 2048,
+        **dict.fromkeys(("claude-opus-4-5", "claude-opus-4-6", "claude-haiku-4-5"), 4096),
+    },
+)  # fmt: skip
 
 LOOK_ALIKES: dict[str, Provider] = {
     "anthropic": replace(
-        ANTHROPIC, name="", base_url="", key_variable=None, structured="json_object", max_tokens=4096,
-        service_tiers=None, price_id=None, batch=None,
+        ANTHROPIC, name="", base_url="", key_variable=None, structured="json_object", max_tokens=4096, cache="none",
+        service_tiers=None, price_id=None, batch=None, server_tools={}, uses_bound=None, tool_prices={},
         switches={**ANTHROPIC.switches, "*": Switch(on=_ADAPTIVE, off=_DISABLED, efforts=True, tokens=True)},
     )
 }  # fmt: skip
 """What a row of agac.yml begins with, by its dialect, where it is not that of an ordinary look-alike."""
+
+# developers.openai.com/api/docs/guides/tools-web-search and /pricing: $10 for 1,000 searches
+_SEARCHES: dict[str, Any] = {
+    "server_tools": {"web_search": {"type": "web_search"}},
+    "tool_prices": {"web_search": 10.0},
+}
 
 SHIPPED: dict[str, Provider] = {
     row.name: row
     for row in (
         SIMULATOR,
         # the same simulator, asked through the Responses API
-        replace(SIMULATOR, name="simulator-responses", dialect="openai-responses"),
+        replace(SIMULATOR, name="simulator-responses", dialect="openai-responses", **_SEARCHES),
         # and through Anthropic's
         replace(
-            LOOK_ALIKES["anthropic"], name="simulator-anthropic", structured="json_schema",
+            LOOK_ALIKES["anthropic"], name="simulator-anthropic", structured="json_schema", cache="anthropic",
             service_tiers=("auto", "standard_only"), prices={"*": SIMULATOR_PRICE}, simulated=True, embedded=True,
-            batch=replace(ANTHROPIC_BATCHES, unsupported={}),
+            batch=replace(ANTHROPIC_BATCHES, unsupported={}), server_tools=ANTHROPIC.server_tools,
+            uses_bound=ANTHROPIC.uses_bound, tool_prices=ANTHROPIC.tool_prices,
         ),
         OPENAI,
         # the same models, account and prices by OpenAI's other API
-        replace(OPENAI, name="responses", dialect="openai-responses"),
+        replace(OPENAI, name="responses", dialect="openai-responses", **_SEARCHES),
         ANTHROPIC,
         # ai.google.dev/gemini-api/docs/openai: response_format takes json_schema; an error's body is a list of one
         # seeds: github.com/Vali-98/ChatterUI/issues/227, `Unknown name "seed": Cannot find field`
         _chat(
             name="gemini", base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-            key_variable="GEMINI_API_KEY", extras=(), seeds=False, price_id="google",
+            key_variable="GEMINI_API_KEY", extras=(), seeds=False, price_id="google", cache="automatic",
+            cache_min_tokens={"": 4096, **dict.fromkeys(("gemini-2.5-flash", "gemini-3-flash"), 1024)},
         ),
         # docs.mistral.ai/api: `random_seed`; unknown fields are refused with 422; json_schema is offered
         # stream_usage: github.com/avante-corp/avante.nvim/issues/2347, refused too, and the usage comes without it
@@ -200,40 +204,43 @@ SHIPPED: dict[str, Provider] = {
         # api-docs.deepseek.com/guides/json_mode: JSON mode only
         _chat(
             name="deepseek", base_url="https://api.deepseek.com/v1", key_variable="DEEPSEEK_API_KEY",
-            structured="json_object", extras=(), service_tiers=(), price_id="deepseek",
+            structured="json_object", extras=(), service_tiers=(), price_id="deepseek", cache="automatic",
         ),
         # docs.x.ai/docs/guides/structured-outputs: json_schema for every current model
         _chat(
             name="xai", base_url="https://api.x.ai/v1", key_variable="XAI_API_KEY", extras=(), price_id="x-ai",
+            tools_with_schema=True, cache="automatic",
+        ),
+        # docs.x.ai/developers/tools: by the Responses API alone; /developers/pricing: $5 for 1,000 of each
+        Provider(
+            name="xai-responses", dialect="openai-responses", base_url="https://api.x.ai/v1",
+            key_variable="XAI_API_KEY", price_id="x-ai", tools_with_schema=True, cache="automatic",
+            server_tools={name: {"type": name} for name in ("web_search", "x_search")},
+            tool_prices={"web_search": 5.0, "x_search": 5.0},
         ),
         _chat(
             # huggingface.co/docs/inference-providers: `model:route` names who runs the model. The switches are those
             # that the hosts of these models take, by the tables of fast-agent 0.10
-            name="hf",
-            base_url="https://router.huggingface.co/v1",
-            key_variable="HF_TOKEN",
-            structured="json_object",
-            routed=True,
-            service_tiers=(),
+            name="hf", base_url="https://router.huggingface.co/v1", key_variable="HF_TOKEN", structured="json_object",
+            routed=True, service_tiers=(), price_id="huggingface",
             switches={
                 "moonshotai/Kimi-K2.5": _THINKING,
                 "moonshotai/Kimi-K2.6": Switch(on={}, off={"chat_template_kwargs": {"thinking": False}}),
-                "Qwen/Qwen3.5-397B-A17B": _IN_TEMPLATE,
-                "Qwen/Qwen3.6-35B-A3B": _IN_TEMPLATE,
+                "Qwen/Qwen3.5-397B-A17B": _IN_TEMPLATE, "Qwen/Qwen3.6-35B-A3B": _IN_TEMPLATE,
                 "google/gemma-4-31B-it": _IN_TEMPLATE,
             },
-            price_id="huggingface",
         ),
         # platform.moonshot.ai/docs: thinking is on unless it is disabled; kimi-k3 takes efforts
         _chat(
             name="moonshot", base_url="https://api.moonshot.ai/v1", key_variable="MOONSHOT_API_KEY",
             structured="json_object", extras=(), service_tiers=(),
-            switches={"kimi-k2.5": _THINKING, "kimi-k2.6": _THINKING}, price_id="moonshotai",
+            switches={"kimi-k2.5": _THINKING, "kimi-k2.6": _THINKING}, price_id="moonshotai", cache="automatic",
         ),
         # docs.z.ai/guides/capabilities/thinking-mode: `thinking`; newer models take efforts too
         _chat(
             name="zai", base_url="https://api.z.ai/api/paas/v4", key_variable="ZAI_API_KEY", structured="json_object",
             extras=(), service_tiers=(), switches={"*": replace(_THINKING, efforts=True)}, price_id="zai",
+            cache="automatic",
         ),
         # alibabacloud.com/help/en/model-studio: `enable_thinking` beside OpenAI's parameters; JSON mode
         _chat(
@@ -243,13 +250,8 @@ SHIPPED: dict[str, Provider] = {
         ),
         replace(
             # learn.microsoft.com/azure/foundry/openai: the v1 API; a model is the name of a deployment
-            OPENAI,
-            name="azure",
-            base_url="${AZURE_OPENAI_ENDPOINT}/openai/v1",
-            key_variable="AZURE_OPENAI_API_KEY",
-            price_id="azure",
-            tiers_priced=False,
-            batch=AZURE_BATCHES,
+            OPENAI, name="azure", base_url="${AZURE_OPENAI_ENDPOINT}/openai/v1", key_variable="AZURE_OPENAI_API_KEY",
+            price_id="azure", tiers_priced=False, batch=AZURE_BATCHES,
         ),
         # the address and the variable are those of fast-agent 0.10; what it is held to is not known
         Provider(
@@ -258,20 +260,31 @@ SHIPPED: dict[str, Provider] = {
         ),
         # github.com/ollama/ollama docs/openai.md: json_schema is turned into a grammar; no key
         _chat(
-            name="ollama", base_url="http://127.0.0.1:11434/v1", extras=(), service_tiers=(),
+            name="ollama", base_url="http://127.0.0.1:11434/v1", extras=(), service_tiers=(), cache="automatic",
+        ),
+        # docs.vllm.ai, docs.sglang.ai: both hold a model to a schema by a grammar; a key only where the server asks for
+        # one. The counters: vLLM's v1/metrics/loggers.py (the second name is older), SGLang's metrics/collector.py
+        _chat(
+            name="vllm", base_url="http://127.0.0.1:8000/v1", key_variable="VLLM_API_KEY", key_optional=True,
+            service_tiers=(), cache="automatic", switches={"*": replace(_IN_TEMPLATE, efforts=True)},
+            engine=(
+                ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+                ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+            ),
+        ),
+        _chat(
+            name="sglang", base_url="http://127.0.0.1:30000/v1", key_variable="SGLANG_API_KEY", key_optional=True,
+            service_tiers=(), cache="automatic", switches={"*": replace(_IN_TEMPLATE, efforts=True)},
+            engine=(("sglang:prompt_tokens",), ("sglang:cached_tokens",)),
         ),
         GENERIC,
         # whatever speaks the Responses API
         replace(
-            GENERIC,
-            name="openresponses",
-            dialect="openai-responses",
-            base_url="${OPENRESPONSES_BASE_URL}",
+            GENERIC, name="openresponses", dialect="openai-responses", base_url="${OPENRESPONSES_BASE_URL}",
             key_variable="OPENRESPONSES_API_KEY",
         ),
     )
 }  # fmt: skip
-"""The rows that come with agac, by name."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -285,10 +298,8 @@ _PLAIN = Provider(name="", dialect="", base_url="", structured="json_object")
 def build_providers(
     specs: Mapping[str, ProviderSpec], env: Mapping[str, str], locate: Locate | None = None
 ) -> tuple[dict[str, Provider], list[Problem]]:
-    """All providers by name: the shipped rows with the rows of agac.yml over them. `locate` points Problems at lines.
-
-    A variable that is not set is no Problem here: it is on the row's `missing_variables`, for whoever uses the row.
-    """
+    """All providers by name: the shipped rows with the rows of agac.yml over them. `locate` points Problems at lines. A
+    variable that is not set is no Problem here: it is on the row's `missing_variables`, for whoever uses the row."""
     providers = {name: _filled(row, env) for name, row in SHIPPED.items()}
     problems: list[Problem] = []
     for name, spec in specs.items():
@@ -309,7 +320,7 @@ def _troubles(name: str, spec: ProviderSpec) -> Iterator[tuple[tuple[str, ...], 
         yield (), f"dialect is missing; write one of {', '.join(sorted(DIALECTS))}"
     if spec.base_url is None and shipped is None:
         yield (), "base_url is missing; write the address before the dialect's path, like https://host/v1"
-    if spec.base_url is not None and (trouble := _url_trouble(spec.base_url)):
+    if spec.base_url is not None and (trouble := url_trouble(spec.base_url)):
         yield ("base_url",), trouble
     if (said := spec.batch) is None:
         return
@@ -328,7 +339,7 @@ _INLINE = ("max_requests", "max_bytes", "pages", "grace", "results_kept")
 """What can differ between those who take requests inline, as Anthropic does."""
 
 
-def _url_trouble(text: str) -> str | None:
+def url_trouble(text: str) -> str | None:
     """What is wrong with a base URL as written; one that begins with a variable is judged where it is used."""
     if text.startswith("${"):
         return None
@@ -343,6 +354,10 @@ def _url_trouble(text: str) -> str | None:
     return None
 
 
+_SAID_AS_IT_IS = ("structured", "seeds", "tools", "tools_with_schema", "cache")
+"""Columns that are keys of agac.yml, and replace what is known."""
+
+
 def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
     """The row of agac.yml, over the shipped one of that name if there is one."""
     base = SHIPPED.get(name) or LOOK_ALIKES.get(spec.dialect or "") or _PLAIN
@@ -350,9 +365,10 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
         base,
         name=name,
         dialect=spec.dialect or base.dialect,
-        structured=spec.structured or base.structured,
-        seeds=base.seeds if spec.seeds is None else spec.seeds,
+        cache_min_tokens={"": spec.cache_min_tokens} if spec.cache_min_tokens is not None else base.cache_min_tokens,
+        **{name: getattr(base if getattr(spec, name) is None else spec, name) for name in _SAID_AS_IT_IS},
         limits=Limits(**dict(spec.limits)),
+        tool_prices={**base.tool_prices, **spec.tool_prices},
         prices={**base.prices, **{model: Price(**dict(price)) for model, price in spec.prices.items()}},
         batch=_batch(spec, base),
         # an embedded provider that is given an address is somebody's own server
@@ -365,7 +381,6 @@ def _overlay(name: str, spec: ProviderSpec, env: Mapping[str, str]) -> Provider:
 
 
 _LOGIN = re.compile(r"auth|api-?key|token|secret|cookie|password", re.IGNORECASE)
-"""What the names of headers hold that log in."""
 
 
 def _filled(
@@ -450,7 +465,6 @@ ELSEWHERE: dict[str, str] = {
     "http://127.0.0.1:3000/openai/v1, and its functions as tensorzero::function_name::{model}",
     "test": "has no models; write simulator/small, and `agac simulate` for slow answers, set replies and faults",
 }
-"""Sentences that go on after the provider's name."""
 
 
 def refusal(provider: str, model: str) -> str:
@@ -471,6 +485,11 @@ SAMPLING = ("temperature", "top_p", "top_k")
 def objections(model: str, params: Mapping[str, Any], transport: str | None, provider: Provider) -> list[str]:
     """Why a model cannot be asked so; `params` by field name of `Params`, None where nothing is to be sent."""
     found = [*unsendable((name for name, value in params.items() if value is not None), provider, model)]
+    counted = [name for name in SERVER_TOOLS if params.get(name) not in (None, "on") and name in provider.server_tools]
+    if not provider.uses_bound:
+        found += [
+            f"{name}={params[name]}: {provider.name} takes no number of uses; write {name}=on" for name in counted
+        ]
     if (reasoning := params.get("reasoning")) is not None and (why := _of_reasoning(model, reasoning, provider)):
         found.append(f"reasoning={reasoning}: {provider.name}/{model} {why}")
     found += of_tier(params.get("service_tier"), provider)
@@ -492,6 +511,12 @@ def unsendable(names: Iterable[str], provider: Provider, model: str = "") -> Ite
             yield f"seed: {provider.name} has no such parameter; leave it out"
         elif name in EXTRAS and provider.extras is not None and name not in provider.extras:
             yield f"{name}: {provider.name} has no such parameter; leave it out"
+        elif name in SERVER_TOOLS and name not in provider.server_tools:
+            who = [row.name for row in SHIPPED.values() if name in row.server_tools and not row.simulated]
+            yield (
+                f"{name}: {provider.name} runs no such tool that agac knows of; name a model of {' or '.join(who)}, or "
+                "leave it out and give the stage a tool of its own"
+            )
         elif name in SAMPLING and model.startswith(provider.unsampled):
             yield f"{name}: {provider.name}/{model} refuses it, as newer models do; leave it out"
 

@@ -28,14 +28,9 @@ CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
-    """The proxy that the environment names for `url`, credentials included; None: straight.
-
-    HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else ALL_PROXY, in either case of letters (lower wins); NO_PROXY's
-    hosts and every loopback address are reached straight, since a proxy's loopback is another machine's.
-
-    Raises:
-        UsageError: the variable names something else than an HTTP proxy.
-    """
+    """The proxy that the environment names for `url`, credentials included; None: straight. HTTPS_PROXY or HTTP_PROXY
+    by the URL's scheme, else ALL_PROXY, in either case (lower wins); NO_PROXY's hosts and every loopback address
+    are reached straight, since a proxy's loopback is another machine's. Raises UsageError for what is no HTTP proxy."""
     found = {name.lower(): (name, way) for name, way in sorted(env.items()) if way and name.lower().endswith("_proxy")}
     name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
     excepted = found.get("no_proxy", ("", ""))[1]
@@ -60,11 +55,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def tls_context(env: Mapping[str, str]) -> ssl.SSLContext:
-    """Verifies servers against the file that the environment names, else against the system's certificates.
-
-    Raises:
-        UsageError: the file is not there or holds no certificates.
-    """
+    """Verifies servers against the file that the environment names, else against the system's certificates. Raises
+    UsageError for a file that is not there or holds no certificates."""
     variable = next((variable for variable in CA_VARIABLES if env.get(variable)), None)
     if variable is None:
         return ssl.create_default_context()
@@ -161,7 +153,6 @@ NO_WEBSOCKET = ExceptionRule(
     *(_FATAL, _FAILED, "{provider} accepts no WebSocket at {base_url} ({status})"),
     "Write transport=auto or transport=sse in the model.",
 )
-"""An upgrade that was refused, where nothing else was allowed."""
 
 _REDIRECTED = ExceptionRule(
     _FATAL,
@@ -287,7 +278,6 @@ _UNCONNECTED: dict[type[BaseException], type[BaseException]] = {
 """Why a connection does not come about: the standard library's exceptions, and aiohttp's with the same meaning."""
 
 _WRAPPERS = ("APIConnectionError", "APITimeoutError")
-"""What SDKs raise from the exceptions of their HTTP library."""
 
 
 def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:

@@ -20,11 +20,10 @@ def parse_arguments(arguments: list[str]) -> tuple[Settings, argparse.Namespace]
             parser.add_argument(
                 f"--{flag.name}", dest=name, type=flag.kind, default=default, metavar=flag.metavar, help=flag.help
             )
-    own = ("ready_line", "exit_with_stdin")
     parser.add_argument("--ready-line", action="store_true", help="Write one JSON line once requests are answered.")
     parser.add_argument("--exit-with-stdin", action="store_true", help="Stop when standard input ends.")
     flags = parser.parse_args(arguments)
-    return Settings(**{name: value for name, value in vars(flags).items() if name not in own}), flags
+    return Settings(**{name: getattr(flags, name) for name, _, _ in setting_flags()}), flags
 
 
 def main(arguments: list[str]) -> int:

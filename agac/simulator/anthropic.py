@@ -1,42 +1,38 @@
-"""Anthropic's Messages API: how requests and schemas are read, how answers, events and errors are written.
-
-Facts: platform.claude.com (Messages, Errors, Structured outputs) and the anthropic SDK 2.12, read November 2026.
-"""
+"""Anthropic's Messages API: how requests and schemas are read, how answers, events and errors are written, by
+platform.claude.com (Messages, Errors, Structured outputs) and the anthropic SDK 2.12, read November 2026."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from agac.simulator import replies
 from agac.simulator.batch_store import RESULTS_KEPT, Batch
-from agac.simulator.replies import COUNT, OBJECT, TEXT, ApiError, Event, Kind, ModelAnswer, ModelApi, ModelCall
-from agac.simulator.schema_compiler import walk_schema
+from agac.simulator.replies import ApiError, Conversation, Event, Kind, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.schema_compiler import listed, walk_schema
 from agac.simulator.schema_values import word_set
+from agac.simulator.serving import LIFETIMES
 from agac.simulator.settings import RateLimits
+from agac.simulator.tool_calls import AskedTool, OfferedTool
 
 ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
     404: "not_found_error", 408: "timeout_error", 409: "conflict_error", 413: "request_too_large",
     429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
-"""The name of an error of each status."""
 
-ERROR_CODES: dict[str | None, str | None] = {
-    "insufficient_quota": "enforced_spend_limit_reached",
-    **dict.fromkeys(
-        word_set(
-            "rate_limit_exceeded invalid_api_key model_not_found server_is_overloaded server_error invalid_json_schema "
-            "unknown_url"
-        )
-    ),
-}
-"""Codes of OpenAI's, which the rest of the simulator uses, with Anthropic's `error_code`; None: it has none."""
+UNTOLD_CODES = word_set(
+    "rate_limit_exceeded invalid_api_key model_not_found server_is_overloaded server_error invalid_json_schema "
+    "unknown_url"
+)
+"""Codes of OpenAI's, which the rest of the simulator uses, without one of Anthropic's."""
 
 VERSION = "2023-06-01"
 """The API version of requests that sample (`temperature`, `top_p`, `top_k`); the one after it refuses these."""
@@ -48,36 +44,43 @@ PARAMETERS = word_set(
     "service_tier metadata tools tool_choice container inference_geo speed diagnostics cache_control user_profile_id"
 )
 SAMPLING = word_set("temperature top_p top_k")
-UNSUPPORTED: dict[str, Any] = {"tools": [], "container": None, "speed": "standard", "diagnostics": None}
+UNSUPPORTED: dict[str, Any] = {"container": None, "speed": "standard", "diagnostics": None}
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
 KINDS: dict[str, Kind] = {
-    "max_tokens": COUNT,
-    "temperature": replies.between(0, 1),
-    "top_p": replies.between(0, 1),
-    "top_k": COUNT,
+    **dict.fromkeys(("max_tokens", "top_k"), replies.COUNT),
+    **dict.fromkeys(("temperature", "top_p"), replies.between(0, 1)),
+    **dict.fromkeys(("output_config", "thinking", "metadata", "tool_choice"), replies.OBJECT),
     "stream": replies.TRUTH,
     "stop_sequences": (
         lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
         "a list of strings that are not blank",
     ),
-    "output_config": OBJECT,
-    "thinking": OBJECT,
     "service_tier": (lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'"),
-    "metadata": OBJECT,
+    "tools": (lambda value: isinstance(value, list), "a list"),
 }
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 MIN_THINKING_TOKENS = 1024
-STOPS = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}
+STOPS = {
+    "stop": "end_turn", "length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use",
+    "pause": "pause_turn",
+}  # fmt: skip
+HOSTED_TOOLS = ("web_search", "web_fetch")
+"""Tools that Anthropic runs itself, by their names: those of their types begin so."""
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+BLOCKS = {
+    "user": ("text", "tool_result"),
+    "assistant": (
+        "text", "tool_use", "thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result",
+        "web_fetch_tool_result",
+    ),
+}  # fmt: skip
 
 NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-UNSUPPORTED_BOUNDS = {
-    "string": ("minLength", "maxLength"),
-    "integer": NUMBER_BOUNDS,
-    "number": NUMBER_BOUNDS,
-    "array": ("maxItems", "uniqueItems"),
-}
-"""Keywords that a type cannot be held to."""
+UNSUPPORTED_BOUNDS: dict[str, tuple[str, ...]] = dict.fromkeys(("integer", "number"), NUMBER_BOUNDS)
+UNSUPPORTED_BOUNDS |= {"string": ("minLength", "maxLength"), "array": ("maxItems", "uniqueItems")}
 
 UNSUPPORTED_KEYWORDS = (
     "oneOf", "not", "if", "then", "else", "patternProperties", "prefixItems", "contains", "dependentRequired",
@@ -102,11 +105,11 @@ def bad(place: str, problem: str) -> ApiError:
 def message_error(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic writes it. A code that is the name of a type is the type, whatever the status."""
     kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    code = ERROR_CODES.get(error.code, error.code)
+    code = "enforced_spend_limit_reached" if error.code == "insufficient_quota" else error.code
     if code in ERROR_TYPES.values():
         kind, code = str(code), None
     about: dict[str, Any] = {"type": kind, "message": error.message}
-    if code is not None:
+    if code is not None and code not in UNTOLD_CODES:
         about["details"] = {"error_code": code}
     return {"type": "error", "error": about, "request_id": None}
 
@@ -118,13 +121,15 @@ def anthropic_headers(number: int, limits: RateLimits) -> dict[str, str]:
     for unit, limit, remaining, reset in limits.levels(time.monotonic()):
         headers[f"anthropic-ratelimit-{unit}-limit"] = str(limit)
         headers[f"anthropic-ratelimit-{unit}-remaining"] = str(remaining)
-        headers[f"anthropic-ratelimit-{unit}-reset"] = utc_text(now + reset, "seconds")
+        headers[f"anthropic-ratelimit-{unit}-reset"] = str(moment(now + reset, "seconds"))
     return headers
 
 
-def utc_text(moment: float, timespec: str = "microseconds") -> str:
-    """A time as RFC 3339 writes it."""
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+def moment(seconds: float | None, timespec: str = "microseconds") -> str | None:
+    """A time as Anthropic writes it."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
@@ -138,24 +143,81 @@ def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
 def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION) -> ModelCall:
     """A request for a message (or the `params` of a batch's request). `stream` is taken out of it."""
     check_values(data, version)
-    system = data.get("system")
-    messages = [] if system is None else [("system", read_content(system, "system"))]
-    for index, message in enumerate(data["messages"]):
-        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-            raise bad(f"messages.{index}.role", "Input should be 'user' or 'assistant'")
-        messages.append((message["role"], read_content(message.get("content"), f"messages.{index}.content")))
+    talk = read_conversation(data)
     schema = read_output_format(data)
     form = (
-        replies.prompted_schema(messages)
+        replies.prompted_schema(talk.messages)
         if schema is None
         else {"schema": schema, "schema_key": replies.canonical(schema)}
     )
-    stop = tuple(data.get("stop_sequences") or ())
-    return replies.model_call(data, seed, messages, max_tokens=data["max_tokens"], stop=stop, **form)
+    form |= {"max_tokens": data["max_tokens"], "stop": tuple(data.get("stop_sequences") or ())} | read_offered(data)
+    thinks = (data.get("thinking") or {}).get("type") in ("adaptive", "enabled")
+    return replies.model_call(data, seed, talk, extras={"thinks": True} if thinks else {}, **form)
+
+
+def read_conversation(data: Mapping[str, Any]) -> Conversation:
+    talk, thinking = Conversation(), (data.get("thinking") or {}).get("type") == "enabled"
+    if data.get("system") is not None:
+        talk.say("system", read_content(data["system"], "system"))
+    for index, message in enumerate(data["messages"]):
+        place = f"messages.{index}"
+        if not isinstance(message, dict) or message.get("role") not in BLOCKS:
+            raise bad(f"{place}.role", "Input should be 'user' or 'assistant'")
+        role, calls = message["role"], []
+        blocks = read_blocks(message.get("content"), f"{place}.content", BLOCKS[role])
+        said = [block["text"] for block in blocks if block["type"] == "text"]
+        for block in blocks:
+            if block["type"] == "tool_use":
+                calls.append(read_use(block, place))
+            elif block["type"] == "tool_result":
+                text = read_content(block["content"], place) if block.get("content") else ""
+                talk.result(block.get("tool_use_id"), text, place)
+            elif block["type"] == "thinking" and block.get("signature") != replies.signature(str(block["thinking"])):
+                raise bad(place, "Invalid `signature` in `thinking` block")
+        talk.check(place)
+        if (calls and thinking and not blocks[0]["type"].endswith("thinking")) or (
+            "tool_result" in [block["type"] for block in blocks[1:]] and blocks[0]["type"] == "text"
+        ):
+            raise bad(place, "thoughts must come before calls, and `tool_result` blocks before text")
+        if said or role == "assistant":
+            talk.say(role, "".join(said), calls)
+    talk.check("messages")
+    if talk.turns and not data.get("tools"):
+        raise bad("tools", "Requests which include `tool_use` or `tool_result` blocks must define tools")
+    return talk
+
+
+def read_use(block: Mapping[str, Any], place: str) -> AskedTool:
+    call_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
+        raise bad(place, "`tool_use` blocks should have an id and a name, and an object as their input")
+    return AskedTool(call_id, name, replies.plain_json(given))
+
+
+def read_offered(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tools that are offered and how they are to be used, as fields of a ModelCall."""
+    given, choice, tools = data.get("tools") or [], data.get("tool_choice") or {"type": "auto"}, []
+    for index, tool in enumerate(given):
+        place, kind = f"tools.{index}", (tool.get("type") or "custom") if isinstance(tool, dict) else ""
+        hosted = next((name for name in HOSTED_TOOLS if str(kind).startswith(f"{name}_2")), "")
+        if not hosted and kind != "custom":
+            raise bad(place, "Input should be a tool of type 'custom', or a web search or fetch: no other is simulated")
+        name, schema = tool.get("name"), tool.get("input_schema")
+        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name) or (hosted and name != hosted):
+            raise bad(f"{place}.name", f"String should match pattern '{hosted or TOOL_NAME.pattern}'")
+        if not hosted and not (isinstance(schema, dict) and schema.get("type") == "object"):
+            raise bad(f"{place}.custom.input_schema", "Input should be a schema with the type 'object'")
+        if tool.get("strict") and (problem := schema_problem(replies.canonical(schema))) is not None:
+            raise bad(f"{place}.custom.input_schema", problem)
+        tools.append(OfferedTool(name, schema, kind=hosted))
+    wanted = choice.get("name") if choice.get("type") == "tool" else CHOICES.get(str(choice.get("type")))
+    if tools and wanted not in (*CHOICES.values(), *(tool.name for tool in tools)):
+        raise bad("tool_choice", "Input should have the type 'auto', 'any', 'none', or 'tool' and the name of a tool")
+    parallel = not choice.get("disable_parallel_tool_use")
+    return {"tools": tuple(tools), "tool_choice": wanted, "parallel": parallel} if tools else {}
 
 
 def check_values(data: Mapping[str, Any], version: str) -> None:
-    """Refuses what Anthropic refuses, and what is not simulated."""
     allowed = PARAMETERS - (SAMPLING if version >= NO_SAMPLING else set())
     for name in sorted(set(data) - allowed):
         raise bad(name, "Extra inputs are not permitted")
@@ -168,13 +230,10 @@ def check_values(data: Mapping[str, Any], version: str) -> None:
         raise bad("messages", "at least one message is required")
     for name, wanted in replies.wrong_parameters(data, UNSUPPORTED, KINDS):
         raise bad(name, f"Input should be {wanted}" if wanted else "not supported by the simulator: leave it out")
-    check_thinking(data.get("thinking"), data["max_tokens"])
+    check_thinking(data.get("thinking") or {"type": "disabled"}, data["max_tokens"])
 
 
 def check_thinking(thinking: Any, max_tokens: int) -> None:
-    """Refuses a wrong amount or kind of thinking."""
-    if thinking is None:
-        return
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if kind not in ("adaptive", "enabled", "disabled", "between_tools"):
         raise bad("thinking.type", "Input should be 'adaptive', 'enabled', 'disabled' or 'between_tools'")
@@ -209,22 +268,53 @@ def read_output_format(data: Mapping[str, Any]) -> Any:
     return schema_with_described_bounds(text)
 
 
-def read_content(content: Any, place: str) -> str:
-    """A text, or blocks of text joined. Blocks of other kinds are not simulated."""
+def read_blocks(content: Any, place: str, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The blocks of a content, of these kinds; a text is one block. Blocks of other kinds are not simulated."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(
-        isinstance(b, dict) and b.get("type") == "text" and TEXT[0](b.get("text")) for b in blocks
+        isinstance(b, dict) and b.get("type") in kinds and (b["type"] != "text" or replies.TEXT[0](b.get("text")))
+        for b in blocks
     ):
         raise bad(place, "Input should be a string or a list of text blocks")
-    if not blocks or not all(block["text"] for block in blocks):
+    if not blocks or not all(block["text"] for block in blocks if block["type"] == "text"):
         raise bad(place, "text content blocks must be non-empty")
-    return "".join(block["text"] for block in blocks)
+    return blocks
+
+
+def read_content(content: Any, place: str) -> str:
+    return "".join(block["text"] for block in read_blocks(content, place, ("text",)))
 
 
 def message_object(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The message object of an answer. One that was refused says so in `stop_reason`, and has no text."""
-    blocks = [{"type": "text", "text": answer.content, "citations": None}] if answer.content else []
-    return message_frame(call) | {"content": blocks} | stop_fields(answer) | {"usage": message_usage(call, answer)}
+    content = {"content": answer_blocks(call, answer)}
+    return message_frame(call) | content | stop_fields(answer) | {"usage": message_usage(call, answer)}
+
+
+def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
+    """What a message holds: thoughts, uses of the provider's own tools with their results, the text, calls."""
+    blocks: list[dict[str, Any]] = []
+    if call.tools and call.extras.get("thinks"):
+        thought = f"Which of the {len(call.tools)} tools? {call.digest.hex()}"
+        blocks.append({"type": "thinking", "thinking": thought, "signature": replies.signature(thought)})
+    for index, use in enumerate(answer.hosted):
+        use_id, url = f"srvtoolu_sim{call.digest.hex()[:16]}{index}", f"https://simulated.example/{index}"
+        asked, found = {"query": use.query}, {"type": f"{use.kind}_result", "url": url}
+        told: Any = [found | {"title": use.query, "page_age": None, "encrypted_content": replies.signature(use.query)}]
+        if use.kind == "web_fetch":
+            source = {"type": "text", "media_type": "text/plain", "data": use.query}
+            asked, told = {"url": url}, found | {"content": {"type": "document", "source": source}}
+        blocks.append({"type": "server_tool_use", "id": use_id, "name": use.kind, "input": asked})
+        blocks.append({"type": f"{use.kind}_tool_result", "tool_use_id": use_id, "content": told})
+    if answer.content:
+        blocks.append({"type": "text", "text": answer.content, "citations": None})
+    for asked_tool in answer.calls:
+        given = None
+        with suppress(ValueError):
+            given = json.loads(asked_tool.arguments)
+        given = given if isinstance(given, dict) else {"INVALID_JSON": asked_tool.arguments}
+        blocks.append({"type": "tool_use", "id": asked_tool.id, "name": asked_tool.name, "input": given})
+    return blocks
 
 
 def message_frame(call: ModelCall) -> dict[str, Any]:
@@ -236,7 +326,6 @@ def message_frame(call: ModelCall) -> dict[str, Any]:
 
 
 def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
-    """Why the model stopped."""
     if answer.refusal is None and answer.finish != "content_filter":
         return {"stop_reason": STOPS[answer.finish], "stop_sequence": None, "stop_details": None}
     category = None if answer.refusal is not None else "general_harms"
@@ -246,23 +335,38 @@ def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
 
 def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The charged tokens. `service_tier` among a call's extras says who served it; a batch is one of its values."""
+    written = sum(call.cache_written.values())
+    split = {f"ephemeral_{ttl}_input_tokens": call.cache_written.get(ttl, 0) for ttl in LIFETIMES}
+    uses = Counter(f"{use.kind}_requests" for use in answer.hosted)
+    served = {"server_tool_use": {f"{name}_requests": uses[f"{name}_requests"] for name in HOSTED_TOOLS}}
     return {
-        "input_tokens": call.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+        "input_tokens": call.prompt_tokens - call.cached_tokens - written,
+        "cache_creation_input_tokens": written, "cache_read_input_tokens": call.cached_tokens,
         "output_tokens": answer.tokens, "service_tier": call.extras.get("service_tier", "standard"),
+        **({"cache_creation": split} if written else {}),
+        **(served if any(tool.kind for tool in call.tools) else {}),
     }  # fmt: skip
 
 
 def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
-    """All events of an answer, its text in pieces."""
     usage = message_usage(call, answer)
     yield {"type": "message_start", "message": message_frame(call) | {"usage": usage | {"output_tokens": 1}}}
     yield {"type": "ping"}
-    if answer.content:
-        block = {"type": "text", "text": "", "citations": None}
-        yield {"type": "content_block_start", "index": 0, "content_block": block}
-        for piece in replies.pieces(answer.content):
-            yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
-        yield {"type": "content_block_stop", "index": 0}
+    for index, block in enumerate(answer_blocks(call, answer)):
+        empty, deltas = dict(block), list[dict[str, Any]]()
+        if block["type"] in ("tool_use", "server_tool_use"):
+            empty["input"], written = {}, replies.plain_json(block["input"])
+            written = block["input"].get("INVALID_JSON", written)
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in replies.pieces(written)]
+        elif (name := block["type"]) in ("text", "thinking"):
+            empty[name] = ""
+            deltas = [{"type": f"{name}_delta", name: piece} for piece in replies.pieces(block[name])]
+            if name == "thinking":
+                empty["signature"] = ""
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        yield {"type": "content_block_start", "index": index, "content_block": empty}
+        yield from ({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)
+        yield {"type": "content_block_stop", "index": index}
     yield {"type": "message_delta", "delta": stop_fields(answer), "usage": {"output_tokens": usage["output_tokens"]}}
     yield {"type": "message_stop"}
 
@@ -282,8 +386,7 @@ def schema_problem(text: str) -> str | None:
 
 
 def node_problems(node: dict[str, Any]) -> Iterator[str]:
-    """What is not allowed in one schema."""
-    kinds = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    kinds = listed(node.get("type"))
     if "object" in kinds and node.get("additionalProperties") is not False:
         yield "For 'object' type, 'additionalProperties' must be explicitly set to false"
     for kind in kinds:
@@ -323,13 +426,8 @@ MESSAGES = ModelApi(
     read=read_body, reply=message_object, events=message_events, error=message_error, headers=anthropic_headers
 )
 
-MESSAGE_STATUSES = {
-    "validating": "in_progress",
-    "finalizing": "in_progress",
-    "cancelling": "canceling",
-    **dict.fromkeys(("completed", "expired", "cancelled", "failed"), "ended"),
-}
-"""Anthropic's words for OpenAI's statuses."""
+MESSAGE_STATUSES = {"validating": "in_progress", "finalizing": "in_progress", "cancelling": "canceling"}
+MESSAGE_STATUSES |= dict.fromkeys(("completed", "expired", "cancelled", "failed"), "ended")
 
 
 class MessageBatches:
@@ -409,8 +507,3 @@ def results_url(batch: Batch, now: float, address: str) -> str | None:
     if not batch.ended or archived_at(batch, now) is not None or batch.fault("batch_null_output"):
         return None
     return "" if batch.fault("batch_empty_output_id") else f"{address}/v1/messages/batches/{batch.id}/results"
-
-
-def moment(seconds: float | None) -> str | None:
-    """A time as Anthropic writes it."""
-    return None if seconds is None else utc_text(seconds)

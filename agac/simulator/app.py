@@ -1,17 +1,14 @@
-"""The simulator as a web application: every request goes one way, from its body to the account.
-
-A channel sends the reply to one request, over HTTP or over a WebSocket; the API says how it is written.
-"""
+"""The simulator as a web application: every request goes one way, from its body to the account. A channel sends the
+reply to one request, over HTTP or over a WebSocket; the API says how it is written."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -19,20 +16,22 @@ from typing import Any
 from weakref import WeakSet
 
 from aiohttp import WSCloseCode, web
+from aiohttp.typedefs import Handler
 
 from agac.simulator import batch_api, faults, replies
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.batch_api import BatchCall, Effect, MessageCall, OpenAiCall
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import SimulatedBatches
-from agac.simulator.faults import SINGLE_PHASES, BatchFaults, FaultPlan, FaultRule
-from agac.simulator.openai import CHAT, RESPONSES, SOCKET_RESPONSES
+from agac.simulator.chat import CHAT
+from agac.simulator.faults import FaultPlan
+from agac.simulator.openai import RESPONSES, SOCKET_RESPONSES
 from agac.simulator.replies import ApiError, Event, ModelAnswer, ModelApi, ModelCall
-from agac.simulator.settings import RateLimits, Settings, SimulatorError, parse_latency, read_limits
+from agac.simulator.serving import ModelServer
+from agac.simulator.settings import RateLimits, Settings, SimulatorError, is_number, parse_latency, read_limits
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 BAD_KEY = "sk-invalid"
-"""The key that is refused."""
 
 HANG_INTERVAL_S = 0.1
 """Seconds between looks at whether a client that gets no answer is still there."""
@@ -47,8 +46,8 @@ LISTED_CONTENTS = 10_000
 
 @dataclass
 class SimulatorAccount:
-    """Counts by what a provider would bill, in memory. Times are epoch seconds; contents are kept as 16-byte digests
-    only, so that a million requests fit. The fields are in the order of `GET /account`."""
+    """Counts by what a provider would bill. Times are epoch seconds; contents are kept as 16-byte digests only, so that
+    a million requests fit. The fields are in the order of `GET /account`."""
 
     requests: int = 0
     answered: int = 0
@@ -78,8 +77,7 @@ class SimulatorAccount:
         return self.requests
 
     def charge(self, call: ModelCall, answer: ModelAnswer, elsewhere: Callable[[bytes], bool]) -> None:
-        """The model did its work: this is billed even if the reply is never read. `elsewhere` says whether a content
-        was charged in a batch, which keeps its own account."""
+        """The model did its work: this is billed even if nobody reads the reply. Batches are charged `elsewhere`."""
         self.charged += 1
         self.prompt_tokens += call.prompt_tokens
         self.completion_tokens += answer.tokens
@@ -88,7 +86,6 @@ class SimulatorAccount:
         self.contents[call.digest] = before + 1
 
     def report(self, *, contents: bool) -> dict[str, Any]:
-        """The account as `GET /account` shows it."""
         account = {"distinct" if name == "contents" else name: value for name, value in vars(self).items()}
         account |= {"distinct": len(self.contents), "faults": dict(sorted(self.faults.items())), "simulated": True}
         if contents:
@@ -104,9 +101,16 @@ class Channel:
     def __init__(self, api: ModelApi, http: web.Request, headers: Callable[[], dict[str, str]]) -> None:
         self.api, self.http, self._headers = api, http, headers
         self.response: web.StreamResponse = web.Response(status=503)
+        self.rest: Callable[[], Awaitable[Any]] | None = None
+
+    async def paced(self, events: Iterable[Event]) -> AsyncIterator[Event]:
+        """Events in time: the first half now, and once there is the `rest` of the answer, the others."""
+        for index, event in enumerate(listed := list(events)):
+            if self.rest is not None and index == len(listed) // 2 + 1:
+                await self.rest()
+            yield event
 
     async def answer(self, call: ModelCall, answer: ModelAnswer) -> None:
-        """The whole answer, or its pieces."""
         if call.stream:
             await self.send_events(self.api.events(call, answer))
         else:
@@ -127,32 +131,27 @@ class Channel:
                 await asyncio.wait_for(stopping.wait(), HANG_INTERVAL_S)
 
     async def send(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        """One JSON text."""
         sent = self._headers() | (headers or {})
         self.response = web.Response(status=status, body=body, content_type="application/json", headers=sent)
 
     async def send_events(self, events: Iterable[Event]) -> None:
-        """One event after the other."""
         self.response = response = web.StreamResponse(headers=self._headers() | {"cache-control": "no-cache"})
         response.content_type = "text/event-stream"
         with suppress(ConnectionError):
             await response.prepare(self.http)
-            for event in events:
+            async for event in self.paced(events):
                 await response.write(replies.server_sent(event))
             await response.write_eof()
 
     async def cut(self, call: ModelCall, answer: ModelAnswer, after_bytes: int | None) -> None:
         """Drops the connection: at once, or after `after_bytes` of the answer."""
         self.response = response = web.StreamResponse(headers=replies.MARK)
+        response.content_type = "text/event-stream" if call.stream else "application/json"
+        whole = self.api.body(call, answer)
         if call.stream:
-            response.content_type = "text/event-stream"
-            whole = b"".join(self.api.chunks(call, answer))
-        else:
-            response.content_type = "application/json"
-            whole = self.api.body(call, answer)
+            whole = b"".join(map(replies.server_sent, self.api.events(call, answer)))
         if after_bytes is not None and self.http.transport is not None:
-            if not call.stream:
-                response.content_length = len(whole)
+            response.content_length = None if call.stream else len(whole)
             await response.prepare(self.http)
             await response.write(whole[: min(after_bytes, len(whole) - 1)])
         batch_api.drop_connection(self.http)
@@ -170,7 +169,7 @@ class SocketChannel(Channel):
             await self._ws.send_str(body.decode())
 
     async def send_events(self, events: Iterable[Event]) -> None:
-        for event in events:
+        async for event in self.paced(events):
             await self.send(json.dumps(event).encode())
 
     async def cut(self, call: ModelCall, answer: ModelAnswer, after_bytes: int | None) -> None:
@@ -192,7 +191,6 @@ def check_key(http: web.Request) -> None:
 
 
 async def health(http: web.Request) -> web.Response:
-    """GET /health."""
     return batch_api.json_response({"ok": True, "simulated": True})
 
 
@@ -201,33 +199,35 @@ class Simulator:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, store = settings, BatchStore(settings.state)
-        problems, rules = settings.problems(), list[FaultRule]()
-        try:
-            self.latency = parse_latency(settings.latency)
-        except SimulatorError as error:
-            problems += error.problems
-        try:
-            rules = faults.load_rules(settings.faults) if settings.faults else []
-        except SimulatorError as error:
-            problems += error.problems
-        problems += store.problems()
+        problems, found = settings.problems(), list[Any]()
+        for read in (
+            lambda: ModelServer(settings.serving, settings.slots),
+            lambda: parse_latency(settings.latency),
+            lambda: faults.load_rules(settings.faults) if settings.faults else [],
+            lambda: faults.load_rules(settings.script, faults.parse_script) if settings.script else [],
+            store.check,
+        ):
+            try:
+                found.append(read())
+            except SimulatorError as error:
+                problems += error.problems
         if problems:
             raise SimulatorError(problems)
-        self.faults = FaultPlan([rule for rule in rules if rule.phase in SINGLE_PHASES], settings.seed)
+        self.server, self.latency, rules, script, _ = found
+        self.faults = FaultPlan(rules, settings.seed)
         self.limits = RateLimits(settings.rpm, settings.tpm, settings.burst)
-        self.slots = asyncio.Semaphore(settings.slots) if settings.slots else None
-        self.writer = replies.AnswerWriter()
+        self.writer, writer = (
+            replies.AnswerWriter(settings.tool_turns, settings.tool_calls, script) for _ in range(2)
+        )  # each thread has its own
         self.account = SimulatorAccount()
-        batch_faults = BatchFaults([rule for rule in rules if rule.phase not in SINGLE_PHASES], settings.seed)
         self.batches = SimulatedBatches(
-            store, batch_faults, settings.batch_seconds, self.faults, lambda digest: digest in self.account.contents
+            store, self.faults, settings.batch_seconds, lambda one: one in self.account.contents, writer
         )
         self.stopping = asyncio.Event()
         self.sockets: WeakSet[web.WebSocketResponse] = WeakSet()
 
     def app(self) -> web.Application:
-        """The routes."""
-        app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES)
+        app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES, middlewares=[self.refused])
         for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
             app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
             app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
@@ -245,6 +245,8 @@ class Simulator:
                 make = partial(kind, family, self.batches, operation)
                 app.router.add_route(method, prefix + path, partial(self.batch_call, make, effect))
         app.router.add_get("/account", self.report)
+        app.router.add_get("/account/served", self.served)
+        app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/account/reset", self.reset)
         app.router.add_post("/account/limits", self.set_limits)
         app.router.add_post("/account/clock", self.clock)
@@ -264,16 +266,10 @@ class Simulator:
     async def batch_call(
         self, make: Callable[[web.Request], BatchCall], effect: Effect, http: web.Request
     ) -> web.StreamResponse:
-        """One call of a batch API."""
-        call = make(http)
-        try:
-            check_key(http)
-            return await call.serve(effect)
-        except ApiError as error:
-            return self.error_response(error, call.api)
+        check_key(http)
+        return await make(http).serve(effect)
 
     async def post(self, api: ModelApi, http: web.Request) -> web.StreamResponse:
-        """One request, one reply."""
         number = self.account.receive()
         channel = Channel(api, http, lambda: replies.MARK | api.headers(number, self.limits))
         await self.serve(channel, await http.read(), number)
@@ -284,10 +280,7 @@ class Simulator:
         ws = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES)
         if not self.settings.websocket or not ws.can_prepare(http).ok:
             return await self.unknown(http)
-        try:
-            check_key(http)
-        except ApiError as error:
-            return self.error_response(error)
+        check_key(http)
         ws.headers.update(replies.MARK)
         await ws.prepare(http)
         self.sockets.add(ws)
@@ -324,16 +317,14 @@ class Simulator:
         if rule is not None:
             self.account.faults[kind] += 1
             if rule.phase == "error":
-                raise faults.error_of(rule, call)
+                raise faults.error_of(rule, call.model)
             if kind == "hang":
                 return await channel.hang(self.stopping)
         answer = self.writer.answer(call)
         seconds = self.latency(int.from_bytes(call.digest) ^ 1)
         if rule is not None and kind == "slow_first_byte":
             seconds += rule.value("seconds")
-        async with self.slots or nullcontext():
-            if seconds > 0 or self.slots:
-                await asyncio.sleep(seconds)
+        call, channel.rest = await self.server.serve(call, answer, seconds, marked=channel.api is MESSAGES)
         if rule is not None:
             answer = faults.changed_answer(rule, call, answer, self.writer)
         self.account.charge(call, answer, self.batches.store.was_charged)
@@ -341,11 +332,19 @@ class Simulator:
             return await channel.cut(call, answer, rule.value("after_bytes"))
         self.account.answered += 1
         if rule is not None and kind == "stream_error":
-            return await channel.fail(call, answer, faults.stream_error(rule), as_response=rule.value("failed"))
+            return await channel.fail(call, answer, faults.error_of(rule), as_response=rule.value("failed"))
         return await (channel.send(GARBAGE) if kind == "invalid_body" else channel.answer(call, answer))
 
-    def error_response(self, error: ApiError, api: ModelApi = CHAT) -> web.Response:
-        """An error in the provider's form, of a request without a number."""
+    @web.middleware
+    async def refused(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Errors of requests without a number, in the provider's form."""
+        try:
+            return await handler(request)
+        except SimulatorError as problem:
+            error = ApiError(400, "; ".join(problem.problems))
+        except ApiError as raised:
+            error = raised
+        api = MESSAGES if request.path.startswith("/v1/messages") else CHAT
         own = {"request-id": "req_sim_batches"} if api is MESSAGES else api.headers(0, self.limits)
         return batch_api.json_response(api.error(error), error.status, own | error.headers)
 
@@ -353,7 +352,7 @@ class Simulator:
         """GET /v1/models, or /v1/models/NAME: every name exists but those with `missing` in them."""
         name = http.match_info.get("model")
         if name is not None and "missing" in name:
-            return self.error_response(replies.unknown_model(name))
+            raise replies.unknown_model(name)
         listed = [
             {"id": one, "object": "model", "created": replies.CREATED, "owned_by": replies.FINGERPRINT}
             for one in (MODELS if name is None else [name])
@@ -366,35 +365,33 @@ class Simulator:
         return batch_api.json_response(self.account.report(contents=http.query.get("contents") == "1") | batches)
 
     async def reset(self, http: web.Request) -> web.Response:
-        """POST /account/reset: the account and the faults' memory start from nothing, but for the requests that are in
-        flight; answers with the old account."""
+        """POST /account/reset: all but the requests that are in flight is forgotten; answers with the old account."""
         before = await self.report(http)
         await self.batches.reset()
         self.account = SimulatorAccount(in_flight=self.account.in_flight, max_in_flight=self.account.in_flight)
         self.faults.sent.clear()
+        self.server.forget()
         return before
+
+    async def served(self, http: web.Request) -> web.Response:
+        """GET /account/served: when each request was served and in which slot, since the start or the last reset."""
+        return batch_api.json_response(self.server.report())
+
+    async def metrics(self, http: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.server.engine.metrics()) if self.server.engine else await self.unknown(http)
 
     async def set_limits(self, http: web.Request) -> web.Response:
         """POST /account/limits: a JSON object with `rpm`, `tpm`, `burst` in place of the earlier limits."""
-        try:
-            self.limits = read_limits(await http.read())
-        except SimulatorError as error:
-            return batch_api.json_response({"error": {"message": "; ".join(error.problems)}}, 400)
+        self.limits = read_limits(replies.read_object(await http.read()))
         return batch_api.json_response(self.limits.headers(time.monotonic()))
 
     async def clock(self, http: web.Request) -> web.Response:
         """POST /account/clock: `{"advance": SECONDS}` moves the clock of batches; answers with the time it shows."""
-        try:
-            data = json.loads(await http.read())
-        except ValueError:
-            data = None
-        seconds = data.get("advance") if isinstance(data, dict) else None
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            message = 'the clock is moved by a JSON object such as {"advance": 3600}, in seconds; it never goes back'
-            return batch_api.json_response({"error": {"message": message}}, 400)
+        seconds = replies.read_object(await http.read()).get("advance")
+        if not is_number(seconds) or seconds < 0:
+            raise ApiError(400, 'The clock is moved by an object such as {"advance": 3600}, in seconds, never back.')
         return batch_api.json_response({"now": self.batches.store.advance(seconds)})
 
     async def unknown(self, http: web.Request) -> web.Response:
-        """Every address that is not simulated."""
         message = f"Unknown request URL: {http.method} {http.path}. The simulator does not serve it."
-        return self.error_response(ApiError(404, message, code="unknown_url"))
+        raise ApiError(404, message, code="unknown_url")

@@ -1,7 +1,5 @@
-"""Files and batches over HTTP: OpenAI's, Azure's, which are the same at another address, and Anthropic's.
-
-All three share a call's way (`BatchCall`), the store and the work; how each writes is in its provider's module.
-"""
+"""Files and batches over HTTP: OpenAI's, Azure's, which are the same at another address, and Anthropic's. All share a
+call's way (`BatchCall`), the store and the work; how each writes is in its provider's module."""
 
 from __future__ import annotations
 
@@ -14,16 +12,17 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from aiohttp import web
 
-from agac.simulator.anthropic import MESSAGES, bad, results_url
+from agac.simulator.anthropic import bad, results_url
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.batch_worker import FAMILIES, MAX_ID_LENGTH, SimulatedBatches
-from agac.simulator.faults import FaultRule, mentions, rule_error
-from agac.simulator.openai import CHAT, OPENAI_ENDPOINTS, file_object, missing
-from agac.simulator.replies import MARK, ApiError, ModelApi, encoded, read_object
+from agac.simulator.batch_worker import FAMILIES, SimulatedBatches
+from agac.simulator.chat import invalid, missing
+from agac.simulator.faults import FaultRule, error_of, mentions
+from agac.simulator.openai import OPENAI_ENDPOINTS, file_object
+from agac.simulator.replies import MARK, ApiError, encoded, read_object
 
 INPUTS_KEPT = 30 * DAY
 DOWNLOAD_PIECE = 2**18
@@ -34,9 +33,8 @@ PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
 
 CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
-MAX_PAIRS, MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
 MAX_MESSAGE_REQUESTS = 100_000
-ID_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Answer = dict[str, Any] | Path | ApiError
 """What a call comes to: JSON, a file, or an error that leaves its changes as they are."""
@@ -50,25 +48,17 @@ class Dropped(Exception):
 
 
 def drop_connection(http: web.Request) -> None:
-    """Closes the connection of a request."""
     if http.transport is not None:
         http.transport.close()
 
 
 def json_response(data: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """Any JSON, marked as simulated."""
     body = json.dumps(data).encode()
     return web.Response(status=status, body=body, content_type="application/json", headers=MARK | (headers or {}))
 
 
 class BatchCall:
     """One call of a batch API: counted, and with its faults before or after it has its effect."""
-
-    api: ModelApi
-    """How errors are written."""
-
-    page_limit: int
-    """How many batches a page of the list holds at most."""
 
     cancels_hidden: bool
     """Whether a batch can be cancelled that a fault hides."""
@@ -111,35 +101,32 @@ class BatchCall:
     async def _apply(self, when: str) -> None:
         """The faults of one moment of the call: it waits, its connection is dropped, or it is refused."""
         for rule in self.rules:
-            if rule.kind == "batch_slow" and when == "before":
-                self.store.counted(f"fault.{rule.kind}")
-                await asyncio.sleep(rule.value("seconds"))
-            elif rule.kind == f"batch_drop_{when}":
-                self.store.counted(f"fault.{rule.kind}")
+            if rule.value("when") != when:
+                continue
+            self.store.counted(f"fault.{rule.kind}")
+            if rule.kind == "batch_status":
+                raise error_of(rule)
+            if rule.kind != "batch_slow":
                 raise Dropped
-            elif rule.kind == "batch_status" and rule.value("when") == when:
-                self.store.counted(f"fault.{rule.kind}")
-                raise rule_error(rule.values)
+            await asyncio.sleep(rule.value("seconds"))
 
     async def _send(self, path: Path) -> web.StreamResponse:
-        """A file as the body, or the part of it that is asked for, piece by piece; a fault ends it early, with the
-        connection, or sends something else."""
-        if (junk := next((rule for rule in self.rules if rule.kind == "batch_junk"), None)) is not None:
-            self.store.counted(f"fault.{junk.kind}")
-            return await self._send_junk(junk.value("body"), path)
+        """A file, or its part that is asked for, piece by piece; a fault ends it early or sends something else."""
+        cut = next((rule for rule in self.rules if rule.kind in ("batch_junk", "batch_truncate")), None)
+        if cut is not None:
+            self.store.counted(f"fault.{cut.kind}")
+            if cut.kind == "batch_junk":
+                return await self._send_junk(cut.value("body"), path)
         size = path.stat().st_size
         wanted = re.fullmatch(r"bytes=([0-9]{1,15})-", self.http.headers.get("Range", ""))  # other ranges get it whole
         begin = int(wanted[1]) if wanted is not None and int(wanted[1]) < size else 0
-        left = size - begin
-        cut = next((rule for rule in self.rules if rule.kind == "batch_truncate"), None)
         response = web.StreamResponse(status=206 if begin else 200, headers=self.file_headers)
         response.headers["Accept-Ranges"] = "bytes"
         if begin:
             response.headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
         response.content_type = "application/octet-stream"
-        response.content_length = left
+        response.content_length = left = size - begin
         if cut is not None:
-            self.store.counted(f"fault.{cut.kind}")
             after = cut.value("after_bytes")
             left = min(left // 2 if after is None else after, max(0, left - 1))
         with suppress(ConnectionError), path.open("rb") as file:
@@ -155,15 +142,12 @@ class BatchCall:
         return response
 
     async def _send_junk(self, body: str, path: Path) -> web.StreamResponse:
-        """Something else than a whole file of results."""
         if body == "error":
             return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
         lines = path.read_bytes().splitlines()
-        if body == "array":
-            return web.Response(body=b"[" + b",".join(lines) + b"]", headers=self.file_headers)
-        if body in ("half", "empty"):
-            half = b"\n".join(lines[: len(lines) // 2])
-            return web.Response(body=half if body == "half" else b"", headers=self.file_headers)
+        sent = {"array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b""}
+        if body in sent:
+            return web.Response(body=sent[body], headers=self.file_headers)
         response = web.StreamResponse(headers=self.file_headers)
         with suppress(ConnectionError):
             await response.prepare(self.http)
@@ -172,7 +156,6 @@ class BatchCall:
         return response
 
     def existing(self, name: str) -> Path:
-        """The path of a file's bytes; raises ApiError if they are gone."""
         path = self.store.file_path(name)
         if not path.exists():
             raise ApiError(404, "The file is not there any more.")
@@ -182,7 +165,7 @@ class BatchCall:
         """How many entries a page holds, by the parameter `limit` and by a fault; raises ApiError."""
         text = self.http.query.get("limit")
         if text is not None and (not text.isdecimal() or not 1 <= int(text) <= most):
-            raise ApiError(400, f"Invalid 'limit': expected an integer from 1 to {most}.", param="limit")
+            raise invalid("limit", f"an integer from 1 to {most}")
         limit = usual if text is None else int(text)
         return min(limit, self.batches.faults.page_size or limit)
 
@@ -200,11 +183,9 @@ class BatchCall:
         return [batch for batch in found if not batch.hidden_by("batch_list_lag", now)]
 
     def written(self, batch: Batch) -> dict[str, Any]:
-        """A batch as the provider writes it."""
         return self.format.batch_object(batch, self.store.now(), f"{self.http.scheme}://{self.http.host}")
 
     def get_batch(self) -> Answer:
-        """GET …/batches/ID."""
         return self.written(self.found(self.id))
 
     def cancel(self) -> Answer:
@@ -217,7 +198,6 @@ class BatchCall:
         return self.written(batch)
 
     def new_batch(self, prefix: str, contains: Callable[[str], bool], **more: Any) -> Batch:
-        """A batch to store, with the faults that are meant for it."""
         now = self.store.now()
         return Batch(
             id=self.store.new_id(prefix, self.number, now), family=self.family, created_at=now,
@@ -226,7 +206,6 @@ class BatchCall:
         )  # fmt: skip
 
     def created(self, batch: Batch) -> Answer:
-        """Stores a new batch, whose work starts then."""
         self.begun = batch.id
         return self.written(self.store.add_batch(batch))
 
@@ -234,8 +213,6 @@ class BatchCall:
 class OpenAiCall(BatchCall):
     """A call about files and batches of OpenAI, or of Azure."""
 
-    api = CHAT
-    page_limit = 100
     cancels_hidden = True
 
     async def receive(self) -> None:
@@ -245,16 +222,15 @@ class OpenAiCall(BatchCall):
             self.order = read_order(read_object(await self.http.read()), self.family)
 
     def add_file(self) -> Answer:
-        """POST /files."""
+        content, name, purpose, kept_seconds = self.upload
         now = self.store.now()
         file_id = self.store.new_id("file-", self.number, now)
         path = self.store.folder / f".upload-{file_id}"
         with path.open("wb") as kept:
-            shutil.copyfileobj(self.upload.content, kept)
+            shutil.copyfileobj(content, kept)
         lag = next((rule.value("times") for rule in self.rules if rule.kind == "batch_file_lag"), 0)
-        expires_at = now + (INPUTS_KEPT if self.upload.kept_seconds is None else self.upload.kept_seconds)
         self.store.count("files")
-        return file_object(self.store.add_file(file_id, path, self.upload.name, self.upload.purpose, expires_at, lag))
+        return file_object(self.store.add_file(file_id, path, name, purpose, now + kept_seconds, lag))
 
     def list_files(self) -> Answer:
         """GET /files: the newest first, or the oldest with `order=asc`."""
@@ -264,23 +240,19 @@ class OpenAiCall(BatchCall):
         return list_page(map(file_object, found[: size + 1]), size)
 
     def file(self) -> StoredFile:
-        """The requested file; raises ApiError."""
         file = self.store.file(self.id)
         if file is None:
             raise ApiError(404, f"No such File object: {self.id}", param="id")
         return file
 
     def content(self) -> Answer:
-        """GET /files/ID/content."""
         return self.existing(self.file().id)
 
     def delete_file(self) -> Answer:
-        """DELETE /files/ID."""
         self.store.delete_file(self.file().id)
         return {"id": self.id, "object": "file", "deleted": True}
 
     def create(self) -> Answer:
-        """POST /batches."""
         input_id = self.order["input_id"]
         file = self.store.file(input_id)
         if file is not None and file.lag > 0:
@@ -297,8 +269,7 @@ class OpenAiCall(BatchCall):
         return self.created(self.new_batch("batch_", contains, **self.order))
 
     def list_batches(self) -> Answer:
-        """GET /batches."""
-        after, size = self.http.query.get("after"), self.page_size(20, self.page_limit)
+        after, size = self.http.query.get("after"), self.page_size(20, 100)
         last = self.store.batch(after, self.family) if after is not None else None
         if after is not None and last is None:
             raise ApiError(400, f"Invalid 'after': no such batch: {after}", param="after")
@@ -308,8 +279,6 @@ class OpenAiCall(BatchCall):
 class MessageCall(BatchCall):
     """A call about Anthropic's batches."""
 
-    api = MESSAGES
-    page_limit = 1000
     cancels_hidden = False
     file_headers = MARK | {"request-id": "req_sim_batches"}
 
@@ -335,26 +304,21 @@ class MessageCall(BatchCall):
         )
         batch.input_id = f"{batch.id}.input"
         rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")
-        waiting = sum(other.enqueued_tokens for other in self.store.open_batches())
+        waiting, refusal = sum(other.enqueued_tokens for other in self.store.open_batches()), None
         if rejection is not None:
-            message = rejection.get("message") or "The batch was rejected."
-            return self._refused("batch_reject", ApiError(400, message, code=rejection.get("code")))
-        if cap is not None and waiting + batch.enqueued_tokens > cap["tokens"]:
-            message = "Too many batch requests wait to be processed."
-            return self._refused("batch_enqueued_cap", ApiError(429, message, code="rate_limit_exceeded"))
+            refusal = ApiError(400, rejection.get("message") or "The batch was rejected.", code=rejection.get("code"))
+        elif cap is not None and waiting + batch.enqueued_tokens > cap["tokens"]:
+            refusal = ApiError(429, "Too many batch requests wait to be processed.", code="rate_limit_exceeded")
+        if refusal is not None:
+            self.store.count("rejected")
+            self.store.count_faults(batch, "checked")
+            return refusal
         self.store.file_path(batch.input_id).write_bytes(b"".join(self.requests))
         self.store.count("requests", batch.total)
         return self.created(batch)
 
-    def _refused(self, kind: str, error: ApiError) -> ApiError:
-        """Counts a batch that a fault refuses."""
-        self.store.count("rejected")
-        self.store.count(f"fault.{kind}")
-        return error
-
     def list_batches(self) -> Answer:
-        """GET /v1/messages/batches."""
-        query, size = self.http.query, self.page_size(20, self.page_limit)
+        query, size = self.http.query, self.page_size(20, 1000)
         after, before = query.get("after_id"), query.get("before_id")
         if before is not None:
             found = self.listed(after=self.found(before).seq)
@@ -367,7 +331,6 @@ class MessageCall(BatchCall):
         return {"data": data, "has_more": len(found) > size, "first_id": ids[0], "last_id": ids[-1]}
 
     def results(self) -> Answer:
-        """GET /v1/messages/batches/ID/results."""
         batch = self.found(self.id)
         if not batch.ended:
             raise ApiError(400, f"Message Batch {batch.id} has not ended yet: it has no results.")
@@ -417,22 +380,13 @@ def list_page(found: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def file_mentions(path: Path, text: str) -> bool:
-    """Whether one of the lines of an input contains a text."""
     with path.open("rb") as lines:
         return any(mentions(line, text) for line in lines)
 
 
-class Upload(NamedTuple):
-    """A file that came in: its bytes, name and purpose, and for how many seconds it is to be kept, None if unsaid."""
-
-    content: IO[bytes]
-    name: str
-    purpose: str
-    kept_seconds: float | None
-
-
-async def read_upload(http: web.Request) -> Upload:
-    """The file of a multipart body; raises ApiError for an upload that OpenAI refuses."""
+async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str, float]:
+    """The bytes of the file in a multipart body, its name and its purpose, and for how many seconds it is to be kept;
+    raises ApiError for an upload that OpenAI refuses."""
     try:
         fields = await http.post()
     except web.HTTPRequestEntityTooLarge as wrong:
@@ -455,27 +409,22 @@ async def read_upload(http: web.Request) -> Upload:
     file.file.seek(0)
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     unsaid = anchor is None and seconds is None
-    kept_seconds = None if unsaid else read_kept_seconds(anchor, seconds, "expires_after")
-    return Upload(file.file, file.filename, purpose, kept_seconds)
+    kept_seconds = INPUTS_KEPT if unsaid else read_kept_seconds(anchor, seconds, "expires_after")
+    return file.file, file.filename, purpose, kept_seconds
 
 
 def read_kept_seconds(anchor: object, seconds: object, param: str) -> float:
     """How long something is kept after its creation; raises ApiError."""
     if anchor != "created_at":
-        raise ApiError(400, f"Invalid '{param}.anchor': expected 'created_at'.", param=f"{param}.anchor")
-    try:
-        kept = int(str(seconds))
-    except ValueError:
-        kept = 0
+        raise invalid(f"{param}.anchor", "'created_at'")
+    kept = int(str(seconds)) if str(seconds).isdecimal() else 0
     if not MIN_KEPT_S <= kept <= MAX_KEPT_S:
-        message = f"Invalid '{param}.seconds': expected an integer from {MIN_KEPT_S} to {MAX_KEPT_S}."
-        raise ApiError(400, message, param=f"{param}.seconds")
+        raise invalid(f"{param}.seconds", f"an integer from {MIN_KEPT_S} to {MAX_KEPT_S}")
     return float(kept)
 
 
 def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
-    """The body of a create at OpenAI or Azure as fields of a Batch; raises ApiError. Azure also takes endpoints without
-    their version."""
+    """The body of a create as fields of a Batch; raises ApiError. Azure also takes endpoints without their version."""
     for name in CREATE_PARAMETERS[:3]:
         if not isinstance(data.get(name), str) or not data[name]:
             raise missing(name)
@@ -483,34 +432,24 @@ def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
         raise ApiError(400, f"Unknown parameter: '{unknown[0]}'.", code="unknown_parameter", param=unknown[0])
     endpoint = data["endpoint"]
     if endpoint not in OPENAI_ENDPOINTS and not (family == "azure" and f"/v1{endpoint}" in OPENAI_ENDPOINTS):
-        known = " and ".join(f"'{one}'" for one in OPENAI_ENDPOINTS)
-        message = f"Invalid value: '{endpoint}'. Supported values are: {known}."
-        raise ApiError(400, message, code="invalid_value", param="endpoint")
+        raise invalid("endpoint", " or ".join(OPENAI_ENDPOINTS), "invalid_value")
     if data["completion_window"] != "24h":
-        message = f"Invalid value: '{data['completion_window']}'. Value must be '24h'."
-        raise ApiError(400, message, code="invalid_value", param="completion_window")
-    kept = data.get("output_expires_after")
-    if kept is not None and not isinstance(kept, dict):
-        raise ApiError(400, "Invalid 'output_expires_after': expected an object.", param="output_expires_after")
-    metadata = data.get("metadata")
-    if (problem := metadata_problem(metadata)) is not None:
-        raise ApiError(400, f"Invalid 'metadata': {problem}.", param="metadata")
+        raise invalid("completion_window", "'24h'", "invalid_value")
+    metadata, kept = data.get("metadata"), data.get("output_expires_after")
+    check_metadata(metadata)
     if kept is not None:
+        if not isinstance(kept, dict):
+            raise invalid("output_expires_after", "an object")
         kept = read_kept_seconds(kept.get("anchor"), kept.get("seconds"), "output_expires_after")
     return {"endpoint": endpoint, "input_id": data["input_file_id"], "metadata": metadata, "kept_seconds": kept}
 
 
-def metadata_problem(metadata: Any) -> str | None:
-    """What is wrong with metadata, which is pairs of texts."""
-    if metadata is None:
-        return None
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        return "expected an object of strings"
-    if len(metadata) > MAX_PAIRS:
-        return f"too many properties: {len(metadata)}, at most {MAX_PAIRS}"
-    if any(len(key) > MAX_KEY_LENGTH or len(value) > MAX_VALUE_LENGTH for key, value in metadata.items()):
-        return f"keys have at most {MAX_KEY_LENGTH} characters, values at most {MAX_VALUE_LENGTH}"
-    return None
+def check_metadata(metadata: Any) -> None:
+    pairs = {} if metadata is None else metadata
+    if not isinstance(pairs, dict) or not all(isinstance(value, str) for value in pairs.values()):
+        raise invalid("metadata", "an object of strings")
+    if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
+        raise invalid("metadata", "at most 16 properties, with keys of at most 64 characters and values of at most 512")
 
 
 def split_requests(body: bytes) -> list[bytes]:
@@ -541,12 +480,8 @@ def check_request(place: str, request: Any, seen: set[str]) -> None:
         if request.get(name) is None:
             raise bad(f"{place}.{name}", "Field required")
     custom_id = request["custom_id"]
-    if not isinstance(custom_id, str) or not custom_id:
-        raise bad(f"{place}.custom_id", "String should have at least 1 character")
-    if len(custom_id) > MAX_ID_LENGTH:
-        raise bad(f"{place}.custom_id", f"String should have at most {MAX_ID_LENGTH} characters")
-    if not set(custom_id) <= ID_LETTERS:
-        raise bad(f"{place}.custom_id", "String should match pattern '^[a-zA-Z0-9_-]{1,64}$'")
+    if not isinstance(custom_id, str) or not CUSTOM_ID.fullmatch(custom_id):
+        raise bad(f"{place}.custom_id", f"String should match pattern '^{CUSTOM_ID.pattern}$'")
     if not isinstance(request["params"], dict):
         raise bad(f"{place}.params", "Input should be an object")
     if custom_id in seen:

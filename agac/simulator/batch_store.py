@@ -1,7 +1,5 @@
-"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder next to it.
-
-Functions that read and write files and batches work within the caller's transaction.
-"""
+"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder next to it. Functions
+that read and write files and batches work within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ APPLICATION = 0x53494D41
 """By which SQLite's file header names the program that owns the file."""
 
 WRITE_TIMEOUT_S = 60.0
-"""Seconds for which a writer waits for another process that writes to the same file."""
 
 LOCK_INTERVAL_S = 0.02
 """Seconds between attempts to take the lock that another process holds."""
@@ -79,9 +76,8 @@ class Batch:
     """A batch: what was requested, and how far it is. Times are seconds by the simulator's clock; sizes are bytes.
 
     `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
-    for it when it was created, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad`
-    ones. `read`, `out_size` and `err_size` say how far its input was read and its results were written by then.
-    `ended` is empty until it has ended, then completed, failed, expired or cancelled.
+    for it, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad` ones. By then its
+    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled.
     """
 
     id: str
@@ -118,7 +114,6 @@ class Batch:
     seq: int = 0
 
     def fault(self, kind: str) -> dict[str, Any] | None:
-        """The first picked rule of a kind."""
         return next((rule for rule in self.faults if rule["kind"] == kind), None)
 
     def hidden_by(self, kind: str, now: float) -> bool:
@@ -129,13 +124,9 @@ class Batch:
     @property
     def reachable(self) -> int:
         """How many of its requests will ever be done."""
-        limits = [self.total]
-        if (rule := self.fault("batch_expire")) is not None:
-            limits.append(self.total // 2 if rule.get("after") is None else rule["after"])
-        if (rule := self.fault("batch_stuck")) is not None:
-            everything = self.total if self.stuck_status == "finalizing" else 0
-            limits.append(everything if rule.get("after") is None else rule["after"])
-        return min(limits)
+        usual = {"batch_expire": self.total // 2, "batch_stuck": self.total if self.stuck_status == "finalizing" else 0}
+        rules = [(rule, after) for kind, after in usual.items() if (rule := self.fault(kind)) is not None]
+        return min([self.total, *(after if rule.get("after") is None else rule["after"] for rule, after in rules)])
 
     @property
     def stuck_status(self) -> str:
@@ -162,16 +153,12 @@ class Batch:
         return str(rule["word"]) if rule and self.hidden_by("batch_unknown_status", now) else ""
 
     def mark(self, number: int) -> str:
-        """A name for one of its requests."""
         return blake2b(f"{self.id}/{number}".encode(), digest_size=12).hexdigest()
 
 
 class BatchStore:
-    """A state file and its folder. Without a path both are temporary; nothing is created before it is needed.
-
-    Every thread has a connection of its own. Several processes may share a file: writes are short transactions, and the
-    process that works on batches holds `working`, so that nothing is done twice.
-    """
+    """A state file and its folder; without a path both are temporary. Nothing is created before it is needed. Every
+    thread has a connection of its own; several processes may share a file: writes are short transactions."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -196,16 +183,13 @@ class BatchStore:
 
     @property
     def folder(self) -> Path:
-        """The folder with the bytes of files."""
         return self.path.with_name(self.path.name + "-files")
 
     def file_path(self, name: str) -> Path:
-        """The path of a file's bytes."""
         return self.folder / name
 
     def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
-        """Where its good lines ("output") or its others ("errors") are gathered, to append to, with no more in it than
-        was committed: the remains of a chunk that a kill left are cut off."""
+        """Where its "output" or its "errors" are gathered, to append to; what was not committed of them is cut off."""
         path = self.file_path(f"{batch.id}.{suffix}")
         path.touch()
         file = path.open("r+b")
@@ -213,20 +197,15 @@ class BatchStore:
         file.seek(0, os.SEEK_END)
         return file
 
-    def problems(self) -> list[str]:
-        """Why this state file cannot be used; looks at one that exists, and creates nothing."""
-        if self._path is None:
-            return []
-        if self._path.exists():
-            try:
-                self.db()
-            except SimulatorError as error:
-                return error.problems
-            return []
-        existing = next(folder for folder in self._path.absolute().parents if folder.exists())
-        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-            return []
-        return [f"state file {self._path} cannot be created in {existing}; name one in a folder that can be written to"]
+    def check(self) -> None:
+        """Raises SimulatorError for a state file that cannot be used; creates nothing."""
+        if self.exists:
+            self.db()
+        elif self._path is not None:
+            existing = next(folder for folder in self._path.absolute().parents if folder.exists())
+            if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+                problem = f"state file {self._path} cannot be created in {existing}"
+                raise SimulatorError([f"{problem}; name one in a folder that can be written to"])
 
     def db(self) -> sqlite3.Connection:
         """This thread's connection; creates the file. Raises SimulatorError for a file of another program."""
@@ -286,8 +265,7 @@ class BatchStore:
 
     @contextmanager
     def working(self, stopping: threading.Event) -> Iterator[bool]:
-        """Held by the one process that works on batches; ends with the process, however it dies. False: the simulator
-        was stopped while another process held it."""
+        """Held by the one process that works on batches, until its end; False: the simulator was stopped before."""
         if sys.platform == "win32":  # there, one process uses a state file
             yield True
             return
@@ -309,7 +287,6 @@ class BatchStore:
         return time.time() + (ahead[0][0] if ahead else 0.0)
 
     def advance(self, seconds: float) -> float:
-        """Moves the clock forward; gives the time it shows then."""
         with self.write() as db:
             db.execute(
                 "INSERT INTO setting VALUES ('ahead', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
@@ -334,7 +311,6 @@ class BatchStore:
             return self.count(name)
 
     def counters(self) -> dict[str, int]:
-        """All that is counted."""
         return dict(self.rows("SELECT name, n FROM counter"))
 
     def count_faults(self, batch: Batch, phase: str) -> None:
@@ -349,7 +325,6 @@ class BatchStore:
         return made.rowcount
 
     def was_charged(self, digest: bytes) -> bool:
-        """Whether a batch was charged for this content."""
         return bool(self.rows("SELECT 1 FROM charged WHERE digest = ?", (short(digest),)))
 
     def reset(self) -> None:
@@ -360,14 +335,12 @@ class BatchStore:
                 db.execute("DELETE FROM charged")
 
     def close(self) -> None:
-        """Closes every connection, and deletes what was temporary."""
         for db in self._open:
             db.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add_file(self, file_id: str, path: Path, name: str, purpose: str, expires: float, lag: int = 0) -> StoredFile:
-        """Takes over the bytes at `path` as a file."""
         values = (file_id, name, purpose, path.stat().st_size, self.now(), expires, lag)
         path.replace(self.file_path(file_id))
         row = self.db().execute(
@@ -378,14 +351,12 @@ class BatchStore:
         return StoredFile(row.fetchone()[0], *values)
 
     def file(self, file_id: str) -> StoredFile | None:
-        """A file that exists and has not expired."""
         return next(iter(self.files(file_id=file_id)), None)
 
     def files(
         self, purpose: str | None = None, after: str | None = None, *, file_id: str | None = None, newest: bool = True
     ) -> list[StoredFile]:
-        """Files of one purpose or of all, the newest or the oldest first: those that come after the one named; or the
-        one with an id."""
+        """The one with an id, or those of one purpose or of all after the one named, the newest or the oldest first."""
         rows = self.rows(
             "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "
             "WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?1) AND purpose = COALESCE(?2, purpose) "
@@ -396,7 +367,6 @@ class BatchStore:
         return [StoredFile(*row) for row in rows]
 
     def lower_lag(self, file: StoredFile) -> None:
-        """One create has not found a file."""
         self.db().execute("UPDATE file SET lag = ? WHERE seq = ?", (file.lag - 1, file.seq))
 
     def delete_file(self, file_id: str) -> None:
@@ -423,7 +393,6 @@ class BatchStore:
                 path.unlink(missing_ok=True)
 
     def add_batch(self, batch: Batch) -> Batch:
-        """Stores a new batch, and counts its faults that apply from now on."""
         self.sweep()
         self.count("created")
         self.count_faults(batch, "created")
@@ -435,21 +404,18 @@ class BatchStore:
         return batch
 
     def cancel(self, batch: Batch) -> None:
-        """Stores that a batch is to end; once is enough."""
         if batch.cancel_at is None:
             batch.cancel_at = self.now()
             self.count("cancelled")
             self.save(batch)
 
     def delete_batch(self, batch: Batch) -> None:
-        """Deletes a batch that has ended, with its results."""
         batch.deleted = True
         self.save(batch)
         if batch.output_id:
             self.file_path(batch.output_id).unlink(missing_ok=True)
 
     def save(self, batch: Batch) -> None:
-        """Writes a batch as it is now."""
         self.db().execute(
             "UPDATE batch SET ended = ?, told = ? WHERE seq = ?",
             (2 if batch.deleted else int(bool(batch.ended)), json.dumps(asdict(batch)), batch.seq),
@@ -475,12 +441,10 @@ class BatchStore:
         return [read_batch(stored) for (stored,) in rows]
 
     def open_batches(self) -> list[Batch]:
-        """Batches that have not ended, the oldest first."""
         return [read_batch(stored) for (stored,) in self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")]
 
 
 def read_batch(stored: str) -> Batch:
-    """A batch from its stored form."""
     return Batch(**json.loads(stored))
 
 

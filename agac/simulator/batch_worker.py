@@ -1,8 +1,5 @@
 """The work on batches: a thread checks inputs, answers requests, charges them once, and writes results and their files.
-
-The web application uses `SimulatedBatches`: what is short it does at once, the work on batches is done in a thread.
-How far a batch is at a moment follows from its fields, its faults and the clock (`due`, `ending`, `is_behind`).
-"""
+How far a batch is at a moment follows from its fields, its faults and the clock (`due`, `ending`, `is_behind`)."""
 
 from __future__ import annotations
 
@@ -21,17 +18,14 @@ from typing import IO, Any
 
 from agac.simulator.anthropic import MessageBatches
 from agac.simulator.batch_store import DAY, Batch, BatchStore
-from agac.simulator.faults import BatchFaults, FaultPlan, LineFaults, changed_answer, error_of, rule_error
+from agac.simulator.faults import FaultPlan, FaultRule, changed_answer, error_of, line_rules
 from agac.simulator.openai import OpenAiBatches
 from agac.simulator.replies import AnswerWriter, ApiError, BatchEndpoint, encoded, unknown_model
 
-OPENAI_FORMAT = OpenAiBatches()
 FAMILIES: dict[str, OpenAiBatches | MessageBatches] = {
-    "openai": OPENAI_FORMAT,
-    "azure": OPENAI_FORMAT,
+    **dict.fromkeys(("openai", "azure"), OpenAiBatches()),
     "anthropic": MessageBatches(),
 }
-"""How each family writes its batches."""
 
 CHUNK = 500
 """Requests between two commits: what a kill may have to do again, uncharged."""
@@ -51,7 +45,6 @@ FOREIGN_LINES = {
 """Lines that are not results, by the `form` of `batch_foreign_line`; the form `unknown` is one of the provider's."""
 
 SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
-"""Faults that change a whole file of results."""
 
 MAX_ERRORS = 100
 MAX_ID_LENGTH = 64
@@ -60,14 +53,12 @@ MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
 
 
 def input_problem(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
-    """An error as a batch lists it."""
     return {"code": code, "line": line, "message": message, "param": param}
 
 
 class CheckedInput:
-    """The input of OpenAI's or Azure's batch, read in one pass, as these do once they have accepted the batch: `errors`
-    as a batch lists them, the hashes of its requests' ids, their model and their tokens.
-    """
+    """The input of OpenAI's or Azure's batch, read in one pass: `errors` as a batch lists them, the hashes of its
+    requests' ids, their model and their tokens."""
 
     def __init__(self, path: Path, batch: Batch) -> None:
         self.endpoint = batch.endpoint
@@ -96,7 +87,6 @@ class CheckedInput:
             self.errors = [input_problem("model_not_found", unknown_model(self.model).message, 1, "body.model")]
 
     def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
-        """What is wrong with a line, nothing for a good one."""
         try:
             line = json.loads(raw.decode())  # a byte order mark is not JSON
         except (ValueError, RecursionError):
@@ -134,8 +124,7 @@ class CheckedInput:
 
 
 def due(batch: Batch, now: float) -> int:
-    """How many requests of a batch are done by then: evenly from its creation on, over the seconds that it takes. One
-    that was cancelled does no more than it had done."""
+    """How many requests are done by then: evenly over the seconds that it takes; cancelled batches do no more."""
     if batch.cancel_at is not None:
         return batch.executed
     passed = (now if batch.expires_at is None else min(now, batch.expires_at)) - batch.created_at
@@ -159,7 +148,6 @@ def ending(batch: Batch, now: float) -> tuple[str, float] | None:
 
 
 def is_behind(batch: Batch, now: float) -> bool:
-    """Whether there is anything to do for a batch by then."""
     if not batch.validated:
         return batch.stuck_status != "validating" or batch.cancel_at is not None
     return batch.executed < due(batch, now) or ending(batch, now) is not None
@@ -173,7 +161,7 @@ class AnsweredChunk:
     batch: Batch
     format: OpenAiBatches | MessageBatches
     endpoint: BatchEndpoint
-    line_faults: LineFaults
+    line_rules: list[FaultRule]
     output: list[bytes] = field(default_factory=list)
     errors: list[bytes] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -183,20 +171,18 @@ class AnsweredChunk:
 
 
 class BatchWorker:
-    """Works on the batches of one state file, with the same answers, seed and rules (`plan`) as for single requests.
-
-    `charged_before` says whether a content was charged there, `stopping` that the rest is to be left for later.
-    """
+    """Works on the batches of one state file, with the same answers, seed and rules (`plan`) as for single requests;
+    `charged_before` says whether a content was charged there, `stopping` that the rest is to be left for later."""
 
     def __init__(
-        self, store: BatchStore, plan: FaultPlan, charged_before: Callable[[bytes], bool], stopping: threading.Event
-    ) -> None:
+        self, store: BatchStore, plan: FaultPlan, charged_before: Callable[[bytes], bool], stopping: threading.Event,
+        writer: AnswerWriter,
+    ) -> None:  # fmt: skip
         self.store, self.plan, self.charged_before, self.stopping = store, plan, charged_before, stopping
-        self.writer = AnswerWriter()
+        self.writer = writer
 
     def catch_up(self, batch_id: str | None) -> None:
-        """Does what the clock says should be done by now, in the batch named or in all: their state is committed as it
-        goes, and a kill leaves nothing charged that is not written."""
+        """Does what is due by now, in the batch named or in all; a kill leaves nothing charged that is not written."""
         now = self.store.now()
         waiting = [batch for batch in self.store.open_batches() if batch_id in (None, batch.id)]
         if not any(is_behind(batch, now) for batch in waiting):
@@ -233,9 +219,8 @@ class BatchWorker:
         elif not errors and cap is not None:
             waiting = sum(one.enqueued_tokens for one in self.store.open_batches() if one.model == checked.model)
             if waiting + checked.tokens > cap["tokens"]:
-                limit = f"Limit: {cap['tokens']:,} enqueued tokens. "
-                message = f"Enqueued token limit reached for {checked.model}. {limit}"
-                message += "Please try again once some batches have completed."
+                limit = f"Enqueued token limit reached for {checked.model}. Limit: {cap['tokens']:,} enqueued tokens."
+                message = f"{limit} Please try again once some batches have completed."
                 errors = [input_problem("token_limit_exceeded", message)]
         self.settle_input(batch.id, errors, total=len(checked.ids), model=checked.model, enqueued_tokens=checked.tokens)
 
@@ -253,10 +238,9 @@ class BatchWorker:
             self.store.save(batch)
 
     def execute(self, batch: Batch, now: float) -> None:
-        """Answers what is due by then, in chunks. A chunk's lines are on disk before it is charged; the remains of an
-        uncommitted one that a kill left are cut off first."""
+        """Answers what is due by then, in chunks, whose lines are on disk before they are charged."""
         family = FAMILIES[batch.family]
-        about = family, family.endpoint(batch), LineFaults(batch.faults, self.plan.seed)
+        about = family, family.endpoint(batch), line_rules(batch.faults)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
             self.store.open_part(batch, "output") as output,
@@ -278,7 +262,7 @@ class BatchWorker:
         line = json.loads(raw)
         custom_id, good = line["custom_id"], False
         about = chunk.batch, number, custom_id
-        rules = chunk.line_faults.of_line(number, raw, custom_id)
+        rules = self.plan.of_line(chunk.line_rules, number, raw, custom_id)
         kinds = [rule.kind for rule in rules]
         chunk.faults.update(kinds)
         instead = next((rule for rule in rules if rule.phase == "result"), None)
@@ -293,7 +277,7 @@ class BatchWorker:
                 message = instead.value("message") or "The model did not answer in time."
                 result = chunk.format.failed_line(*about, instead.value("code"), message)
             else:
-                raise rule_error(instead.values)
+                raise error_of(instead)
         except ApiError as error:
             result = chunk.format.error_line(*about, error)
         if "batch_corrupt_line" in kinds:
@@ -320,7 +304,7 @@ class BatchWorker:
         if rule is not None and rule.phase in ("error", "answer"):  # the others are about connections
             chunk.faults[rule.kind] += 1
             if rule.phase == "error":
-                raise error_of(rule, call)
+                raise error_of(rule, call.model)
             answer = changed_answer(rule, call, answer, self.writer)
         chunk.added["prompt_tokens"] += call.prompt_tokens
         chunk.added["completion_tokens"] += answer.tokens
@@ -346,8 +330,7 @@ class BatchWorker:
         return fresh
 
     def end(self, batch: Batch, ended: str, when: float) -> None:
-        """Writes what is left and turns results into files; a kill before the commit leaves it to be done again, and a
-        result file that was not committed is taken back then."""
+        """Writes what is left, and makes files of results; what a kill left uncommitted is taken back first."""
         family, store = FAMILIES[batch.family], self.store
         batch.ended, batch.ended_at = ended, when
         output, errors = (store.file_path(f"{batch.id}.{suffix}") for suffix in ("output", "errors"))
@@ -365,7 +348,7 @@ class BatchWorker:
                 errors.unlink()
             else:
                 keep_empty = batch.family == "azure" or bool(batch.fault("batch_zero_error_file"))
-                batch.output_id = self.output_file(batch, shaped)
+                batch.output_id = self.result_file(batch, shaped, "output")
                 batch.error_id = self.result_file(batch, errors, "error", keep_empty=keep_empty)
             store.count_faults(batch, "ended")
             store.save(batch)
@@ -374,7 +357,6 @@ class BatchWorker:
             output.unlink(missing_ok=True)
 
     def unfinished(self, batch: Batch) -> Iterator[bytes]:
-        """A line for every request that was not done."""
         with self.store.file_path(batch.input_id).open("rb") as requests:
             requests.seek(batch.read)
             for number in range(batch.executed + 1, batch.total + 1):
@@ -385,18 +367,12 @@ class BatchWorker:
         """The id of a file of its results: the same however often it is made."""
         return self.store.new_id("file-", batch.id, kind)
 
-    def output_file(self, batch: Batch, path: Path) -> str | None:
-        """Makes the file of good results, unless a fault names none."""
-        if batch.fault("batch_empty_output_id"):
-            return ""
-        if batch.fault("batch_null_output"):
-            path.unlink()
-            return None
-        return self.result_file(batch, path, "output", keep_empty=False)
-
-    def result_file(self, batch: Batch, path: Path, kind: str, *, keep_empty: bool) -> str | None:
+    def result_file(self, batch: Batch, path: Path, kind: str, *, keep_empty: bool = False) -> str | None:
         """Makes a file of results, None without any; of one that is gone only the name is left."""
-        if path.stat().st_size == 0 and not keep_empty:
+        if kind == "output" and batch.fault("batch_empty_output_id"):
+            return ""
+        named = kind != "output" or not batch.fault("batch_null_output")
+        if not named or (path.stat().st_size == 0 and not keep_empty):
             path.unlink()
             return None
         file_id = self.result_id(batch, kind)
@@ -442,11 +418,11 @@ class SimulatedBatches:
     """The batches of one simulator. The thread that works on them is started when the first one is."""
 
     def __init__(
-        self, store: BatchStore, faults: BatchFaults, seconds: float, plan: FaultPlan, charged: Callable[[bytes], bool]
+        self, store: BatchStore, plan: FaultPlan, seconds: float, charged: Callable[[bytes], bool], writer: AnswerWriter
     ) -> None:
-        self.store, self.faults, self.seconds = store, faults, seconds
+        self.store, self.faults, self.seconds = store, plan, seconds
         self._stopping = threading.Event()
-        self._worker = BatchWorker(store, plan, charged, self._stopping)
+        self._worker = BatchWorker(store, plan, charged, self._stopping, writer)
         self._thread = ThreadPoolExecutor(1, "simulator-batches")
         self._queue_lock = threading.Lock()
         self._early: Counter[str] = Counter()
@@ -518,7 +494,6 @@ class SimulatedBatches:
         self._stopping.set()
 
     def close(self) -> None:
-        """Stops, and closes the store."""
         self.stop()
         self._thread.shutdown()
         self.store.close()

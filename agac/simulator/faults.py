@@ -1,13 +1,10 @@
-"""Faults on purpose: one table of all kinds, the rules of a faults file, and what each kind does to a reply.
-
-`FAULTS` is the table. The checks of a faults file, the command's help, the guide and what takes effect are made of it.
-"""
+"""Faults on purpose: the rules of a faults file, and what each kind does to a reply. `FAULTS` is the table of all
+kinds, of which the checks of a faults file, the command's help and the guide are made."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -16,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agac.simulator import replies
-from agac.simulator.replies import STATUS_ERRORS, AnswerMessage, AnswerWriter, ApiError, Kind, ModelAnswer, ModelCall
+from agac.simulator.replies import AnswerMessage, AnswerWriter, ApiError, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_compiler import validity
-from agac.simulator.settings import SimulatorError
+from agac.simulator.settings import SimulatorError, is_number
+from agac.simulator.tool_calls import AskedTool, ScriptRule
 
 CALL_SELECTORS = ("at", "first", "attempts", "rate", "always")
 BATCH_SELECTORS = ("at", "first", "attempts", "rate", "match", "always")
@@ -57,13 +55,11 @@ JUNK_BODIES = ("error", "array", "half", "empty", "endless")
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """One line of a faults file. The conditions that are set must all hold; with none, the rule always applies.
-
-    `rate` is a share, `match` a text within the messages (or a batch's requests). For single requests `at` numbers them
-    from 1 as they come in, and `first` counts how often the same question was sent. For batches `at` and `first` number
-    the calls of one operation (for faults of batches and their requests those that create), and `lines` numbers the
-    requests of a batch from 1. `values` are the keys of its kind; `index` is its place in the file.
-    """
+    """One line of a faults file, which applies where all conditions hold. `rate` is a share, `match` a text within the
+    messages (or a batch's requests). For single requests `at` numbers them from 1 as they come in, and `first` counts
+    how often the same question was sent. For batches both number the calls of one operation (of `create`, where it is
+    about batches and their requests), and `lines` numbers the requests of a batch from 1. `values` are the keys of its
+    kind; `index` is its place in the file."""
 
     kind: str
     index: int = field(default=0, compare=False)
@@ -71,12 +67,11 @@ class FaultRule:
     at: frozenset[int] | None = None
     match: str | None = None
     first: int | None = None
-    lines: frozenset[int] | None = None
+    lines: Collection[int] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def phase(self) -> str:
-        """When it takes effect."""
         return FAULTS[self.kind].phase
 
     def value(self, key: str) -> Any:
@@ -100,26 +95,14 @@ class FaultRule:
         return found
 
 
-def error_of(rule: FaultRule, call: ModelCall) -> ApiError:
-    """The error of a rule of the phase `error`."""
+def error_of(rule: FaultRule, model: str = "") -> ApiError:
+    """The error of a rule, which its kind makes or else its `status`."""
     make = FAULTS[rule.kind].effect
-    assert make is not None
-    error: ApiError = make(rule, call)
-    if (message := rule.value("message")) is not None:
-        error.message = message
-    return with_retry(error, rule.values)
-
-
-def rule_error(values: Mapping[str, Any]) -> ApiError:
-    """The error that a rule with a `status` describes."""
-    kind, code, message = (values.get(name) for name in ("type", "code", "message"))
-    return with_retry(replies.status_error(values["status"], kind=kind, code=code, message=message), values)
-
-
-def with_retry(error: ApiError, values: Mapping[str, Any]) -> ApiError:
-    """The error with what a rule says about when to try again."""
-    if (seconds := values.get("retry_after")) is not None:
-        error.headers |= replies.retry_headers(seconds, in_ms=bool(values.get("in_ms")))
+    kind, code, message = (rule.value(name) for name in ("type", "code", "message"))
+    error: ApiError = make(model) if make else replies.status_error(rule.value("status"), kind=kind, code=code)
+    error.message = message or error.message
+    if (seconds := rule.value("retry_after")) is not None:
+        error.headers |= replies.retry_headers(seconds, in_ms=bool(rule.value("in_ms")))
     return error
 
 
@@ -154,7 +137,6 @@ def wrong_schema(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> Model
 
 
 def half(answer: ModelAnswer, least: int = 0) -> str:
-    """The first half of a text."""
     content = answer.content or ""
     return content[: max(least, len(content) // 2)]
 
@@ -164,17 +146,20 @@ def begun_again(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelA
     return replace(answer, earlier=(AnswerMessage(half(answer, 1), cut=rule.value("marked")),))
 
 
-def stream_error(rule: FaultRule) -> ApiError:
-    """What ends an answer while it is sent."""
-    return ApiError(500, rule.value("message") or replies.SERVER_ERROR, kind="server_error", code=rule.value("code"))
+def other_calls(change: Callable[[AskedTool], AskedTool]) -> Callable[[FaultRule, ModelCall, ModelAnswer], ModelAnswer]:
+    """The answer with its calls changed."""
+    return lambda rule, call, answer: replace(answer, calls=tuple(map(change, answer.calls)))
+
+
+def same_calls(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
+    """The calls of the last turn again, whatever came of them."""
+    return replace(answer, content=None, finish="tool_calls", calls=call.turns[-1]) if call.turns else answer
 
 
 class KnownFault:
     """A row of the table: when a fault takes effect, its meaning, the keys that only it takes, and their defaults.
-
-    `effect` makes the error of a kind of the phase `error` (of the rule and the call), or the answer of a kind of the
-    phase `answer` (of these and the right answer).
-    """
+    `effect` makes the error of a kind of the phase `error`, of the model's name, or the other answer of one of the
+    phase `answer`."""
 
     def __init__(
         self, phase: str, meaning: str, keys: str = "", effect: Callable[..., Any] | None = None, /, **defaults: Any
@@ -190,17 +175,14 @@ OVER_QUOTA = "You exceeded your current quota, please check your plan and billin
 
 FAULTS: dict[str, KnownFault] = {
     "rate_limit": KnownFault("error", "429: too many requests", "retry_after in_ms message",
-                             lambda rule, call: replies.status_error(
-                                 429, message=f"Rate limit reached for {call.model}. Please slow down.")),
-    "quota": KnownFault("error", "429: the account's quota is used up", "message",
-                        lambda *_: replies.status_error(429, code="insufficient_quota", message=OVER_QUOTA)),
-    "server_error": KnownFault("error", "500, or another `status`", "status retry_after in_ms message",
-                               lambda rule, call: replies.status_error(rule.value("status")), status=500),
-    "unauthorized": KnownFault("error", "401: the key is refused", "message", lambda *_: replies.status_error(401)),
-    "not_found": KnownFault("error", "404: no such model", "message",
-                            lambda rule, call: replies.unknown_model(call.model)),
-    "bad_request": KnownFault("error", "400: the request is refused, with this `code`", "code message",
-                              lambda rule, call: ApiError(400, STATUS_ERRORS[400][2], code=rule.value("code"))),
+                             lambda model: replies.status_error(
+                                 429, message=f"Rate limit reached for {model}. Please slow down.")),
+    "quota": KnownFault("error", "429: the account's quota is used up", "message", status=429,
+                        code="insufficient_quota", message=OVER_QUOTA),
+    "server_error": KnownFault("error", "500, or another `status`", "status retry_after in_ms message", status=500),
+    "unauthorized": KnownFault("error", "401: the key is refused", "message", status=401),
+    "not_found": KnownFault("error", "404: no such model", "message", replies.unknown_model),
+    "bad_request": KnownFault("error", "400: the request is refused, with this `code`", "code message", status=400),
     "slow_first_byte": KnownFault("wait", "the answer takes `seconds` longer", "seconds", seconds=1.0),
     "hang": KnownFault("wait", "no answer ever comes, and nothing is charged"),
     "cut": KnownFault("sending", "the connection closes: before the answer, or after `after_bytes` of it",
@@ -217,15 +199,27 @@ FAULTS: dict[str, KnownFault] = {
     "early_cut": KnownFault("answer", "a response has a first message that was cut, then the answer", "marked",
                             begun_again, marked=True),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
+    "unknown_tool": KnownFault("answer", "calls name a tool that is not on offer", "",
+                               other_calls(lambda asked: asked._replace(name="no_such_tool"))),
+    "bad_arguments": KnownFault("answer", "the arguments of calls are not valid JSON", "",
+                                other_calls(lambda asked: asked._replace(arguments=asked.arguments[:-1]))),
+    "wrong_arguments": KnownFault("answer", "the arguments of calls are none that the tools name", "",
+                                  other_calls(lambda asked: asked._replace(arguments='{"unexpected": 17.5}'))),
+    "tool_loop": KnownFault("answer", "the calls of the last turn again, whatever came of them", "", same_calls),
+    "calls_stop": KnownFault("answer", "calls come as if the model had stopped", "",
+                             lambda rule, call, answer: replace(answer, finish="stop")),
+    "pause": KnownFault("answer", "a message pauses (`pause_turn`); it is to be sent back", "",
+                        lambda rule, call, answer: replace(answer, content="One moment.", finish="pause", calls=())),
     "stream_error": KnownFault("sending", "an error ends the answer halfway; with `failed` a response ends as failed",
-                               "code message failed", code="server_error", failed=False),
-    "batch_drop_before": KnownFault("call", "the connection closes, and nothing happened", "op", op="create"),
+                               "code message failed", status=500, code="server_error", failed=False),
+    "batch_drop_before": KnownFault("call", "the connection closes, and nothing happened", "op", op="create",
+                                    when="before"),
     "batch_drop_after": KnownFault("call", "it happens, and the connection closes without an answer", "op",
-                                   op="create"),
+                                   op="create", when="after"),
     "batch_status": KnownFault("call", "an error, before the call has its effect or after (`when`); 500 by default",
                                STATUS_KEYS, op="create", status=500, when="before"),
     "batch_slow": KnownFault("call", "the call waits `seconds` before its effect", "op seconds",
-                             op="create", seconds=1.0),
+                             op="create", seconds=1.0, when="before"),
     "batch_truncate": KnownFault("call", "a download ends with the connection, after half of it or `after_bytes`",
                                  "after_bytes", op="download"),
     "batch_junk": KnownFault("call", "a download comes with status 200 and is no whole file of results: see `body`",
@@ -270,13 +264,16 @@ FAULTS: dict[str, KnownFault] = {
 
 
 class FaultPlan:
-    """Picks the fault of each single request; counts how often each question was sent, if a rule needs it."""
+    """Picks the fault of each single request, and those of batches; counts how often each question was sent, if a rule
+    needs it."""
 
     def __init__(self, rules: Sequence[FaultRule], seed: int = 0) -> None:
-        self.rules, self.seed = rules, seed
+        self.seed = seed
+        self.rules = [rule for rule in rules if rule.phase in SINGLE_PHASES]
+        self.batch_rules = [rule for rule in rules if rule.phase not in SINGLE_PHASES]
         self.sent: dict[bytes, int] = {}
-        self.counts_attempts = any(rule.rate is not None or rule.first is not None for rule in rules)
-        self.reads_text = any(rule.match is not None for rule in rules)
+        self.counts_attempts = any(rule.rate is not None or rule.first is not None for rule in self.rules)
+        self.reads_text = any(rule.match is not None for rule in self.rules)
 
     def pick(self, number: int, call: ModelCall) -> FaultRule | None:
         """The fault of the request with this number, or None; the first rule that applies wins."""
@@ -290,30 +287,17 @@ class FaultPlan:
                 return rule
         return None
 
-
-def chance(seed: int, index: int, question: bytes, attempt: int) -> float:
-    """A number from 0 to 1 that is the same whenever the same question is sent for the same time."""
-    drawn = blake2b(f"{seed}/{index}/{attempt}/".encode() + question, digest_size=8).digest()
-    return int.from_bytes(drawn) / 2**64
-
-
-class BatchFaults:
-    """The rules about batches of a faults file."""
-
-    def __init__(self, rules: Sequence[FaultRule], seed: int) -> None:
-        self.rules, self.seed = rules, seed
-
     def of_call(self, operation: str, number: int) -> list[FaultRule]:
         """What goes wrong with the n-th call of an operation: slowness, and the first other rule that applies."""
-        found = [rule for rule in self.rules if rule.phase == "call" and rule.value("op") == operation]
-        found = [rule for rule in found if rule.selects(self.seed, number, number, operation.encode())]
+        rules = (rule for rule in self.batch_rules if rule.phase == "call" and rule.value("op") == operation)
+        found = [rule for rule in rules if rule.selects(self.seed, number, number, operation.encode())]
         found.sort(key=lambda rule: rule.kind != "batch_slow")
         return found[: 1 + sum(rule.kind == "batch_slow" for rule in found)]
 
     def of_batch(self, number: int, contains: Callable[[str], bool]) -> list[dict[str, Any]]:
         """All that goes wrong with the batch of the n-th create: every rule that applies does."""
         found = []
-        for rule in self.rules:
+        for rule in self.batch_rules:
             if rule.phase in LINE_PHASES:  # their `rate` and `match` are about single requests
                 meant = replace(rule, rate=None).selects(self.seed, number, number, b"create")
             else:
@@ -323,34 +307,11 @@ class BatchFaults:
                 found.append(rule.stored())
         return found
 
-    @property
-    def page_size(self) -> int | None:
-        """The most that a page of a list holds, if a rule makes it small."""
-        return next((rule.value("size") for rule in self.rules if rule.phase == "list"), None)
-
-
-class LineFaults:
-    """The stored rules of one batch about its requests."""
-
-    def __init__(self, stored: list[dict[str, Any]], seed: int) -> None:
-        self.seed = seed
-        self.rules = [
-            FaultRule(
-                rule["kind"],
-                rule["index"],
-                rate=rule["rate"],
-                match=rule["match"],
-                lines=None if rule["lines"] is None else frozenset(rule["lines"]),
-                values=rule,
-            )
-            for rule in stored
-            if FAULTS[rule["kind"]].phase in LINE_PHASES
-        ]
-
-    def of_line(self, number: int, raw: bytes, custom_id: str) -> list[FaultRule]:
-        """The rules that apply to a request: all about its line, and the first that replaces its answer."""
+    def of_line(self, rules: Sequence[FaultRule], number: int, raw: bytes, custom_id: str) -> list[FaultRule]:
+        """Those of a batch's `line_rules` that apply to a request: all about its line, and the first that replaces its
+        answer."""
         found: list[FaultRule] = []
-        for rule in self.rules:
+        for rule in rules:
             if (
                 (rule.lines is None or number in rule.lines)
                 and (rule.match is None or mentions(raw, rule.match))
@@ -360,42 +321,59 @@ class LineFaults:
                 found.append(rule)
         return found
 
+    @property
+    def page_size(self) -> int | None:
+        """The most that a page of a list holds, if a rule makes it small."""
+        return next((rule.value("size") for rule in self.batch_rules if rule.phase == "list"), None)
+
+
+def chance(seed: int, index: int, question: bytes, attempt: int) -> float:
+    """A number from 0 to 1 that is the same whenever the same question is sent for the same time."""
+    drawn = blake2b(f"{seed}/{index}/{attempt}/".encode() + question, digest_size=8).digest()
+    return int.from_bytes(drawn) / 2**64
+
+
+def line_rules(stored: list[dict[str, Any]]) -> list[FaultRule]:
+    """The stored rules of one batch about its requests."""
+    return [
+        FaultRule(one["kind"], one["index"], **{key: one[key] for key in ("rate", "match", "lines")}, values=one)
+        for one in stored
+        if FAULTS[one["kind"]].phase in LINE_PHASES
+    ]
+
 
 def mentions(raw: bytes, text: str) -> bool:
     """Whether JSON contains a text, in either way in which letters may be written."""
     return any(json.dumps(text, ensure_ascii=way)[1:-1].encode("utf-8", "replace") in raw for way in (True, False))
 
 
-def load_rules(path: Path) -> list[FaultRule]:
-    """Reads a faults file, JSON for `.json`, else YAML; raises SimulatorError with all that is wrong in it."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise SimulatorError([f"no such file: {path}"]) from error
-    except OSError as error:
-        raise SimulatorError([f"{path}: the faults file cannot be read: {error.strerror or error}"]) from error
-    except UnicodeDecodeError as error:
-        raise SimulatorError([f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"]) from error
-    if path.suffix == ".json":
-        try:
-            return parse_rules(json.loads(text), str(path))
-        except json.JSONDecodeError as error:
-            raise SimulatorError([f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"]) from error
+def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] | None = None) -> list[Any]:
+    """Reads a file of faults or a script, JSON for `.json`, else YAML; raises SimulatorError with all that is wrong."""
+    parse = parse or parse_rules
     import yaml  # only who uses faults pays for it
 
-    where = str(path)
     try:
-        return parse_rules(yaml.safe_load(text), where)
+        text = path.read_text(encoding="utf-8-sig")
+        return parse(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text), str(path))
+    except FileNotFoundError:
+        problem = f"no such file: {path}"
+    except OSError as error:
+        problem = f"{path}: the file cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError as error:
+        problem = f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
+    except json.JSONDecodeError as error:
+        problem = f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
     except yaml.MarkedYAMLError as error:
-        if mark := error.problem_mark or error.context_mark:
-            where = f"{path}:{mark.line + 1}:{mark.column + 1}"
-        raise SimulatorError([f"{where}: not valid YAML: {error.problem or error.context}"]) from error
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = f"{path}{place}: not valid YAML: {error.problem or error.context}"
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        where = f"{path}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        raise SimulatorError([f"{where}: not valid YAML: the character U+{error.character:04X}"]) from error
+        place = f"{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        problem = f"{path}:{place}: not valid YAML: the character U+{error.character:04X}"
     except ValueError as error:  # a date that does not exist, for one
-        raise SimulatorError([f"{path}: not valid YAML: {error}"]) from error
+        problem = f"{path}: not valid YAML: {error}"
+    raise SimulatorError([problem])
 
 
 def parse_rules(data: Any, source: str) -> list[FaultRule]:
@@ -405,13 +383,10 @@ def parse_rules(data: Any, source: str) -> list[FaultRule]:
     if data is None:
         return []
     if not isinstance(data, list):
-        raise SimulatorError(
-            [f"{source}: a faults file is a list of rules, such as `- {{kind: rate_limit, rate: 0.05}}`"]
-        )
-    problems: list[str] = []
-    for index, item in enumerate(data):
-        problems += rule_problems(item, f"{source}: faults[{index}]")
-    if problems:
+        example = "such as `- {kind: rate_limit, rate: 0.05}`"
+        raise SimulatorError([f"{source}: a faults file is a list of rules, {example}"])
+    where = f"{source}: faults"
+    if problems := [one for index, item in enumerate(data) for one in rule_problems(item, f"{where}[{index}]")]:
         raise SimulatorError(problems)
     rules = []
     for index, item in enumerate(data):
@@ -425,8 +400,24 @@ def parse_rules(data: Any, source: str) -> list[FaultRule]:
     return rules
 
 
+def parse_script(data: Any, source: str) -> list[ScriptRule]:
+    """What a model says, from a list of rules; raises SimulatorError with every problem."""
+    problems, rules = list[str](), data if isinstance(data, list) else [data]
+    for index, item in enumerate(rules):
+        if not isinstance(item, dict) or ("reply" in item) == ("calls" in item):
+            example = "such as `{match: Paris, reply: France}`"
+            problems.append(f"{source}: script[{index}] must be a mapping with a `reply` or with `calls`, {example}")
+            continue
+        for key, value in item.items():
+            fits, wanted = SCRIPT_KEYS.get(key, (None, f"left out; known: {', '.join(SCRIPT_KEYS)}"))
+            if fits is None or not fits(value):
+                problems.append(f"{source}: script[{index}].{key} must be {wanted}")
+    if problems:
+        raise SimulatorError(problems)
+    return [ScriptRule(**item) for item in rules]
+
+
 def rule_problems(item: Any, where: str) -> Iterator[str]:
-    """What is wrong with one rule."""
     if not isinstance(item, dict):
         yield f"{where}: a rule is a mapping with a `kind`, not {item!r:.40}"
         return
@@ -464,12 +455,15 @@ def guess(word: Any, known: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def is_count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return is_number(value, int) and value >= least
+
+
+def is_scripted_calls(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) and set(one) <= {"name", "arguments"}
+        for one in value
+    )
 
 
 def is_numbers_of_requests(value: Any) -> bool:
@@ -496,7 +490,13 @@ KEYS: dict[str, Kind] = {
     "marked": replies.TRUTH,
     "failed": replies.TRUTH,
 }
-"""The value of each key, and the words for it."""
+
+SCRIPT_KEYS: dict[str, Kind] = {
+    "match": KEYS["match"],
+    "turn": A_COUNT,
+    "reply": (lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
+    "calls": (is_scripted_calls, "a list of calls such as {name: search, arguments: {query: lamps}}"),
+}
 
 BATCH_KEYS: dict[str, Kind] = {
     "at": (is_numbers_of_requests, "a list of numbers of calls, counted from 1 for each operation"),

@@ -1,203 +1,38 @@
-"""OpenAI's chat completions and Responses API: how requests are read, how answers, events and errors are written."""
+"""OpenAI's Responses API, and batches of it and of chat completions, read and written."""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agac.simulator import replies
+from agac.simulator import chat, replies
 from agac.simulator.batch_store import DAY, Batch, StoredFile
-from agac.simulator.replies import COUNT, OBJECT, TEXT, ApiError, Event, Kind, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.replies import ApiError, Conversation, Event, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_values import word_set
-from agac.simulator.settings import RateLimits
-
-CHAT_PARAMETERS = word_set(
-    "model messages stream stream_options response_format max_tokens max_completion_tokens temperature top_p n stop "
-    "seed presence_penalty frequency_penalty reasoning_effort service_tier user metadata store logit_bias logprobs "
-    "top_logprobs modalities prompt_cache_key prompt_cache_retention safety_identifier verbosity prediction tools "
-    "tool_choice parallel_tool_calls"
-)
-CHAT_UNSUPPORTED: dict[str, Any] = {"n": 1, "tools": [], "logprobs": False, "top_logprobs": 0}
-"""Parameters of the real API that are not simulated, each with the one value that changes nothing."""
-
-CHAT_KINDS: dict[str, Kind] = {
-    "temperature": replies.between(0, 2), "top_p": replies.between(0, 1), "presence_penalty": replies.between(-2, 2),
-    "frequency_penalty": replies.between(-2, 2), "max_tokens": COUNT, "max_completion_tokens": COUNT,
-    "stream": replies.TRUTH, "stream_options": OBJECT,
-}  # fmt: skip
+from agac.simulator.tool_calls import AskedTool
 
 RESPONSES_PARAMETERS = word_set(
     "model input instructions stream stream_options text max_output_tokens temperature top_p reasoning service_tier "
     "store metadata user safety_identifier prompt_cache_key prompt_cache_retention include truncation background "
     "parallel_tool_calls tool_choice tools max_tool_calls top_logprobs previous_response_id conversation prompt"
 )
-RESPONSES_UNSUPPORTED: dict[str, Any] = {
-    "tools": [], "background": False, "previous_response_id": None, "conversation": None, "prompt": None,
-    "top_logprobs": 0,
-}  # fmt: skip
+RESPONSES_UNSUPPORTED: dict[str, Any] = {"background": False, "top_logprobs": 0}
+RESPONSES_UNSUPPORTED |= dict.fromkeys(("previous_response_id", "conversation", "prompt"))
 RESPONSES_KINDS: dict[str, Kind] = {
-    "temperature": replies.between(0, 2), "top_p": replies.between(0, 1), "max_output_tokens": COUNT,
-    "stream": replies.TRUTH, "store": replies.TRUTH, "stream_options": OBJECT, "instructions": TEXT,
-    "reasoning": OBJECT, "text": OBJECT, "metadata": OBJECT, "service_tier": TEXT,
+    "temperature": replies.between(0, 2), "top_p": replies.between(0, 1), "max_output_tokens": replies.COUNT,
+    **dict.fromkeys(("stream", "store", "parallel_tool_calls"), replies.TRUTH),
+    **dict.fromkeys(("stream_options", "reasoning", "text", "metadata"), replies.OBJECT),
+    **dict.fromkeys(("instructions", "service_tier"), replies.TEXT),
 }  # fmt: skip
-ROLES = ("assistant", "developer", "system", "user")
-FORMATS = ("text", "json_object", "json_schema")
+HOSTED_ITEMS = ("web_search_call", "custom_tool_call")
+SEARCH_STEPS = ("in_progress", "searching", "completed")
+THOUGHT_OUT = "fc_simr"
+"""How the id of a call begins that must be sent back with what the model thought before it."""
+
 PARTS = ("input_text", "output_text", "text")
 """Kinds of content in the Responses API that are text: nothing else is simulated."""
-
-
-def missing(param: str) -> ApiError:
-    """A required parameter is missing."""
-    message = f"Missing required parameter: '{param}'."
-    return ApiError(400, message, code="missing_required_parameter", param=param)
-
-
-def error_object(error: ApiError) -> dict[str, Any]:
-    """An error as OpenAI writes it."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
-
-
-def openai_headers(number: int, limits: RateLimits) -> dict[str, str]:
-    """A reply's own headers: its number, and what is left of the limits."""
-    return {"x-request-id": f"req-sim-{number}"} | limits.headers(time.monotonic())
-
-
-def check_parameters(
-    data: Mapping[str, Any], unsupported: Mapping[str, Any], kinds: Mapping[str, Kind], code: str | None = None
-) -> None:
-    """Refuses parameters that are not simulated, and values of a wrong kind; the latter with `code`."""
-    for name, wanted in replies.wrong_parameters(data, unsupported, kinds):
-        if not wanted:
-            raise ApiError(400, f"{name} is not supported by the simulator: leave it out.", param=name)
-        raise ApiError(400, f"Invalid '{name}': expected {wanted}.", code=code, param=name)
-
-
-def read_messages(data: Mapping[str, Any], name: str, what: str, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Role and text of each message in a list; parts of these kinds are joined, others are not simulated."""
-    listed = data.get(name)
-    if not isinstance(listed, list) or not listed:
-        raise ApiError(400, f"Invalid '{name}': expected an array with at least one element.", param=name)
-    messages = []
-    for index, message in enumerate(listed):
-        param = f"{name}[{index}]"
-        if (
-            not isinstance(message, dict)
-            or message.get("role") not in ROLES
-            or (name == "input" and message.get("type") not in (None, "message"))
-        ):
-            problem = f"Invalid '{param}': expected {what} whose role is one of {', '.join(ROLES)}."
-            raise ApiError(400, problem, param=param)
-        role, content = message["role"], message.get("content")
-        if content is None and role == "assistant" and name == "messages":
-            content = ""
-        elif isinstance(content, list) and all(
-            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
-            for part in content
-        ):
-            content = "".join(part["text"] for part in content)
-        if not isinstance(content, str):
-            problem = f"Invalid '{param}.content': expected a string or an array of text parts."
-            raise ApiError(400, problem, param=param)
-        messages.append((role, content))
-    return messages
-
-
-def read_format(
-    form: Any, place: str, messages: Sequence[tuple[str, str]], within: str = "", needed: tuple[str, ...] = ("name",)
-) -> dict[str, Any]:
-    """What the parameter `place` requests, as fields of a ModelCall. A schema is described in it, or in its key
-    `within`, by what is `needed`."""
-    if form is None:
-        return replies.prompted_schema(messages)
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind not in FORMATS:
-        param = f"{place}.type"
-        raise ApiError(400, f"Invalid '{param}': expected one of {', '.join(FORMATS)}.", param=param)
-    if kind != "json_schema":
-        return replies.prompted_schema(messages) | {"wants_json": kind != "text"}
-    described, place = (form.get(within), f"{place}.{within}") if within else (form, place)
-    for name in needed:
-        if not isinstance(described, dict) or described.get(name) is None:
-            raise missing(f"{place}.{name}")
-    schema = described.get("schema", {})
-    strict_name = str(described["name"]) if described.get("strict") else None
-    schema_key = f"{strict_name or ''}:{replies.canonical(schema)}"
-    return {"schema": schema, "schema_key": schema_key, "strict_name": strict_name, "wants_json": True}
-
-
-def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
-    """A request for a chat completion; raises ApiError as OpenAI would answer it."""
-    if unknown := sorted(set(data) - CHAT_PARAMETERS):
-        raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(unknown)}", param=unknown[0])
-    if not isinstance(data.get("model"), str) or not data["model"]:
-        raise ApiError(400, "you must provide a model parameter", param="model")
-    check_parameters(data, CHAT_UNSUPPORTED, CHAT_KINDS)
-    if data.get("stream_options") and not data.get("stream"):
-        raise ApiError(400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream")
-    messages = read_messages(data, "messages", "an object", ("text",))
-    stream_options = data.pop("stream_options", None) or {}
-    form = read_format(data.get("response_format"), "response_format", messages, within="json_schema")
-    stops = [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop") or []
-    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) for stop in stops):
-        raise ApiError(400, "Invalid 'stop': expected a string or an array of up to 4 strings.", param="stop")
-    return replies.model_call(
-        data,
-        seed,
-        messages,
-        max_tokens=data.get("max_completion_tokens") or data.get("max_tokens"),
-        stop=tuple(filter(None, stops)),
-        include_usage=bool(stream_options.get("include_usage")),
-        extras={"service_tier": data["service_tier"]} if data.get("service_tier") else {},
-        **form,
-    )
-
-
-def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    """The charged tokens."""
-    written = answer.tokens
-    return {
-        "prompt_tokens": call.prompt_tokens, "completion_tokens": written, "total_tokens": call.prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0},
-    }  # fmt: skip
-
-
-def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
-    """What a completion and each of its chunks have in common."""
-    return {
-        "id": f"chatcmpl-sim{call.digest.hex()}",
-        "object": kind,
-        "created": replies.CREATED,
-        "model": call.model,
-        "system_fingerprint": replies.FINGERPRINT,
-        **call.extras,
-    }
-
-
-def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    """The completion object of an answer."""
-    message = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}
-    return chat_frame(call, "chat.completion") | {"choices": [choice], "usage": chat_usage(call, answer)}
-
-
-def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
-    """The same completion in chunks: the role, pieces of text, the end, usage if requested, and the last line."""
-    name, text = ("content", answer.content) if answer.refusal is None else ("refusal", answer.refusal)
-    usage = {"usage": None} if call.include_usage else {}
-
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> Event:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return chat_frame(call, "chat.completion.chunk") | {"choices": [choice]} | usage
-
-    yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for piece in replies.pieces(text or ""):
-        yield chunk({name: piece})
-    yield chunk({}, answer.finish)
-    if call.include_usage:
-        yield chat_frame(call, "chat.completion.chunk") | {"choices": [], "usage": chat_usage(call, answer)}
-    yield "[DONE]"
 
 
 def read_response(data: dict[str, Any], seed: int) -> ModelCall:
@@ -205,22 +40,58 @@ def read_response(data: dict[str, Any], seed: int) -> ModelCall:
     for name in sorted(set(data) - RESPONSES_PARAMETERS):
         raise ApiError(400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
     if not isinstance(data.get("model"), str) or not data["model"]:
-        raise missing("model")
-    check_parameters(data, RESPONSES_UNSUPPORTED, RESPONSES_KINDS, code="invalid_type")
+        raise chat.missing("model")
+    chat.check_parameters(data, RESPONSES_UNSUPPORTED, RESPONSES_KINDS, code="invalid_type")
+    talk = Conversation()
+    if data.get("instructions"):
+        talk.say("system", data["instructions"])
     if isinstance(data.get("input"), str):
-        messages = [("user", data["input"])]
+        talk.say("user", data["input"])
     else:
-        messages = read_messages(data, "input", "a message", PARTS)
-    instructions = [("system", data["instructions"])] if data.get("instructions") else []
+        read_items(talk, chat.read_list(data, "input"), stored=data.get("store") is not False)
     data.pop("stream_options", None)
     form = (data.get("text") or {}).get("format")
-    asked = read_format(form, "text.format", [*instructions, *messages], needed=("name", "schema"))
-    if form and form["type"] == "json_object" and not any("json" in text.lower() for _, text in messages):
+    asked = chat.read_format(form, "text.format", talk.messages, needed=("name", "schema"))
+    said = talk.messages[1 if data.get("instructions") else 0 :]
+    if form and form["type"] == "json_object" and not any("json" in text.lower() for _, text in said):
         message = "Response input messages must contain the word 'json' in some form to use 'text.format' of type "
         raise ApiError(400, f"{message}'json_object'.", param="input")
+    asked |= chat.read_tools(data)
     extras = {name: value for name, value in data.items() if name not in ("model", "input", "stream")}
-    max_tokens = data.get("max_output_tokens")
-    return replies.model_call(data, seed, [*instructions, *messages], max_tokens=max_tokens, extras=extras, **asked)
+    return replies.model_call(data, seed, talk, max_tokens=data.get("max_output_tokens"), extras=extras, **asked)
+
+
+def read_items(talk: Conversation, items: Sequence[Any], *, stored: bool) -> None:
+    """Reads messages, calls, results, and what models think. Calls that follow each other are one turn. `stored`:
+    OpenAI keeps what it thought, and knows it by its id."""
+    calls, thoughts = list[AskedTool](), set[str]()
+    for index, item in enumerate([*items, {"type": "end"}]):
+        param, told = f"input[{index}]", item if isinstance(item, dict) else {}
+        kind, item_id = told.get("type") or "message", str(told.get("id"))
+        if kind == "function_call":
+            if item_id.startswith(THOUGHT_OUT) and item_id.removeprefix(THOUGHT_OUT)[:32] not in thoughts:
+                raise ApiError(400, f"Item '{item_id}' was provided without its 'reasoning' item.", param=param)
+            calls.append(chat.read_call(item, "call_id", "", param))
+            continue
+        if calls:
+            talk.say("assistant", "", calls)
+            calls = []
+        if kind == "function_call_output":
+            text = chat.read_text(told.get("output"), PARTS, f"{param}.output")
+            talk.result(told.get("call_id"), text, param)
+        elif kind == "reasoning":
+            sealed = told.get("encrypted_content")
+            if sealed is None and not stored:
+                message = f"Item with id '{item_id}' not found: `store` is false, and it has no `encrypted_content`."
+                raise ApiError(404, message)
+            if sealed not in (None, replies.signature(item_id)):
+                message = f"The encrypted content for item {item_id} could not be verified."
+                raise ApiError(400, message, code="invalid_encrypted_content")
+            thoughts.add(item_id.removeprefix("rs_"))
+        elif kind not in (*HOSTED_ITEMS, "end"):
+            role = chat.read_role(item if kind == "message" else None, param)
+            talk.say(role, chat.read_text(told.get("content"), PARTS, f"{param}.content"))
+    talk.check("input")
 
 
 def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
@@ -233,29 +104,51 @@ def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -
 
 
 def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    """The response object of an answer."""
-    finished = answer.finish == "stop"
-    reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(answer.finish)
-    output = []
+    finished = answer.finish in ("stop", "tool_calls")
+    reason = "content_filter" if answer.finish == "content_filter" else "max_output_tokens"
+    usage: dict[str, Any] = {
+        "input_tokens": call.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": call.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": answer.tokens, "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": call.prompt_tokens + answer.tokens,
+    }  # fmt: skip
+    if any(tool.kind == "x_search" for tool in call.tools):  # this is xAI's, which counts the uses of its tools
+        uses = Counter(f"{use.kind}_calls" for use in answer.hosted)
+        usage |= {"num_server_side_tools_used": uses.total(), "server_side_tool_usage_details": dict(uses)}
+    return response_frame(call, "completed" if finished else "incomplete") | {
+        "completed_at": replies.CREATED if finished else None,
+        "incomplete_details": None if finished else {"reason": reason},
+        "output": response_items(call, answer),
+        "usage": usage,
+    }
+
+
+def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
+    """What a response holds: what the model thinks, uses of the provider's own tools, messages, calls."""
+    digest, output = call.digest.hex(), list[dict[str, Any]]()
+    thinks = bool(call.tools) and (call.extras.get("reasoning") or {}).get("effort") not in (None, "none")
+    if thinks:
+        sealed = {"encrypted_content": replies.signature(f"rs_{digest}")}
+        output.append({"id": f"rs_{digest}", "type": "reasoning", "summary": [], **sealed})
+    for index, use in enumerate(answer.hosted):
+        about = {"id": f"ws_sim{digest}{index}", "status": "completed"}
+        if use.kind == "x_search":
+            query = {"name": "x_keyword_search", "input": replies.plain_json({"query": use.query})}
+            output.append({**about, "type": "custom_tool_call", "call_id": about["id"], **query})
+        else:
+            output.append({**about, "type": "web_search_call", "action": {"type": "search", "query": use.query}})
     for index, message in enumerate(answer.messages):
         part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
         if message.refusal is not None:
             part = {"type": "refusal", "refusal": message.refusal}
-        item = {"id": f"msg_sim{call.digest.hex()}{index}", "type": "message"}
+        item = {"id": f"msg_sim{digest}{index}", "type": "message"}
         status = {"status": "incomplete" if message.cut else "completed"}
         output.append({**item, **status, "role": "assistant", "content": [part]})
-    return response_frame(call, "completed" if finished else "incomplete") | {
-        "completed_at": replies.CREATED if finished else None,
-        "incomplete_details": None if finished else {"reason": reason},
-        "output": output,
-        "usage": {
-            "input_tokens": call.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": answer.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": call.prompt_tokens + answer.tokens,
-        },
-    }
+    for index, asked in enumerate(answer.calls):
+        about = {"id": f"{THOUGHT_OUT if thinks else 'fc_sim'}{digest}{index}", "type": "function_call"}
+        told = {"call_id": asked.id, "name": asked.name, "arguments": asked.arguments}
+        output.append({**about, "status": "completed", **told})
+    return output
 
 
 def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
@@ -266,13 +159,15 @@ def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
         "id": f"resp_sim{call.digest.hex()}", "object": "response", "created_at": replies.CREATED, "status": status,
         "background": False, "completed_at": None, "error": None, "incomplete_details": None,
         "instructions": given.get("instructions"), "max_output_tokens": call.max_tokens, "max_tool_calls": None,
-        "model": call.model, "output": [], "parallel_tool_calls": True, "previous_response_id": None,
+        "model": call.model, "output": [], "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
+        "previous_response_id": None,
         "reasoning": {"effort": (given.get("reasoning") or {}).get("effort"), "summary": None},
         "service_tier": "default" if tier == "auto" else tier, "store": given.get("store") is not False,
         "temperature": 1.0 if given.get("temperature") is None else given["temperature"],
-        "text": {"format": (given.get("text") or {}).get("format") or {"type": "text"}}, "tool_choice": "auto",
-        "tools": [], "top_logprobs": 0, "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
-        "truncation": "disabled", "usage": None, "user": given.get("user"), "metadata": given.get("metadata") or {},
+        "text": {"format": (given.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": given.get("tool_choice") or "auto", "tools": given.get("tools") or [], "top_logprobs": 0,
+        "top_p": 1.0 if given.get("top_p") is None else given["top_p"], "truncation": "disabled", "usage": None,
+        "user": given.get("user"), "metadata": given.get("metadata") or {},
         "system_fingerprint": replies.FINGERPRINT,
     }  # fmt: skip
 
@@ -285,21 +180,35 @@ def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         {"type": "response.in_progress", "response": begun},
     ]
     for index, done in enumerate(whole["output"]):
-        part = done["content"][0]
-        kind, name = f"response.{part['type']}", "refusal" if part["type"] == "refusal" else "text"
-        where = {"item_id": done["id"], "output_index": index, "content_index": 0}
-        logprobs: Event = {"logprobs": []} if name == "text" else {}
-        item = done | {"status": "in_progress", "content": []}
+        begun = done | {"status": "in_progress"} if "status" in done else done
+        steps = list(item_steps(done, {"item_id": done["id"], "output_index": index}))
+        begun |= {name: type(done[name])() for name in ("content", "arguments") if steps and name in done}
         events += [
-            {"type": "response.output_item.added", "output_index": index, "item": item},
-            {"type": "response.content_part.added", **where, "part": part | {name: ""}},
-            *({"type": f"{kind}.delta", **where, "delta": piece, **logprobs} for piece in replies.pieces(part[name])),
-            {"type": f"{kind}.done", **where, name: part[name], **logprobs},
-            {"type": "response.content_part.done", **where, "part": part},
+            {"type": "response.output_item.added", "output_index": index, "item": begun},
+            *steps,
             {"type": "response.output_item.done", "output_index": index, "item": done},
         ]
     events.append({"type": f"response.{whole['status']}", "response": whole})
     return ({**event, "sequence_number": number} for number, event in enumerate(events))
+
+
+def item_steps(item: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
+    if item["type"] == "function_call":
+        name = "response.function_call_arguments"
+        for piece in replies.pieces(item["arguments"]):
+            yield {"type": f"{name}.delta", **where, "delta": piece}
+        yield {"type": f"{name}.done", **where, "name": item["name"], "arguments": item["arguments"]}
+    elif item["type"] == "web_search_call":
+        yield from ({"type": f"response.web_search_call.{step}", **where} for step in SEARCH_STEPS)
+    elif item["type"] == "message":
+        part, where = item["content"][0], {**where, "content_index": 0}
+        kind, name = f"response.{part['type']}", "refusal" if part["type"] == "refusal" else "text"
+        logprobs: Event = {"logprobs": []} if name == "text" else {}
+        yield {"type": "response.content_part.added", **where, "part": part | {name: ""}}
+        for piece in replies.pieces(part[name]):
+            yield {"type": f"{kind}.delta", **where, "delta": piece, **logprobs}
+        yield {"type": f"{kind}.done", **where, name: part[name], **logprobs}
+        yield {"type": "response.content_part.done", **where, "part": part}
 
 
 def socket_error(error: ApiError) -> Event:
@@ -308,19 +217,11 @@ def socket_error(error: ApiError) -> Event:
     return {"type": "error", "status": error.status, "error": about | {"headers": error.headers}}
 
 
-CHAT = ModelApi(
-    read=lambda body, seed, headers: read_chat(replies.read_object(body), seed),
-    reply=chat_completion,
-    events=chat_events,
-    error=error_object,
-    headers=openai_headers,
-)
-RESPONSES = ModelApi(
+RESPONSES = replace(
+    chat.CHAT,
     read=lambda body, seed, headers: read_response(replies.read_object(body), seed),
     reply=response,
     events=response_events,
-    error=error_object,
-    headers=openai_headers,
     failed=lambda call, error: (
         response_frame(call, "failed") | {"error": {"code": error.code or "server_error", "message": error.message}}
     ),
@@ -334,19 +235,16 @@ SOCKET_RESPONSES = replace(
 )
 
 OPENAI_ENDPOINTS: dict[str, replies.BatchEndpoint] = {
-    "/v1/chat/completions": (read_chat, chat_completion),
+    "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
     "/v1/responses": (read_response, response),
 }
 """What batches of OpenAI and Azure may request."""
 
 
 class OpenAiBatches:
-    """OpenAI's batches, and Azure's: good results and others are in files of their own (not `one_file`).
-
-    Result lines are bytes with their line end: of a request that was answered (`good_line`), got an error with a status
-    (`error_line`), got no answer (`failed_line`), or was not done when its batch ended (`unfinished_line`). `body_key`
-    is the key of a request's body, `foreign_line` a result line of a request that was never sent.
-    """
+    """OpenAI's batches, and Azure's: good results and others are in files of their own (not `one_file`). Result lines,
+    with their line end, are of a request that was answered, got an error with a status (`error_line`), got none
+    (`failed_line`), or was not done when its batch ended. `foreign_line` is of a request that was never sent."""
 
     one_file = False
     foreign_line = (
@@ -368,7 +266,7 @@ class OpenAiBatches:
         return self._line(batch, number, custom_id, response)
 
     def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
-        return self.good_line(batch, number, custom_id, error_object(error), error.status)
+        return self.good_line(batch, number, custom_id, chat.error_object(error), error.status)
 
     def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
         return self._line(batch, number, custom_id, None, {"code": code, "message": message})
@@ -387,37 +285,27 @@ class OpenAiBatches:
         """A batch as it is, but for its faults; `address` is where the simulator is served."""
         hidden = bool(batch.masked_status(now))
         usage = {
-            "input_tokens": batch.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": batch.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "input_tokens": batch.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": batch.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": batch.prompt_tokens + batch.completion_tokens,
-        }
+        }  # fmt: skip
         ended: dict[str, int | None] = {f"{word}_at": None for word in ("completed", "failed", "expired", "cancelled")}
         if batch.ended and not hidden:
             ended[f"{batch.ended}_at"] = whole(batch.ended_at)
         closed = batch.ended in ("completed", "expired", "cancelled")
         return {
-            "id": batch.id,
-            "object": "batch",
-            "endpoint": batch.endpoint,
-            "model": batch.model or None,
+            "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "model": batch.model or None,
             "errors": {"object": "list", "data": batch.errors} if batch.errors and not hidden else None,
-            "input_file_id": batch.input_id,
-            "completion_window": batch.window,
-            "status": batch.status(now),
-            "output_file_id": None if hidden else batch.output_id,
-            "error_file_id": None if hidden else batch.error_id,
+            "input_file_id": batch.input_id, "completion_window": batch.window, "status": batch.status(now),
+            "output_file_id": None if hidden else batch.output_id, "error_file_id": None if hidden else batch.error_id,
             "created_at": int(batch.created_at),
             "in_progress_at": int(batch.created_at) if batch.validated and batch.ended != "failed" else None,
             "expires_at": whole(batch.expires_at or batch.created_at + DAY),
-            "finalizing_at": whole(batch.ended_at) if closed and not hidden else None,
-            **ended,
-            "cancelling_at": whole(batch.cancel_at),
-            "request_counts": _request_counts(batch),
+            "finalizing_at": whole(batch.ended_at) if closed and not hidden else None, **ended,
+            "cancelling_at": whole(batch.cancel_at), "request_counts": _request_counts(batch),
             "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
             "usage": usage if batch.ended and not hidden else None,
-        }
+        }  # fmt: skip
 
     def not_found(self, batch_id: str) -> ApiError:
         return ApiError(404, f"No batch found with id '{batch_id}'.", param="id")
@@ -439,12 +327,10 @@ def _request_counts(batch: Batch) -> dict[str, int | None]:
 
 
 def whole(seconds: float | None) -> int | None:
-    """A time as OpenAI writes it."""
     return None if seconds is None else int(seconds)
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI and Azure write it."""
     return {
         "object": "file", "id": file.id, "purpose": file.purpose, "filename": file.name, "bytes": file.bytes,
         "created_at": int(file.created_at), "expires_at": whole(file.expires_at), "status": "processed",

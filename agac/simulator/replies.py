@@ -1,8 +1,5 @@
-"""What is requested and what is answered, in the simulator's own form, and the writer of answers.
-
-Each API reads its requests into a `ModelCall` and writes a `ModelAnswer` in its own words. An answer is the same for
-the same seed and content, and conforms to a schema where one is given.
-"""
+"""What is requested and what is answered, in the simulator's own form, and the writer of answers. An answer is the same
+for the same seed and content, and conforms to a schema where one is given."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from typing import Any, Literal
 
 from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem
 from agac.simulator.schema_values import Draft, NoMatch, word_set
-from agac.simulator.settings import RateLimits, Refusal
+from agac.simulator.settings import RateLimits, Refusal, is_number
+from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
 
 FINGERPRINT = "agac-simulator"
 """The `system_fingerprint` by which a client sees that a reply was simulated."""
 
 MARK = {"x-agac-simulated": "true"}
-"""The header of every response."""
 
 CREATED = 1_735_689_600
 """The creation time of every reply: a reply depends on seed and content, not on time."""
@@ -86,13 +83,11 @@ def status_error(
 
 
 def unknown_model(model: str) -> ApiError:
-    """A model that the provider does not have."""
     message = f"The model `{model}` does not exist or you do not have access to it."
     return ApiError(404, message, code="model_not_found")
 
 
 def limit_error(refusal: Refusal, model: str) -> ApiError:
-    """A request over the simulator's own limits."""
     unit = "RPM" if refusal.unit == "requests" else "TPM"
     used = f"{refusal.unit} per min ({unit}): Limit {refusal.limit}, Used {refusal.used}, Requested {refusal.requested}"
     if math.isinf(refusal.wait):
@@ -112,11 +107,12 @@ def retry_headers(seconds: float, *, in_ms: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One request for one reply.
+    """One request for one reply, which follows from `digest` (16 bytes): it names seed and whole content.
 
-    `digest` (16 bytes) names seed and whole content: the reply follows from it. `schema` is what the reply must conform
-    to, `schema_key` a text that is different for different schemas, `strict_name` is set if OpenAI's strict mode was
-    requested; no schema with `wants_json` is any object. `prompt_tokens` is an estimate.
+    `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
+    `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
+    estimate. `tool_choice` is auto, none, required or the name of one of the `tools`; `turns` are the calls of each
+    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime.
     """
 
     model: str
@@ -132,18 +128,33 @@ class ModelCall:
     stream: bool = False
     include_usage: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[OfferedTool, ...] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+    turns: tuple[tuple[AskedTool, ...], ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    cached_tokens: int = 0
+    cache_written: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def conversation(self) -> bytes:
+        """16 bytes that stay the same in all turns of a conversation."""
+        return self._until_answered(0)
 
     @property
     def question(self) -> bytes:
-        """16 bytes that stay the same when this is sent again, also with an unusable answer quoted."""
+        """The same when this is sent again, also with an unusable answer quoted; each turn with tools is a new one."""
         roles = [role for role, _ in self.messages]
-        messages = self.messages[: roles.index("assistant")] if "assistant" in roles else self.messages
-        return content_digest(0, [self.model, messages])
+        return self._until_answered(len(roles) - roles[::-1].index("tool") if "tool" in roles else 0)
+
+    def _until_answered(self, start: int) -> bytes:
+        said = next((i for i, (role, _) in enumerate(self.messages) if i >= start and role == "assistant"), None)
+        return content_digest(0, [self.model, self.messages[:said]])
 
     @property
     def user_text(self) -> str:
-        """The last message of the user."""
-        return next((text for role, text in reversed(self.messages) if role == "user"), "")
+        """What the model was told last: the user's message, or the results of its calls."""
+        return next((text for role, text in reversed(self.messages) if role in ("user", "tool")), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,31 +168,33 @@ class AnswerMessage:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The model's `content`, or None and a `refusal`. `earlier`: messages before that, where an API has them."""
+    """The model's `content`, or None and a `refusal` or `calls` of tools. `earlier`: messages before that, where an API
+    has them; `hosted`: the provider's own tools that it used on the way."""
 
     content: str | None
-    finish: Literal["stop", "length", "content_filter"] = "stop"
+    finish: Literal["stop", "length", "content_filter", "tool_calls", "pause"] = "stop"
     refusal: str | None = None
     earlier: tuple[AnswerMessage, ...] = ()
+    calls: tuple[AskedTool, ...] = ()
+    hosted: tuple[HostedUse, ...] = ()
 
     @property
     def tokens(self) -> int:
         """An estimate of what it cost to write."""
-        return token_count(self.content or self.refusal or "") + sum(token_count(m.text) for m in self.earlier)
+        called = sum(token_count(call.name + call.arguments) for call in self.calls)
+        return token_count(self.content or self.refusal or "") + sum(token_count(m.text) for m in self.earlier) + called
 
     @property
     def messages(self) -> tuple[AnswerMessage, ...]:
-        """Every message, in the order in which they were written."""
+        if self.calls and self.content is None:
+            return self.earlier
         return (*self.earlier, AnswerMessage(self.content or "", self.refusal, cut=self.finish != "stop"))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelApi:
-    """One API of a provider: how it reads a body (its bytes, the seed, the headers), how it writes an answer, whole or
-    as events, and an error. `headers` are those of the n-th reply.
-
-    The Responses API also says how a response has `failed`, in whose numbered events an error has a form of its own.
-    """
+    """One API: how it reads a body (its bytes, the seed, the headers), how it writes an answer, whole or as events, and
+    an error. `headers` are those of the n-th reply. The Responses API also says how a response has `failed`."""
 
     read: Callable[[bytes, int, Mapping[str, str]], ModelCall]
     reply: Callable[[ModelCall, ModelAnswer], dict[str, Any]]
@@ -192,28 +205,49 @@ class ModelApi:
     stream_error: Callable[[ApiError], dict[str, Any]] | None = None
 
     def body(self, call: ModelCall, answer: ModelAnswer) -> bytes:
-        """A whole reply."""
         return json.dumps(self.reply(call, answer)).encode()
-
-    def chunks(self, call: ModelCall, answer: ModelAnswer) -> Iterator[bytes]:
-        """The same reply as server-sent events."""
-        return map(server_sent, self.events(call, answer))
 
     def failing_events(
         self, call: ModelCall, answer: ModelAnswer, error: ApiError, *, as_response: bool
-    ) -> Iterator[Event]:
+    ) -> list[Event]:
         """The events of an answer until halfway, and an error, or (`as_response`) a response that failed."""
         events = list(self.events(call, answer))
+        begun = events[: max(3 if self.failed else 1, len(events) // 2)]
         if self.failed is None or self.stream_error is None:
-            yield from events[: max(1, len(events) // 2)]
-            yield self.error(error)
-            return
-        events = events[: max(3, len(events) // 2)]
-        yield from events
-        end = self.stream_error(error)
-        if as_response:
-            end = {"type": "response.failed", "response": self.failed(call, error)}
-        yield {**end, "sequence_number": len(events)}
+            return [*begun, self.error(error)]
+        failed = {"type": "response.failed", "response": self.failed(call, error)}
+        return [*begun, (failed if as_response else self.stream_error(error)) | {"sequence_number": len(begun)}]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages of a request as they are read: role and text of each, the calls of each turn that asked for some,
+    and the ids of calls that have no result yet."""
+
+    messages: list[tuple[str, str]] = field(default_factory=list)
+    turns: list[tuple[AskedTool, ...]] = field(default_factory=list)
+    open_ids: list[str] = field(default_factory=list)
+
+    def say(self, role: str, text: str, calls: Sequence[AskedTool] = ()) -> None:
+        if calls:
+            self.turns.append(tuple(calls))
+            self.open_ids += [call.id for call in calls]
+        self.messages.append((role, text + "".join(f"\n{call.name}({call.arguments})" for call in calls)))
+
+    def result(self, call_id: Any, text: str, place: str) -> None:
+        """What a call came to, one message with the results before it."""
+        if call_id not in self.open_ids:
+            raise ApiError(400, f"{place}: no tool call found for the result of {call_id!r}.", param=place)
+        self.open_ids.remove(call_id)
+        if self.messages[-1][0] == "tool":
+            text = f"{self.messages.pop()[1]}\n{text}"
+        self.messages.append(("tool", text))
+
+    def check(self, place: str) -> None:
+        """Refuses a conversation that goes on, or ends, without the results of its calls."""
+        if self.open_ids:
+            message = f"{place}: tool calls must be followed by their results; missing: {', '.join(self.open_ids)}."
+            raise ApiError(400, message, param=place)
 
 
 BatchEndpoint = tuple[Callable[[dict[str, Any], int], ModelCall], Callable[[ModelCall, ModelAnswer], dict[str, Any]]]
@@ -229,7 +263,6 @@ def server_sent(event: Event) -> bytes:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text as a stream sends it."""
     return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
@@ -254,17 +287,28 @@ def content_digest(seed: int, content: Any) -> bytes:
     return blake2b(canonical(content).encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)).digest()
 
 
+def as_written(value: Any) -> str:
+    return value if isinstance(value, str) else plain_json(value)
+
+
+def signature(text: str) -> str:
+    """By which a provider knows what it wrote itself."""
+    return content_digest(1, text).hex()
+
+
 def token_count(text: str) -> int:
     """About how many tokens a text is: four characters each, rounded up."""
     return -(-len(text) // 4)
 
 
-def model_call(data: dict[str, Any], seed: int, messages: Sequence[tuple[str, str]], **more: Any) -> ModelCall:
+def model_call(data: dict[str, Any], seed: int, talk: Conversation, **more: Any) -> ModelCall:
     """A checked request; whether it is a stream is no part of its content."""
     stream = data.pop("stream", None) or False
-    tokens = max(1, sum(token_count(text) for _, text in messages))
+    tokens = max(1, sum(token_count(text) for _, text in talk.messages))
+    tokens += token_count(canonical(data["tools"])) if data.get("tools") else 0
     digest = content_digest(seed, data)
-    return ModelCall(data["model"], tuple(messages), digest, prompt_tokens=tokens, stream=stream, **more)
+    about: Any = {"prompt_tokens": tokens, "stream": stream, "turns": tuple(talk.turns), "data": data}
+    return ModelCall(data["model"], tuple(talk.messages), digest, **about, **more)
 
 
 Kind = tuple[Callable[[Any], bool], str]
@@ -272,17 +316,10 @@ Kind = tuple[Callable[[Any], bool], str]
 
 
 def between(low: float, high: float) -> Kind:
-    """A number; true and false are not numbers."""
-    return (
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high,
-        f"a number from {low} to {high}",
-    )
+    return (lambda value: is_number(value) and low <= value <= high, f"a number from {low} to {high}")
 
 
-COUNT: Kind = (
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-    "an integer of at least 1",
-)
+COUNT: Kind = (lambda value: is_number(value, int) and value >= 1, "an integer of at least 1")
 TRUTH: Kind = (lambda value: isinstance(value, bool), "true or false")
 TEXT: Kind = (lambda value: isinstance(value, str), "a string")
 OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
@@ -291,8 +328,7 @@ OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
 def wrong_parameters(
     data: Mapping[str, Any], unsupported: Mapping[str, Any], kinds: Mapping[str, Kind]
 ) -> Iterator[tuple[str, str]]:
-    """Parameters that are wrong, each with what it must be; "" for those that are not simulated and do not have the one
-    value that changes nothing."""
+    """Parameters that are wrong, each with what it must be; "" for those that are not simulated."""
     for name, harmless in unsupported.items():
         if data.get(name) not in (None, harmless):
             yield name, ""
@@ -302,7 +338,6 @@ def wrong_parameters(
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -329,13 +364,26 @@ def prompted_schema(messages: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class AnswerWriter:
-    """Writes answers; keeps the schemas it met last."""
+    """Writes answers; keeps the schemas it met last. Where a request offers tools, `tool_turns` turns ask for
+    `tool_calls` calls each, unless the user's text says which. A `script` goes before all that."""
 
+    tool_turns: int = 1
+    tool_calls: int = 1
+    script: Sequence[ScriptRule] = ()
     kept: OrderedDict[str, SchemaCompiler] = field(default_factory=OrderedDict)
 
     def answer(self, call: ModelCall) -> ModelAnswer:
         """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
-        if call.schema is not None:
+        rule = next((rule for rule in self.script if rule.applies(call.messages)), None)
+        if calls := self.calls(call, rule):
+            return ModelAnswer(None, "tool_calls", calls=calls)
+        hosted: tuple[HostedUse, ...] = ()
+        if call.tool_choice != "none" and any(tool.kind for tool in call.tools):
+            draft = draft_for(call, 0)
+            hosted = tuple(HostedUse(tool.kind, draft.phrase(2, 5)) for tool in call.tools if tool.kind)
+        if rule is not None:
+            content = as_written(rule.reply)
+        elif call.schema is not None:
             content = plain_json(self.value(call))
         elif call.wants_json:
             content = plain_json({ECHO if call.model == ECHO else "answer": self.text(call)})
@@ -343,10 +391,43 @@ class AnswerWriter:
             content = self.text(call)
             for stop in call.stop:
                 content = content.partition(stop)[0]
-        answer = ModelAnswer(content)
+        answer = ModelAnswer(content, hosted=hosted)
         if call.max_tokens is None or answer.tokens <= call.max_tokens:
             return answer
-        return ModelAnswer(content[: call.max_tokens * 4], "length")
+        return ModelAnswer(content[: call.max_tokens * 4], "length", hosted=hosted)
+
+    def calls(self, call: ModelCall, rule: ScriptRule | None) -> tuple[AskedTool, ...]:
+        """The tools that the model asks for now; none when it is to answer."""
+        tools, asked = [tool for tool in call.tools if not tool.kind], list[tuple[str, str]]()
+        if rule is not None:
+            asked = [(one["name"], as_written(one.get("arguments", {}))) for one in rule.calls]
+        elif tools and call.tool_choice != "none":
+            asked = self.next_calls(call, [tool for tool in tools if tool.name == call.tool_choice] or tools)
+        return tuple(AskedTool(f"call_sim{call.digest.hex()[:16]}{index}", *one) for index, one in enumerate(asked))
+
+    def next_calls(self, call: ModelCall, tools: list[OfferedTool]) -> list[tuple[str, str]]:
+        """Names and arguments of the calls that the conversation asks for now, or else of those that settings do."""
+        turns, number = asked_turns(call.messages, self.tool_turns), len(call.turns)
+        if not call.parallel and any(turns):
+            turns = [[one] for turn in turns for one in turn]
+        if number >= len(turns) and call.tool_choice == "auto":
+            return []
+        if number < len(turns) and turns[number]:
+            return turns[number]
+        count = self.tool_calls if call.parallel else 1
+        chosen = [(tools[place % len(tools)], place) for place in range(number * count, (number + 1) * count)]
+        return [(tool.name, self.arguments(call, tool, place)) for tool, place in chosen]
+
+    def arguments(self, call: ModelCall, tool: OfferedTool, number: int) -> str:
+        """Arguments that a tool's schema allows, made of the conversation's words, for the n-th call of all."""
+        schema = {"type": "object"} if tool.parameters is None else tool.parameters
+        about: dict[str, Any] = {"schema": schema, "strict_name": tool.name if tool.strict else None}
+        digest = content_digest(number, call.digest.hex())
+        try:
+            return plain_json(self.value(replace(call, schema_key=canonical(about), digest=digest, **about)))
+        except ApiError as error:
+            message = f"Invalid schema for function '{tool.name}': {error.message.partition(': ')[2]}"
+            raise ApiError(400, message, code="invalid_function_parameters", param="tools") from error
 
     def second_answer(self, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
         """The answer after one that is as good and says something else; the same twice if there is only one."""
@@ -358,14 +439,12 @@ class AnswerWriter:
         return replace(answer, earlier=(AnswerMessage(first),))
 
     def text(self, call: ModelCall) -> str:
-        """An answer in prose."""
         if call.model == ECHO:
             return call.user_text
         draft = draft_for(call, 0)
         return " ".join(draft.sentence() for _ in range(1 + draft.below(3)))
 
     def value(self, call: ModelCall) -> Any:
-        """A value that satisfies the call's schema."""
         compiled = self.compiled(call)
         for attempt in range(TRIES):
             try:
@@ -399,7 +478,6 @@ class AnswerWriter:
 
 
 def schema_refused(reason: str, name: str = "") -> ApiError:
-    """A schema that cannot be answered; the same for every row."""
     message = f"Invalid schema for response_format{name}: {reason}."
     return ApiError(400, message, code="invalid_json_schema", param="response_format")
 

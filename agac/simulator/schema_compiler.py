@@ -33,6 +33,11 @@ class SchemaError(ValueError):
     """A schema that no reply can be made for: wrong in itself, or beyond the simulator."""
 
 
+def listed(value: Any) -> list[Any]:
+    """A list, or the one thing that stands for it."""
+    return value if isinstance(value, list) else [value]
+
+
 def resolve(document: Any, reference: Any) -> Any:
     """What a reference such as `#/$defs/item` points at."""
     quoted = f"$ref {json.dumps(reference)[:80]}"
@@ -52,23 +57,15 @@ def resolve(document: Any, reference: Any) -> Any:
     return found
 
 
-def merge(one: Any, other: Any) -> Any:
+def merge(one: Any, other: Any) -> dict[str, Any]:
     """A schema that holds where both do, as nearly as keywords allow: its values are validated before use."""
-    if one is False or other is False:
-        return False
-    if one is True or other is True:
-        return other if one is True else one
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        raise SchemaError("what allOf, anyOf and oneOf list must be schemas")
+    one, other = telling(one), telling(other)
     merged = dict(one)
     for keyword, value in other.items():
         if keyword not in one or keyword not in JOINS:
             merged[keyword] = value
         elif one[keyword] != value:
-            try:
-                merged[keyword] = JOINS[keyword](one[keyword], value)
-            except (TypeError, AttributeError) as error:
-                raise SchemaError(f"{keyword} has a value that it cannot have") from error
+            merged[keyword] = JOINS[keyword](one[keyword], value)
     for schema in (one, other):  # without the optional properties that one of the two does not know and forbids
         named, known = merged.get("properties"), schema.get("properties") or {}
         if schema.get("additionalProperties") is False and isinstance(named, dict):
@@ -78,7 +75,7 @@ def merge(one: Any, other: Any) -> Any:
 
 def join_types(one: Any, other: Any) -> list[str]:
     """Types that both allow; an integer is a number."""
-    left, right = ([types] if isinstance(types, str) else list(types) for types in (one, other))
+    left, right = listed(one), listed(other)
     both = [name for name in left if name in right]
     numeric = {"number", "integer"}
     if numeric & set(left) and numeric & set(right) and not numeric & set(both):
@@ -93,7 +90,6 @@ def join_properties(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any
 
 
 def join_branches(one: list[Any], other: list[Any]) -> list[Any]:
-    """Every pair of alternatives."""
     if len(one) * len(other) > 100:
         raise SchemaError("it has too many combinations of alternatives for the simulator")
     return [merge(left, right) for left in one for right in other]
@@ -124,7 +120,6 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
 }
-"""Whether a JSON value is of a type."""
 
 HINTS = {
     "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
@@ -134,45 +129,26 @@ HINTS = {
 }
 """Which type a schema without one most likely means."""
 
-
-def number_of(schema: dict[str, Any], keyword: str) -> Fraction | None:
-    """A number keyword, exactly as it was written; None when it is not there."""
-    value = schema.get(keyword)
-    if value is None:
-        return None
-    if not TYPES["number"](value) or not math.isfinite(value):
-        raise SchemaError(f"{keyword} must be a number")
-    return Fraction(repr(value))
-
-
-def count_of(schema: dict[str, Any], keyword: str, default: float) -> float:
-    """A keyword that counts."""
-    value = schema.get(keyword)
-    if value is None:
-        return default
-    if not TYPES["number"](value) or value < 0 or value != int(value):
-        raise SchemaError(f"{keyword} must be a whole number of 0 or more")
-    return int(value)
-
-
-def list_of(schema: dict[str, Any], keyword: str, least: int = 1) -> list[Any]:
-    """A keyword that lists."""
-    value = schema.get(keyword, [])
-    if not isinstance(value, list) or len(value) < least:
-        raise SchemaError(f"{keyword} must be a list" + (" with something in it" if least else ""))
-    return value
+NUMBER = (lambda value: TYPES["number"](value) and math.isfinite(value), "a number")
+COUNT = (lambda value: TYPES["integer"](value) and value >= 0, "a whole number of 0 or more")
+FULL_LIST = (lambda value: TYPES["array"](value) and value != [], "a list with something in it")
+KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(HINTS["number"], NUMBER),
+    **dict.fromkeys(word_set("minLength maxLength minItems maxItems minProperties maxProperties"), COUNT),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf"), FULL_LIST),
+    **dict.fromkeys(("enum", "prefixItems"), (TYPES["array"], "a list")),
+    "multipleOf": (lambda value: NUMBER[0](value) and value > 0, "more than 0"),
+    "properties": (TYPES["object"], "an object"),
+    "required": (lambda value: TYPES["array"](value) and all(map(TYPES["string"], value)), "a list of property names"),
+    "pattern": (TYPES["string"], "a string"),
+    "type": (lambda value: all(name in [*TYPES] for name in listed(value)), f"of {', '.join(TYPES)}"),
+}
 
 
 def read_types(schema: dict[str, Any]) -> list[str]:
     """The types a schema allows; without any, the one that its keywords fit, else text."""
-    said = schema.get("type")
-    if said is None:
-        return [next((name for name, keywords in HINTS.items() if keywords & set(schema)), "string")]
-    types = said if isinstance(said, list) else [said]
-    for name in types:
-        if not isinstance(name, str) or name not in TYPES:
-            raise SchemaError(f"type {json.dumps(name)[:40]} does not exist; known: {', '.join(TYPES)}")
-    return types
+    hinted = (name for name, keywords in HINTS.items() if keywords & schema.keys())
+    return listed(schema["type"]) if "type" in schema else [next(hinted, "string")]
 
 
 def validity(schema: Any) -> Callable[[Any], bool]:
@@ -206,19 +182,22 @@ SURE = word_set(
 
 def telling(schema: Any) -> dict[str, Any]:
     """A schema without its annotations; true is one that says nothing, false one that nothing satisfies."""
-    if isinstance(schema, dict):
-        return {key: value for key, value in schema.items() if key not in ANNOTATIONS}
-    return {} if schema is True else {"enum": []}
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise SchemaError(f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false")
+    for keyword in schema.keys() & KEYWORDS.keys():
+        fits, wanted = KEYWORDS[keyword]
+        if not fits(schema[keyword]):
+            raise SchemaError(f"{keyword} must be {wanted}")
+    return {key: value for key, value in schema.items() if key not in ANNOTATIONS}
 
 
 @dataclass(slots=True, eq=False)
 class ValueShape:
-    """Writes the values of a schema. `height` is how deep the smallest value nests, as far as it is known; `ENDLESS`
-    without any. `measure` works it out from the shapes below.
-
-    `draw` makes a value for the property `name` ("" for none), at a depth; only called if the height is finite. `named`
-    are an object's properties; from an `only_null` nothing but null comes.
-    """
+    """Writes the values of a schema. `height` is how deep the smallest value nests, `ENDLESS` without any; `measure`
+    works it out from the shapes below. `draw` makes a value for the property `name` ("" for none), at a depth, if there
+    is any. `named` are an object's properties; from an `only_null` nothing but null comes."""
 
     height: float = ENDLESS
     measure: Callable[[], float] = lambda: 0
@@ -256,8 +235,6 @@ class SchemaCompiler:
 
     def shape(self, schema: Any, depth: int = 0) -> ValueShape:
         """The shape of a schema; equal schemas share one, so that recursion ends."""
-        if not isinstance(schema, dict | bool):
-            raise SchemaError(f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false")
         key = json.dumps(schema, sort_keys=True)
         found = self.shapes.get(key)
         if found is None:
@@ -271,7 +248,7 @@ class SchemaCompiler:
         """The schema with `allOf`, and with a reference that has company, merged into it."""
         if depth > DEEPEST:
             raise SchemaError("its allOf and $ref lead back to themselves")
-        together = list(list_of(schema, "allOf")) if "allOf" in schema else []
+        together = list(schema.get("allOf", ()))
         if "$ref" in schema and len(schema) > 1:
             together.append(resolve(self.document, schema["$ref"]))
         if not together:
@@ -291,7 +268,6 @@ class SchemaCompiler:
         return self.inline(telling(resolve(self.document, schema["$ref"])), depth + 1)
 
     def fill(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
-        """Gives a shape what an expanded schema says."""
         self.unsure = self.unsure or not SURE.issuperset(schema)
         branching = next((keyword for keyword in ("anyOf", "oneOf") if keyword in schema), "")
         if "$ref" in schema:
@@ -300,7 +276,7 @@ class SchemaCompiler:
         elif branching:
             rest = {key: value for key, value in schema.items() if key != branching}
             self.unsure = self.unsure or bool(rest)
-            branches = list_of(schema, branching)
+            branches = schema[branching]
             self.alternatives(shape, (merge(rest, branch) if rest else branch for branch in branches), depth)
         elif "const" in schema or "enum" in schema:
             self.fixed(shape, self.listed_values(schema))
@@ -337,7 +313,7 @@ class SchemaCompiler:
 
     def listed_values(self, schema: dict[str, Any]) -> list[Any]:
         """`const` and `enum`: those of the values that the other keywords allow."""
-        values = [schema["const"]] if "const" in schema else list_of(schema, "enum", least=0)
+        values = [schema["const"]] if "const" in schema else schema["enum"]
         others = {key: value for key, value in schema.items() if key != "const"}
         if set(others) - {"enum", "type"} or ("const" in schema and "enum" in schema):
             valid = validity(self.document | others if isinstance(self.document, dict) else others)
@@ -352,28 +328,18 @@ class SchemaCompiler:
         shape.only_null = values == [None]
 
     def number(self, shape: ValueShape, schema: dict[str, Any], *, whole: bool) -> None:
-        """A number, or an integer when `whole`."""
-        low = [number_of(schema, keyword) for keyword in ("minimum", "exclusiveMinimum")]
-        high = [number_of(schema, keyword) for keyword in ("maximum", "exclusiveMaximum")]
-        step = number_of(schema, "multipleOf")
-        if step is not None and step <= 0:
-            raise SchemaError("multipleOf must be more than 0")
-        draw = number_writer(whole, low, high, step)
+        said = {keyword: Fraction(repr(schema[keyword])) for keyword in HINTS["number"] & schema.keys()}
+        low, high = ([said.get(f"m{end}imum"), said.get(f"exclusiveM{end}imum")] for end in ("in", "ax"))
+        draw = number_writer(whole, low, high, said.get("multipleOf"))
         shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
     def properties(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
-        """An object: what is required, and more of it while there is room; `others` for keys that are not named. A map
-        has those alone, and is to have some."""
-        listed = schema.get("properties", {})
-        if not isinstance(listed, dict):
-            raise SchemaError("properties must be an object")
-        if not all(isinstance(name, str) for name in list_of(schema, "required", least=0)):
-            raise SchemaError("required must be a list of property names")
+        """An object: what is required, and more of it while there is room; a map alone gets keys that are not named."""
         required = dict.fromkeys(schema.get("required", ()))
         allowed = schema.get("additionalProperties", True)
-        named = shape.named = {name: self.shape(part, depth) for name, part in listed.items()}
+        named = shape.named = {name: self.shape(part, depth) for name, part in schema.get("properties", {}).items()}
         others = self.shape({"type": "string"} if allowed in (True, {}) else allowed, depth)
-        least, most = count_of(schema, "minProperties", 0), count_of(schema, "maxProperties", math.inf)
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
         is_map = allowed not in (True, {}) and not named
 
         def measure() -> float:
@@ -400,17 +366,17 @@ class SchemaCompiler:
 
     def items(self, shape: ValueShape, schema: dict[str, Any], depth: int) -> None:
         """A list: `first` by place, then `rest` for the others. A list under `items` is what `prefixItems` is today."""
-        prefix, further = list_of(schema, "prefixItems", least=0), schema.get("items", True)
+        prefix, further = schema.get("prefixItems", []), schema.get("items", True)
         if isinstance(further, list):
             prefix, further = further, schema.get("additionalItems", True)
         first = [self.shape(part, depth) for part in prefix]
         rest = self.shape({"type": "string"} if further in (True, {}) else further, depth)
-        least, most = count_of(schema, "minItems", 0), count_of(schema, "maxItems", math.inf)
+        least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
         unique = bool(schema.get("uniqueItems", False))
 
         def longest() -> float:
             ends = (place for place, shape in enumerate((*first, rest)) if shape.height == ENDLESS)
-            return min(most, next(ends, math.inf))
+            return float(min(most, next(ends, math.inf)))
 
         def measure() -> float:
             if least > longest():
@@ -439,12 +405,10 @@ class SchemaCompiler:
 
     def text(self, shape: ValueShape, schema: dict[str, Any]) -> None:
         """A string, by its pattern or its format, or of the prompt's words."""
-        least, most = int(count_of(schema, "minLength", 0)), count_of(schema, "maxLength", math.inf)
+        least, most = int(schema.get("minLength", 0)), schema.get("maxLength", math.inf)
         pattern, form = schema.get("pattern"), schema.get("format")
         shape.measure = lambda: 0 if least <= most else ENDLESS
         if pattern is not None:
-            if not isinstance(pattern, str):
-                raise SchemaError("pattern must be a string")
             self.unsure = self.unsure or form is not None
             parser: Any = importlib.import_module("re._parser")  # the tree is nowhere public
             try:
@@ -493,7 +457,7 @@ def strict_problem(schema: Any) -> str | None:
         return "schema must be a JSON Schema of 'type: \"object\"'"
     for path, node in walk_schema(schema, ("anyOf", "prefixItems")):
         types, properties, required = node.get("type"), node.get("properties"), node.get("required")
-        if "object" not in (types if isinstance(types, list) else [types]) and "properties" not in node:
+        if "object" not in listed(types) and "properties" not in node:
             continue
         if node.get("additionalProperties") is not False:
             return f"In context={path}, 'additionalProperties' is required to be supplied and to be false"

@@ -1,7 +1,4 @@
-"""JSON values that a schema allows, made of a prompt's words: texts, numbers, lists and objects drawn from a seed.
-
-`schema_compiler` decides what is written where; this module writes texts and numbers.
-"""
+"""JSON values that a schema allows, made of a prompt's words: texts, numbers, lists and objects drawn from a seed."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from functools import cached_property, partial
 from itertools import chain
 from random import Random
 from typing import Any, NamedTuple
+from uuid import UUID
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
     return frozenset(text.split())
 
 
@@ -42,26 +39,20 @@ SHADES = {
     -1: ("negative", "neg", "bad", "unhappy", "angry", "dissatisfied", "complaint", "detractor", "unfavorable"),
     0: ("neutral", "mixed", "okay", "ok", "average", "unclear", "passive"),
 }
-"""Names under which an enum offers a mood."""
 
 
 @dataclass
 class Draft:
-    """One reply being written: its source of chance, the text it answers, and how much may still be written.
-
-    `left` bounds the values in a reply, so that recursive schemas end.
-    """
+    """One reply being written, for a text: `left` bounds the values in it, so that recursive schemas end."""
 
     random: Random
     text: str
     left: int = 300
 
     def below(self, count: int) -> int:
-        """A number from 0 to count - 1."""
         return int(self.random.random() * count)
 
     def one_of(self, choices: Sequence[Any]) -> Any:
-        """Any of the choices."""
         return choices[self.below(len(choices))]
 
     @cached_property
@@ -84,7 +75,6 @@ class Draft:
         return " ".join(words[start : start + count])
 
     def sentence(self) -> str:
-        """A phrase with a capital and a full stop."""
         phrase = self.phrase(5, 12)
         return f"{phrase[:1].upper()}{phrase[1:]}."
 
@@ -112,8 +102,7 @@ NumberWriter = Callable[[Draft, int, str], int | float]
 
 
 class NumberRange(NamedTuple):
-    """The numbers from `start` to `end`, which are the bounds `low` and `high` where there are any; a bound that is
-    itself not allowed `is_over` or `is_under`."""
+    """The numbers from `start` to `end`, within bounds if any; one that is not allowed `is_over` or `is_under`."""
 
     start: Fraction
     end: Fraction
@@ -146,12 +135,22 @@ class NumberRange(NamedTuple):
         beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
         return next(filter(self.holds, chain(rounded, beside)), near)
 
+    def multiple(self, grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str) -> int | float:
+        """One of `total` multiples of `grid`, from the `first` on."""
+        drawn = min(int(self.share_of(draft, name) * total), total - 1)
+        for place in range(drawn, drawn + min(total, 200)):
+            count = first + place % total
+            value = grid * count
+            nearest = int(value) if value.denominator == 1 else float(value)
+            if grid.denominator == 1 or nearest / float(grid) == count:  # it survives being divided by the step again
+                return nearest
+        return float(grid * (first + drawn))
+
 
 def number_writer(
     whole: bool, lows: Sequence[Fraction | None], highs: Sequence[Fraction | None], step: Fraction | None
 ) -> NumberWriter | None:
-    """Writes numbers that are multiples of `step`, and integers when `whole`; None if there are none. `lows` and
-    `highs` are bounds: the value allowed at the end, and the one that is just not."""
+    """Writes multiples of `step`, integers when `whole`; None if there are none. Of each two bounds one is excluded."""
     low = max((bound for bound in lows if bound is not None), default=None)
     high = min((bound for bound in highs if bound is not None), default=None)
     is_over, is_under = low is not None and low == lows[1], high is not None and high == highs[1]
@@ -166,20 +165,7 @@ def number_writer(
     first, last = math.ceil(start / grid), math.floor(end / grid)
     first += is_over and first * grid == start
     last -= is_under and last * grid == end
-    return None if first > last else partial(_multiple, numbers.share_of, grid, first, last - first + 1)
-
-
-def _multiple(
-    share_of: Callable[[Draft, str], float], grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str
-) -> int | float:
-    drawn = min(int(share_of(draft, name) * total), total - 1)
-    for place in range(drawn, drawn + min(total, 200)):
-        count = first + place % total
-        value = grid * count
-        nearest = int(value) if value.denominator == 1 else float(value)
-        if grid.denominator == 1 or nearest / float(grid) == count:  # it survives being divided by the step again
-            return nearest
-    return float(grid * (first + drawn))
+    return None if first > last else partial(numbers.multiple, grid, first, last - first + 1)
 
 
 def text_of(draft: Draft, name: str, least: int, most: float) -> str:
@@ -195,7 +181,6 @@ def text_of(draft: Draft, name: str, least: int, most: float) -> str:
 
 
 def ascii_word(draft: Draft) -> str:
-    """A word for addresses: plain small letters."""
     kept = "".join(letter for letter in draft.one_of(draft.words).lower() if letter.isascii() and letter.isalnum())
     return kept or "answer"
 
@@ -206,18 +191,11 @@ def day(draft: Draft) -> str:
 
 
 def clock(draft: Draft) -> str:
-    """A time of day."""
     return f"{draft.below(24):02}:{draft.below(60):02}:{draft.below(60):02}Z"
 
 
 def uuid_text(draft: Draft) -> str:
-    """A UUID of version 4, whose end is drawn first."""
-    digits = {"x": "0123456789abcdef", "y": "89ab"}
-    end, start = (
-        "".join(draft.one_of(digits[letter]) if letter in digits else letter for letter in form)
-        for form in ("-yxxx-xxxxxxxxxxxx", "xxxxxxxx-xxxx-4xxx")
-    )
-    return start + end
+    return str(UUID(int=draft.random.getrandbits(128), version=4))
 
 
 FORMATS: dict[str, Callable[[Draft], str]] = {
@@ -287,7 +265,6 @@ def pattern_text(tree: Iterable[tuple[Any, Any]], draft: Draft, few: int, groups
 
 
 def one_among(members: list[tuple[Any, Any]], draft: Draft) -> str:
-    """One character of a class."""
     if str(members[0][0]) == "NEGATE":
         excluded = set("".join(alphabet(str(kind), value) for kind, value in members[1:]))
         allowed = [letter for letter in PRINTABLE if letter not in excluded]

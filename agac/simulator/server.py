@@ -1,8 +1,5 @@
-"""A simulator as a process: it listens, says where, and serves until it is stopped; or it lives as long as its user.
-
-An embedded simulator is a child process, so that neither competes with the other for the interpreter. It reads our
-end of its standard input: when we end, even by kill -9, the pipe closes and the child ends too.
-"""
+"""A simulator as a process: it listens, says where, and serves until it is stopped. An embedded one is a child process,
+which reads our end of its standard input: when we end, even by kill -9, the pipe closes and the child ends too."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,17 +26,18 @@ if TYPE_CHECKING:
 SHUTDOWN_S = 1.0
 """Seconds that open requests get to end once the simulator is stopped."""
 
+STAND_INS: list[str] = []
+"""Base URLs of simulators of this process: the last one stands in for every embedded one."""
+
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000
 
 
 def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, until standard input ends), then returns.
-
-    `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered. Raises SimulatorError for
-    settings that make no sense and for a port in use. To be called in the main thread.
-    """
+    """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, the end of standard input). To be called in the main
+    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered. Raises SimulatorError
+    for settings that make no sense and for a port in use."""
     gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
@@ -65,7 +64,6 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_w
 
 
 async def listen(runner: web.AppRunner, settings: Settings) -> str:
-    """Binds the port; gives the base URL."""
     from aiohttp import web
 
     try:
@@ -87,13 +85,12 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[str]:
-    """A running simulator's base URL, such as `http://127.0.0.1:40123/v1`; it is stopped when the block ends.
-
-    Ctrl-C in a terminal does not reach the child: it is in a session of its own and ends after its user. Raises
-    SimulatorError if it does not start.
-    """
+    """The base URL of a simulator that runs until the block ends; raises SimulatorError if it does not start. Ctrl-C in
+    a terminal does not reach it: it is in a session of its own."""
     settings = settings or Settings()
-    paths = {name: path.absolute() for name in ("faults", "state") if (path := getattr(settings, name)) is not None}
+    paths = {
+        name: path.absolute() for name in ("faults", "script", "state") if (path := getattr(settings, name)) is not None
+    }
     flags = [*replace(settings, **paths).arguments(), "--ready-line", "--exit-with-stdin"]
     command = [sys.executable, "-P", "-m", "agac.simulator", *flags]
     root, environ = Path(__file__).parents[2], dict(os.environ)
@@ -103,12 +100,7 @@ async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[
     environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=environ,
-            start_new_session=True,
+            *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environ, start_new_session=True
         )
         try:
             yield await read_base_url(process, errors)
@@ -116,7 +108,7 @@ async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[
             await asyncio.shield(stop_process(process))
 
 
-async def read_base_url(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
+async def read_base_url(process: Process, errors: IO[bytes]) -> str:
     """Waits for the child's ready line; raises SimulatorError with its errors if none comes."""
     assert process.stdout is not None
     try:
@@ -132,7 +124,7 @@ async def read_base_url(process: asyncio.subprocess.Process, errors: IO[bytes]) 
         raise SimulatorError(text.split("\nerror: ") if text else [f"it ended with {code}"], exit_code=code) from error
 
 
-async def stop_process(process: asyncio.subprocess.Process) -> None:
+async def stop_process(process: Process) -> None:
     """Ends the child: by its input's end, and if that does not help, by force."""
     assert process.stdin is not None
     process.stdin.close()

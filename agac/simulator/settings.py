@@ -1,22 +1,18 @@
-"""How a simulator is started, and its latency and rate limits. Every setting is declared once, in `Settings`: the flags
-of both commands, their help, the checks, the defaults and the guide's table are made of it."""
+"""How a simulator is started: its settings, declared once for flags, help, checks and guide; latency, limits."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 
 class SimulatorError(Exception):
-    """The simulator cannot start or continue; `problems` says each reason, with its remedy.
-
-    `exit_code` is 2 for settings that make no sense, 1 for everything else (a port in use, a child that died).
-    """
+    """The simulator cannot start or continue; `problems` says each reason, with its remedy. `exit_code` is 2 for
+    settings that make no sense, 1 for everything else (a port in use, a child that died)."""
 
     def __init__(self, problems: list[str], *, exit_code: int = 2) -> None:
         super().__init__("\n".join(problems))
@@ -26,12 +22,9 @@ class SimulatorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is given on a command line: `kind` converts the text; a bool has no value. `name` (without dashes)
-    is that of the setting if it is empty.
-
-    `least` and `most` bound a number; `wrong` is the message for a number out of bounds. A flag that is not `public` is
-    one of `python -m agac.simulator` alone.
-    """
+    """How a setting is given on a command line: `kind` converts the text; a bool has no value. `name` is that of the
+    setting if it is empty; `least` and `most` bound a number. If not `public`, it is one of `python -m agac.simulator`
+    alone."""
 
     kind: type
     help: str
@@ -39,29 +32,11 @@ class Flag:
     metavar: str | None = None
     least: int | None = None
     most: int | None = None
-    wrong: str = ""
     public: bool = True
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """What is wrong with a number."""
-        if self.least is None or value is None:
-            return None
-        if math.isfinite(value) and self.least <= value <= (math.inf if self.most is None else self.most):
-            return None
-        return self.wrong.format(name=name, value=value)
 
 
 def setting(default: Any, kind: type, help_text: str, **more: Any) -> Any:
-    """A field of `Settings` with its flag."""
     return field(default=default, metadata={"flag": Flag(kind, help_text, **more)})
-
-
-LIMIT_REMEDY = "use 1 or more, or leave it out for no limit"
-
-
-def limit(help_text: str) -> Any:
-    """A number of 1 or more, or None for no limit."""
-    return setting(None, int, help_text, metavar="N", least=1, wrong=f"{{name}} is {{value}}; {LIMIT_REMEDY}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +45,29 @@ class Settings:
     worth. `state` is None for a file that ends with the simulator."""
 
     host: str = setting("127.0.0.1", str, "Loopback address to listen on.", public=False)
-    port: int = setting(
-        0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535,
-        wrong="port {value} does not exist; use 0 (any free one) to 65535",
-    )  # fmt: skip
+    port: int = setting(0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535)
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")
     latency: str = setting("0", str, "Seconds, or normal:M,SD lognormal:M,S uniform:A,B.", metavar="SECONDS")
-    slots: int | None = limit("Requests served at once; the others wait.")
-    rpm: int | None = limit("Requests per minute before 429.")
-    tpm: int | None = limit("Tokens per minute before 429.")
-    burst: int | None = limit("Requests that may come at once; a minute's worth by default.")
-    batch_seconds: float = setting(
-        0.0, float, "How long a batch takes from its creation; 0: no time at all.", metavar="S", least=0,
-        wrong="batch seconds are {value:g}; use 0 (at once) or more",
+    slots: int | None = setting(None, int, "Requests served at once; the others wait.", metavar="N", least=1)
+    serving: str | None = setting(
+        None, str, "Time and cache as an inference engine: h100, hosted (a cache alone), or prefill=8300,step=0.033,…",
+        metavar="ENGINE",
     )  # fmt: skip
+    rpm: int | None = setting(None, int, "Requests per minute before 429.", metavar="N", least=1)
+    tpm: int | None = setting(None, int, "Tokens per minute before 429.", metavar="N", least=1)
+    burst: int | None = setting(
+        None, int, "Requests that may come at once; a minute's worth by default.", metavar="N", least=1
+    )
+    batch_seconds: float = setting(
+        0.0, float, "How long a batch takes from its creation; 0: no time at all.", metavar="S", least=0
+    )
     state: Path | None = setting(None, Path, "Keep batches and files here, for the next time.")  # noqa: RUF009
     websocket: bool = setting(
         True, bool, "Accept no WebSockets, as a server that speaks HTTP alone.", name="no-websocket"
     )
+    tool_turns: int = setting(1, int, "Turns that ask for tools where a request offers some.", metavar="N", least=0)
+    tool_calls: int = setting(1, int, "Calls in such a turn.", metavar="N", least=1)
+    script: Path | None = setting(None, Path, "File of replies and calls to give (YAML or JSON).")  # noqa: RUF009
     faults: Path | None = setting(None, Path, "File of faults to inject (YAML or JSON).")  # noqa: RUF009
 
     def problems(self) -> list[str]:
@@ -98,8 +78,14 @@ class Settings:
                 f"host {self.host!r} is not this machine; the simulator has no login, so it serves loopback only: "
                 "use 127.0.0.1, ::1 or localhost"
             )
-        checked = (flag.problem(name, getattr(self, name)) for name, flag, _ in setting_flags())
-        return found + [problem for problem in checked if problem is not None]
+        for name, flag, default in setting_flags():
+            value, most = getattr(self, name), math.inf if flag.most is None else flag.most
+            fits = value is None or flag.least is None or (is_number(value, flag.kind) and flag.least <= value <= most)
+            if not fits:
+                bounds = f"{flag.least} or more" if flag.most is None else f"{flag.least} to {flag.most}"
+                remedy = ", or leave it out for no limit" if default is None else ""
+                found.append(f"{flag.name} is {value!r}; use {bounds}{remedy}")
+        return found
 
     def arguments(self) -> list[str]:
         """The flags with which `python -m agac.simulator` gets these settings."""
@@ -112,10 +98,14 @@ class Settings:
 
 
 def setting_flags() -> Iterator[tuple[str, Flag, Any]]:
-    """The settings that have a flag: name, flag, default."""
     for one in fields(Settings):
         if (flag := one.metadata.get("flag")) is not None:
             yield one.name, replace(flag, name=flag.name or one.name.replace("_", "-")), one.default
+
+
+def is_number(value: Any, kind: type[float] = float) -> TypeGuard[float]:
+    """Whether a value is a finite number, or one that is whole (`kind` int); true and false are none."""
+    return isinstance(value, (int, kind)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def is_loopback(host: str) -> bool:
@@ -168,7 +158,6 @@ class Bucket:
     filled_at: float | None = None
 
     def refill(self, now: float) -> None:
-        """Adds what has come back since the last call."""
         if self.filled_at is not None:
             gained = max(0.0, now - self.filled_at) * self.per_minute / 60
             self.level = min(float(self.size), self.level + gained)
@@ -176,7 +165,6 @@ class Bucket:
 
     @property
     def remaining(self) -> int:
-        """Whole units that could be taken now."""
         return max(0, int(self.level))
 
 
@@ -233,22 +221,11 @@ class RateLimits:
         return headers
 
 
-LIMITS = ("rpm", "tpm", "burst")
-
-
-def read_limits(body: bytes) -> RateLimits:
-    """Limits from a JSON object such as `{"rpm": 600}`; raises SimulatorError with all that is wrong."""
-    try:
-        given = json.loads(body)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise SimulatorError(['limits are a JSON object such as {"rpm": 600, "tpm": 90000, "burst": 10}; {} lifts all'])
-    problems = [f"{name!r} is no limit; known: {', '.join(LIMITS)}" for name in given if name not in LIMITS]
-    for name in LIMITS:
-        value = given.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            problems.append(f"{name} is {value!r}; {LIMIT_REMEDY}")
+def read_limits(given: dict[str, Any]) -> RateLimits:
+    """Limits from an object such as `{"rpm": 600}`, `{}` for none; raises SimulatorError with all that is wrong."""
+    known = ("rpm", "tpm", "burst")
+    problems = [f"{name!r} is no limit; known: {', '.join(known)}" for name in given if name not in known]
+    problems += Settings(rpm=given.get("rpm"), tpm=given.get("tpm"), burst=given.get("burst")).problems()
     if problems:
         raise SimulatorError(problems)
     return RateLimits(**given)

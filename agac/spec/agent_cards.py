@@ -1,50 +1,68 @@
-"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping; and examples before a prompt.
-
-Type `agent` works; a card that asks for more is refused by naming the field.
-"""
+"""AgentCards: YAML front matter and an instruction below it, or one YAML mapping; skills; examples before a prompt.
+Type `agent` works; what a card asks for beyond that is refused by naming the field, or has no effect and is said."""
 
 from __future__ import annotations
 
 import json
+import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_you_mean, key_path, listed
+from agac.core.errors import Path_, Problem, SpecError, UsageError, Where, any_error, did_you_mean, key_path, listed
 from agac.core.keys import snapshot
-from agac.core.types import JSONValue, counted
+from agac.core.types import JSONValue, Params, counted
+from agac.spec import paths
+from agac.spec.card_models import CardFile
+from agac.spec.json_schema import schema_faults
+from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
-from agac.spec.paths import OutsideProject, RemoteContent, Unusable, existing_file, files_called, home_of, read_text
-from agac.spec.project_models import CardFile
-from agac.spec.templates import PlacedText, Syntax, compile_template, fill, literal_text, sound_template
-from agac.spec.validation import CARD_HINTS, FIELDS_LATER, described, validate
+from agac.spec.paths import OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
+from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
+from agac.spec.validation import CARD_HINTS, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, expand, parse_yaml
 
 _YAML = (".yaml", ".yml")
 SUFFIXES = (".md", ".markdown", *_YAML)
+DEFAULT_SKILLS = (".fast-agent/skills", ".agents/skills", ".claude/skills")
 _KEEP_A_COPY = "read the card, and keep a copy of it in the project"
-_BRINGS = FIELDS_LATER | {"messages"}
-_NOT_FROM_AFAR = f"a remote card brings no tools, hooks, servers or files; {_KEEP_A_COPY}"
+_BRINGS = ("function_tools", "servers", "agents", "skills")
+_NOT_FROM_AFAR = "a remote card brings no functions, agents, servers, commands or files"
+_NOT_FROM_AFAR += f"; {_KEEP_A_COPY}, or give --trust-card"
 _FENCE = "---"
 _SYSTEM = "---SYSTEM"
 
 
+class Skill(NamedTuple):
+    """A folder with a SKILL.md; `folder` is relative to the project."""
+
+    name: str
+    description: str
+    folder: str
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
-    """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `where`: where its keys stand."""
+    """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `keys` are its front matter,
+    which stands in `document`; `where`: where those stand that stages give too."""
 
     name: str
     file: str
-    description: str | None
     instruction: str | None
-    model: str | None
     params: Mapping[str, Any]
     messages: tuple[Example, ...]
     where: Mapping[str, Where]
+    keys: CardFile
+    path: Path
+    document: Document
+    skills: tuple[Skill, ...] = ()
+    remote: bool = False
 
 
 def card_names(project: ProjectSpec) -> list[str]:
@@ -57,7 +75,7 @@ def card_names(project: ProjectSpec) -> list[str]:
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
     try:
-        found = files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
+        found = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
         return None, str(error)
     if not found:
@@ -69,8 +87,7 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 
 def chosen_card(place: Path, name: str | None) -> Path:
-    """The card that is asked of a file or a folder: the one called `name`, else the only one, else the only `default`.
-    What has no keys is no card. Raises UsageError."""
+    """The card in a file or folder that is called `name`, else the only one or `default`. Raises UsageError."""
     found: list[tuple[str, Path, bool]] = []
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         if path.suffix not in SUFFIXES or path.name == "SKILL.md":
@@ -87,43 +104,111 @@ def chosen_card(place: Path, name: str | None) -> Path:
     return chosen[0][1]
 
 
+def card_keys(path: Path, project: ProjectSpec) -> CardFile:
+    """The keys of a card of the project alone, whatever its instruction needs. Raises SpecError."""
+    shown = project.shown(path)
+    try:
+        written, _ = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+    except Unusable as error:
+        raise SpecError([error.problem]) from None
+    document, problems = _expanded(written, project.env, remote=False)
+    keys, found = validate(CardFile, document, hints=CARD_HINTS)
+    if keys is None or any_error([*problems, *found]):
+        raise SpecError([*problems, *found])
+    return keys
+
+
 def load_card(
-    path: Path, project: ProjectSpec, variables: Mapping[str, JSONValue], *, remote: RemoteContent | None = None
+    path: Path,
+    project: ProjectSpec,
+    variables: Mapping[str, JSONValue],
+    *,
+    remote: RemoteContent | None = None,
+    trusted: bool = False,
+    tools: Iterable[str] = (),
 ) -> tuple[Card | None, list[Problem]]:
     """The card in `path`, its instruction filled with `variables`, or None and every problem. Warnings may come with
-    a card. One that is `remote` gives its instruction, model and parameters: it reads no variables of the environment,
-    which it could send away, and no files."""
+    a card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no
+    variables of the environment, which it could send away, and no files; nothing else, unless it is `trusted`. `tools`
+    are those that its stage names."""
     shown = remote.reference if remote else project.shown(path)
     try:
         written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
     except Unusable as error:
         return None, [error.problem]
     document, problems = _expanded(written, project.env, remote=remote is not None)
-    if remote and isinstance(data := document.data, dict):
-        problems += [document.problem((key,), _NOT_FROM_AFAR, key=True) for key in data if key in _BRINGS]
-        document = replace(document, data={key: value for key, value in data.items() if key not in _BRINGS})
+    problems += _from_afar(document, trusted=trusted) if remote else ()
     model, found = validate(CardFile, document, hints=CARD_HINTS)
     problems += found
-    name = ((model.name if model else None) or path.stem).replace(" ", "_")
-    instruction, found = _instruction(document, below, name, variables)
+    keys = model or CardFile()
+    name = (keys.name or path.stem).replace(" ", "_")
+    skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
+    problems += [*found, *_unnamed_skills(keys, project, document)]
+    listed = with_skills(None, skills) or ""
+    own = {"agentName": name, "agentType": "agent", "agentCardPath": shown, "agentCardDir": str(Path(shown).parent)}
+    beside, named = project.paths.agentcards, dict.fromkeys(tool.partition(":")[0] for tool in tools)
+    locks = [beside / f"{name}.md" if remote else path] if keys.mcp_connect or keys.servers else []
+    locks += [beside / one for one in named if one in project.file.mcp]
+    fact = partial(_fact, path=path, project=project, remote=remote is not None, locks=locks)
+    filling = {**keys.variables, **variables}
+    instruction, found = _instruction(document, below, filling, own | {"agentSkills": listed}, fact)
     problems += found
-    names = model.messages or [] if model else []
-    messages, found = _card_examples(names, path, project, document.where(("messages",)))
-    problems += found
+    if listed not in (instruction or ""):
+        instruction = with_skills(instruction, skills)
+    messages, found = _card_examples(keys.messages or [], path, project, document.where(("messages",)))
+    problems += [*found, *_input_faults(keys.tool_input_schema, document)]
     if model is None or any_error(problems):
         return None, problems
-    if model.use_history:
-        where = document.where(("use_history",), key=True)
-        problems.append(Problem(where, "rows share no history; this has no effect", "warning"))
-    params = {key: value for key, value in model.request_params.model_dump().items() if value is not None}
+    problems += _without_effect(keys, document)
+    params = {key: value for key, value in keys.request_params.model_dump().items() if value is not None}
     if (stops := params.pop("stop_sequences", None)) is not None:
         params["stop"] = tuple(stops)
     if params.get("service_tier") == "fast":
         params["service_tier"] = "priority"
-    places = {"model": document.where(("model",))} if model.model is not None else {}
-    for key in model.request_params.model_fields_set:
+    params = {key: value for key, value in params.items() if key in Params.__slots__}
+    places = {"model": document.where(("model",))} if keys.model is not None else {}
+    for key in keys.request_params.model_fields_set:
         places["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
-    return Card(name, shown, model.description, instruction, model.model, params, messages, places), problems
+    card = Card(name, shown, instruction, params, messages, places, keys, path, document, skills, remote is not None)
+    return card, problems
+
+
+def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
+    data = document.data if isinstance(document.data, dict) else {}
+    for key in data.keys() & {"messages", *(() if trusted else _BRINGS)}:
+        yield document.problem((key,), _NOT_FROM_AFAR, key=True)
+    servers = data.get("mcp_connect") if not trusted else None
+    for key, one in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
+        if isinstance(one, dict) and "://" not in str(one.get("target")):
+            yield document.problem(("mcp_connect", key), _NOT_FROM_AFAR)
+
+
+def _without_effect(keys: CardFile, document: Document) -> Iterator[Problem]:
+    for key, field in CardFile.model_fields.items():
+        effect, without, why = str(field.description).removesuffix(".").partition("Without effect")
+        if without and not effect and getattr(keys, key) not in (field.default, "messages"):
+            yield Problem(document.where((key,), key=True), f"has no effect{why}", "warning")
+    others: list[Path_] = [("request_params", "metadata")] if keys.request_params.metadata is not None else []
+    others += [("function_tools", index, "variant") for index, one in enumerate(keys.function_tools) if one.variant]
+    yield from (Problem(document.where(path), "has no effect", "warning") for path in others)
+
+
+def _input_faults(schema: dict[str, Any] | None, document: Document) -> Iterator[Problem]:
+    """What is wrong with the inputs of a card that others call."""
+    at = ("tool_input_schema",)
+    if schema is None:
+        return
+    if schema.get("type") != "object":
+        yield document.problem(at, "must have `type: object`: a tool is given its arguments by name")
+    for path, message in schema_faults(schema):
+        yield document.problem((*at, *path), message)
+    known, needed = schema.get("properties", {}), schema.get("required", [])
+    for name in needed if isinstance(known, dict) and isinstance(needed, list) else ():
+        if name not in known:
+            yield document.problem((*at, "required"), f"names {name!r}, which properties has not")
+        elif not (isinstance(known[name], dict) and known[name].get("description")):
+            where = document.where((*at, "properties", str(name)))
+            yield Problem(where, "has no description, by which a model knows what to give", "warning")
 
 
 def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, PlacedText]:
@@ -165,7 +250,8 @@ def _expanded(document: Document, env: Mapping[str, str], *, remote: bool) -> tu
             return {key: walk(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list):
             return [walk(inner, (*path, index)) for index, inner in enumerate(value)]
-        if not isinstance(value, str):
+        # what may hold a secret is looked up by who sends it, and stays as it is written
+        if not isinstance(value, str) or (path[0] in ("mcp_connect", "api_key") and not remote):
             return value
         if remote and path != ("instruction",) and "${" in value:
             problems.append(document.problem(path, f"a remote card reads no environment variables; {_KEEP_A_COPY}"))
@@ -178,13 +264,15 @@ def _expanded(document: Document, env: Mapping[str, str], *, remote: bool) -> tu
         return text
 
     data = walk(document.data, ())
-    if isinstance(data, dict):  # `shell: false` and `skills: []` ask for nothing
-        data = {key: value for key, value in data.items() if key not in FIELDS_LATER or value not in (False, [])}
     return Document(document.shown, data, problems, document.root), problems
 
 
 def _instruction(
-    document: Document, below: PlacedText, name: str, variables: Mapping[str, JSONValue]
+    document: Document,
+    below: PlacedText,
+    variables: Mapping[str, JSONValue],
+    own: Mapping[str, str],
+    fact: Callable[[str, Where], tuple[str | None, str]],
 ) -> tuple[str | None, list[Problem]]:
     text, where = below
     written = document.data.get("instruction") if isinstance(document.data, dict) else None
@@ -197,12 +285,119 @@ def _instruction(
         return None, []
     if (history := re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)) is not None:
         line = (where.line or 1) + text.count("\n", 0, history.start())
-        message = (
-            f"---{history[1]} blocks in the instruction are not supported; put the messages into a file of their own "
-            "and name it as `messages`"
-        )
+        remedy = "put the messages into a file of their own and name it as `messages`"
+        message = f"---{history[1]} blocks in the instruction are not supported; {remedy}"
         return None, [Problem(Where(document.shown, line, 1), message)]
-    return fill((text, where), variables, {"agentName": name, "agentType": "agent"})
+    values, problems = dict(own), list[Problem]()
+    for name, place in braced(text, where):
+        if name in own or name in variables:
+            continue
+        value: str | None = ""
+        try:
+            value, warning = fact(name, place)
+            problems += [Problem(place, f"{{{{{name}}}}} {warning}", "warning")] if warning else []
+        except Unusable as error:
+            problems.append(error.problem)
+        except (Refused, UsageError) as error:
+            problems.append(Problem(place, f"{{{{{name}}}}}: {error}. {getattr(error, 'remedy', '')}".rstrip(". ")))
+        values |= {} if value is None else {name: value}
+    filled, more = fill((text, where), variables, values)
+    return None if any_error(problems) else filled, [*problems, *more]
+
+
+# What stands for `{{name}}` in instructions beyond variables, and skills: folders that a model may read, of which it is
+# told names and descriptions.
+
+_LISTED = "Skills that you may read with the tool `read_skill`, where one of them helps:\n{}"
+_HOST = {"hostPlatform": platform.platform, "pythonVer": platform.python_version}
+
+
+def _fact(
+    name: str, where: Where, path: Path, project: ProjectSpec, remote: bool, locks: Sequence[Path]
+) -> tuple[str | None, str]:
+    """What a placeholder of the card at `path` stands for, if anything; and a warning. `locks`: what has the locks of
+    its servers. Raises Refused, Unusable, UsageError."""
+    kind, colon, rest = name.partition(":")
+    home = home_of(project.root)
+    if colon and kind in ("file", "file_silent"):
+        if remote:
+            raise Refused(_NOT_FROM_AFAR)
+        beside = inside(home, rest.strip(), base=path.parent)
+        if not beside.is_file() and kind == "file_silent" and not inside(home, rest.strip()).is_file():
+            return "", ""
+        file = beside if beside.is_file() else paths.existing_file(rest.strip(), home, where)
+        return read_text(file, project.shown(file)).rstrip("\n"), ""
+    if colon and kind == "url":
+        return read_text(project.fetch(rest.strip(), "text of a card")[0].path, rest.strip()), ""
+    if name == "serverInstructions":
+        files = ((lock_file(one), f"agac card lock {one.stem}") for one in locks)
+        known = [one for file, how in files for one in read_lock(file, project.shown(file), how).values()]
+        return "\n\n".join(one.instructions for one in known if one.instructions), ""
+    if name in ("model_specific", "modelReferences", "agentInternalResources"):
+        return "", "is empty here; remove it"
+    if name == "currentDate":
+        epoch = project.env.get("SOURCE_DATE_EPOCH", "")  # as reproducible-builds.org has it
+        today = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now().astimezone()
+        date = f"{today.day} {today:%B} {today.year}"
+        remedy = f"to keep one, write `vars: {{currentDate: {date}}}`"
+        return date, f"makes other requests every day, and no answer of another day is taken; {remedy}"
+    if name in _HOST or name == "workspaceRoot":
+        value = _HOST[name]() if name in _HOST else str(project.root)
+        return value, "makes other requests on every machine, which share no answers and no cache"
+    return None, ""
+
+
+def with_skills(system: str | None, skills: Sequence[Skill]) -> str | None:
+    """A system message with the names and descriptions of skills at its end."""
+    listed = _LISTED.format("\n".join(f"- {one.name}: {one.description}" for one in skills)) if skills else None
+    return f"{system}\n\n{listed}" if system and listed else listed or system
+
+
+def _unnamed_skills(keys: CardFile, project: ProjectSpec, document: Document) -> Iterator[Problem]:
+    """A warning where other programs would find skills."""
+    there = next((folder for folder in DEFAULT_SKILLS if (home_of(project.root) / folder).is_dir()), None)
+    if there and "skills" not in keys.model_fields_set and (keys.function_tools or keys.mcp_connect or keys.servers):
+        message = f"a run reads no skills that a card does not name; write `skills: {there}`, or `skills: []`"
+        yield Problem(document.where(()), message, "warning")
+
+
+def read_skills(
+    names: Sequence[str], project: ProjectSpec, document: Document, base: Path, at: Path_ = ()
+) -> tuple[tuple[Skill, ...], list[Problem]]:
+    """The skills of these folders, which `document` names, beside `base` or in the project, sorted by name; a later one
+    takes the place of an earlier one."""
+    home, found, problems = home_of(project.root), dict[str, Skill](), list[Problem]()
+    for index, name in enumerate(names):
+        where = document.where((*at, "skills", index))
+        try:
+            beside = inside(home, name, base=base)
+            folder = beside if beside.is_dir() else inside(home, name)
+            own = folder / "SKILL.md"
+            files = [own] if own.is_file() else sorted(folder.glob("*/SKILL.md"))
+            if not files:
+                raise Refused(f"{name!r} holds no skills; a skill is a folder with a file SKILL.md")
+            for skill in (_skill(file, project) for file in files):
+                if (before := found.get(skill.name.lower())) is not None:
+                    message = f"the skill {skill.name!r} of {skill.folder} takes the place of that of {before.folder}"
+                    problems.append(Problem(where, message, "warning"))
+                found[skill.name.lower()] = skill
+        except Refused as error:
+            problems.append(Problem(where, str(error)))
+        except Unusable as error:
+            problems.append(error.problem)
+    return tuple(sorted(found.values())), problems
+
+
+def _skill(file: Path, project: ProjectSpec) -> Skill:
+    shown = project.shown(file)
+    document, _ = _taken_apart(read_text(file, shown), shown, yaml_only=False)
+    data: Any = document.data
+    if document.problems:
+        raise Unusable(document.problems[0])
+    for key in ("name", "description"):
+        if not isinstance(data.get(key), str) or not data[key].strip():
+            raise Unusable(document.problem((), f"a skill needs a {key}: write `{key}: …` into its front matter"))
+    return Skill(data["name"], " ".join(data["description"].split()), project.shown(file.parent))
 
 
 # Messages that stand before a prompt as examples: those of a stage, and those of the files that a card names.
@@ -251,16 +446,14 @@ def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
 def _card_examples(
     names: Sequence[str], card: Path, project: ProjectSpec, where: Where
 ) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of the files that a card names, one file after the other; paths are relative to the card.
-
-    A file is JSON as `{"messages": [{"role": …, "content": …}]}`, or text with lines `---USER` and `---ASSISTANT`
-    between the messages. They are sent as they stand: nothing in them is a placeholder.
-    """
+    """The messages of the files that a card names, one file after the other; paths are relative to the card. A file is
+    JSON as `{"messages": [{"role": …, "content": …}]}`, or text with lines `---USER` and `---ASSISTANT` between the
+    messages. They are sent as they stand: nothing in them is a placeholder."""
     turns: list[_Turn] = []
     problems: list[Problem] = []
     for name in names:
         try:
-            path = existing_file(name, home_of(project.root), where, base=card.parent)
+            path = paths.existing_file(name, home_of(project.root), where, base=card.parent)
             shown = project.shown(path)
             text = read_text(path, shown)
         except Unusable as error:

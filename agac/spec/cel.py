@@ -1,8 +1,5 @@
-"""CEL expressions as text and as a tree with places; the library that computes them gives first names only.
-
-What is parsed here has been accepted by that library before, so that this parser may be lenient: it has to understand
-every accepted text, not to refuse every other one.
-"""
+"""CEL expressions as text and as a tree with places; the library that computes them gives first names only. It accepted
+what is parsed here, so that this parser may be lenient."""
 
 from __future__ import annotations
 
@@ -144,10 +141,7 @@ def spot(text: str, offset: int) -> str:
 
 
 def parse(text: str) -> CelNode:
-    """The tree of an expression that CEL accepts.
-
-    Raises `Unparsed` for what guards do not know: message types, names with a dot before them, deep nesting.
-    """
+    """The tree of an expression that CEL accepts. Raises `Unparsed` for what guards do not know, and deep nesting."""
     parser = _Parser(text)
     node = parser.expression()
     if parser.next.kind != "end":

@@ -1,9 +1,7 @@
-"""The graph of stages: their order by `needs`, and the levels of rows that walk through them.
-
-A level is a set of rows that walk alike. The input's rows are one; stages make others of rows that are there: `explode`
-makes children of the items of a list, a function that gives a list children of its rows, `group_by` groups, and
-`dedupe` a child of each row that it keeps. A row of any level walks through the stages of its level.
-"""
+"""The graph of stages: their order by `needs`, and the levels of rows that walk through them. A level is a set of rows
+that walk alike. The input's rows are one; stages make others of rows that are there: `explode` makes children of the
+items of a list, a function that gives a list children of its rows, `group_by` groups, and `dedupe` a child of each row
+that it keeps. A row of any level walks through the stages of its level."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ class StageNode:
     `index` counts stages from 0: in their file, once they are in order as a row meets them. `needs` are the stages that
     it follows, `ancestors` all those upstream whose results it sees: none beyond a group. Both are names in the order
     in which a row meets them. `rows_of` is the ancestor after which the row has the fields that this stage sees, None:
-    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on.
-    """
+    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on."""
 
     name: str
     index: int
@@ -65,11 +62,8 @@ def seen_after(needs: Sequence[StageNode], stages: Mapping[str, StageNode]) -> t
 @dataclass(frozen=True)
 class Level(Generic[S]):
     """Rows that walk alike. `maker` made them; None: they are the input's. `stages` are those they walk through;
-    `makers` those that make further rows of them, once they have come to their end.
-
-    Rows that a function gave in a list walk through what follows the function; a row for which it gave a single one
-    stays where it is, and walks through the same stages there.
-    """
+    `makers` those that make further rows of them, once they have come to their end. Rows that a function gave in a list
+    walk through what follows the function, as does a row for which it gave a single one, where it is."""
 
     maker: S | None
     stages: tuple[S, ...]
@@ -130,8 +124,7 @@ class _Places:
     `home` is what made the rows that a stage gives results to, `_after` what made those that stages after it see,
     `base` what made those that the stage begins with. `lines` is the descent of the rows that something made, the
     nearest last; `_functions` are those upstream of a stage. `apart` are stages that cannot meet their needs in one
-    row, each with two needs of it on different lines of descent.
-    """
+    row, each with two needs of it on different lines of descent."""
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
         self.home: dict[str, str | None] = {}
@@ -187,10 +180,9 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNo
     """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
     names = [stage.name for stage in stages]
     place = {name: index for index, name in reversed([*enumerate(names)])}
-    needs = [
-        list(stage.needs) if stage.needs is not None else names[index - 1 : index] if index else []
-        for index, stage in enumerate(stages)
-    ]
+    before = [[], *([name] for name in names)]
+    both = zip(stages, before, strict=False)
+    needs = [list(stage.needs) if stage.needs is not None else near for stage, near in both]
     taken = "stages[{}] is called {!r} already; names are unique"
     problems = [
         document.problem(("stages", index, "name"), taken.format(place[name], name))
@@ -217,7 +209,6 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNo
 
 
 def _wrong_needs(stage: StageFile, names: Sequence[str]) -> list[str]:
-    """What a stage cannot need."""
     needs = stage.needs or []
     unknown = [need for need in needs if need not in names]
     found = [f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown]
@@ -324,10 +315,7 @@ def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Findi
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
         other = next((name for name in others if name and last and name not in found[last].ancestors), None)
         if other is not None:
-            message = (
-                f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row, each in its own way; "
-                "let one of them follow the other"
-            )
-            wrong.append((node.name, message))
+            message = f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row"
+            wrong.append((node.name, f"{message}, each in its own way; let one of them follow the other"))
         found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last)
     return list(found.values()), wrong

@@ -126,11 +126,8 @@ def _pattern_faults(pattern: CelNode, text: str) -> Iterator[str]:
 
 def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
     """`string` where it is no type: somebody has a field of that name."""
-    compared = [
-        node
-        for node in tree.walk()
-        if node.kind == "op" and any(part.kind == "call" and part.value == "type" for part in node.parts)
-    ]
+    operators = (node for node in tree.walk() if node.kind == "op")
+    compared = [one for one in operators if any((part.kind, part.value) == ("call", "type") for part in one.parts)]
     allowed = {name.start for node in compared for name in node.walk() if name.kind == "name"}
     for node in tree.walk():
         if node.kind == "name" and node.value in TYPES and node.start not in allowed:
@@ -266,8 +263,7 @@ class GuardScope:
     `columns`: the input's declared ones; `closed`: rows have no others, else an unknown name is only a warning.
     `fields`: what is known of columns. `stages`: those upstream, each with the schema of its result: None for plain
     text, `{}` when nothing is known of it. `others`: stages of the workflow that are not upstream. `extra`: further
-    names that the stage sees, such as `rows_count`.
-    """
+    names that the stage sees, such as `rows_count`."""
 
     text: str
     where: Where

@@ -45,10 +45,8 @@ class GuardFailed(Exception):
 
 
 class Evaluator:
-    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped.
-
-    Only what it reads is handed over for a row: converting the row costs more than the rest.
-    """
+    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped. Only what it
+    reads is handed over for a row: converting the row costs more than the rest."""
 
     def __init__(self, guard: Guard, *, stages: Collection[str] = ()) -> None:
         self._guard = guard
@@ -57,10 +55,8 @@ class Evaluator:
         self._picked = [(name, _members(guard.chains, name)) for name in guard.names]
 
     def test(self, visible: Mapping[str, Any]) -> bool:
-        """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row` with all fields.
-
-        Whole numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`.
-        """
+        """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row` with all fields. Whole
+        numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`."""
         guard = self._guard
         try:
             result = self._program.execute(self._handed(visible))
@@ -76,8 +72,7 @@ class Evaluator:
         raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
-        """What the guard read, by the way it is written: texts and structures cut to 80 characters, what is not there
-        left out."""
+        """What the guard read and is there, by the way it is written: texts and structures cut to 80 characters."""
         found: dict[str, Any] = {}
         for chain in self._guard.chains:
             value: Any = visible
@@ -133,8 +128,7 @@ Values = dict[str, Any]
 
 
 class _Explainer:
-    """One guard's text, evaluated part by part for one row. `visible` is all that the row shows, `stages` what in it
-    are results of stages."""
+    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it are results."""
 
     def __init__(self, text: str, visible: Mapping[str, Any], stages: frozenset[str]) -> None:
         self._text = text

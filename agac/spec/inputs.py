@@ -94,11 +94,8 @@ class DatabaseUrl(NamedTuple):
 
 
 def parse_database(text: str) -> DatabaseUrl:
-    """The parts of `text`. Raises Refused.
-
-    What follows `?query=` is the statement as it stands, to the end: `%` and `&` are its own. Only one without any
-    white space is taken to be percent-encoded.
-    """
+    """The parts of `text`. Raises Refused. What follows `?query=` is the statement as it stands, to the end: `%` and
+    `&` are its own. Only one without any white space is taken to be percent-encoded."""
     server, form = paths.POSTGRES.match(text), FORM
     if server:
         (path, key, value), form = paths.server_parts(text, *KEYS), POSTGRES_FORM
@@ -136,10 +133,7 @@ def named(text: str) -> str:
 def input_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
 ) -> tuple[InputSpec | None, list[Problem]]:
-    """Where the rows of the workflow `name` come from: what it says itself, or what the command line does.
-
-    Raises `UsageError` when the command line's cannot be used.
-    """
+    """Where the rows of the workflow `name` come from. Raises `UsageError` when the command line's cannot be used."""
     if file.input is not None and file.inputs is not None:
         message = "input and inputs are two spellings of one key; keep input"
         return None, [document.problem(("inputs",), message, key=True)]
@@ -197,7 +191,6 @@ def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | int | No
 
 
 def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
-    """The command line's input."""
     shown = "'' or ." if flag and texts[0] == "." else texts[0] or "''"  # a flag's path is the same for both
     if Path(shown).parent == resolver.project.root / INPUTS:
         flag, shown = "", "standard input"
@@ -212,11 +205,8 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
 @dataclass(frozen=True, slots=True)
 class _Resolver:
     """From paths to an InputSpec: what is known next to the paths, and whether they were typed on the command line;
-    `says_format` is how a format would be said.
-
-    What a file names stays inside the project; what is typed is relative to the current folder and may lie anywhere.
-    All methods raise Refused.
-    """
+    `says_format` is how a format would be said. What a file names stays inside the project; what is typed is relative
+    to the current folder and may lie anywhere. All methods raise Refused."""
 
     project: ProjectSpec
     keys: InputFile
@@ -355,9 +345,7 @@ class _Resolver:
         """Files and patterns. With the format files each file is a row with its path as id, and a folder all in it."""
         whole, named = self.keys.format == "files", list(texts)
         if whole:
-            named = [
-                f"{text.rstrip('/')}/{paths.ANY_FOLDERS}" if self._place(text).is_dir() else text for text in texts
-            ]
+            named = [f"{one.rstrip('/')}/{paths.ANY_FOLDERS}" if self._place(one).is_dir() else one for one in texts]
         root, patterns = self._patterns(named)
         output = self.project.paths.output
         # never state, nor the workflow's own results; those of others where a pattern begins among them
@@ -397,7 +385,6 @@ class _Resolver:
         return root, tuple(path.relative_to(root).as_posix() for path in found)
 
     def _pattern(self, text: str) -> Path:
-        """A path or a pattern, absolute."""
         if text == PIPED or "://" in text:
             raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
@@ -413,11 +400,8 @@ class _Resolver:
 
 def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     """The first files of all patterns. Raises Refused when one of them matches none."""
-    empty = [
-        text
-        for text, pattern in zip(texts, spec.patterns, strict=True)
-        if next(paths.matching(spec.path, (pattern,), spec.skipped), None) is None
-    ]
+    firsts = [next(paths.matching(spec.path, (pattern,), spec.skipped), None) for pattern in spec.patterns]
+    empty = [text for text, first in zip(texts, firsts, strict=True) if first is None]
     if not empty:
         return list(islice(paths.matching(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
     hidden = next(paths.matching(spec.path, spec.patterns), None) is not None

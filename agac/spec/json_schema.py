@@ -375,8 +375,7 @@ def kinds_in_words(kinds: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldShape:
-    """What stands at `path` in values that `body` describes; numbers in a path are places in lists. `only`: of that no
-    more than these ways into it are there."""
+    """What is at `path` in values that `body` describes; numbers are places in lists. `only` these ways are in it."""
 
     body: Mapping[str, Any]
     path: tuple[str, ...] = ()
@@ -384,9 +383,7 @@ class FieldShape:
 
     def names(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
         """The names that a way may go on with after `rest`: none when it ends there, None when they are not known.
-
-        Listed properties count as all there are, unless the schema says `additionalProperties` or the like itself.
-        """
+        Listed properties count as all there are, unless the schema says `additionalProperties` or the like itself."""
         way = tuple(rest)
         below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
         if below:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
+from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
@@ -28,9 +29,7 @@ File = TypeVar("File", ProjectFile, WorkflowFile)
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
     """agac.yml with its defaults resolved, as much of it as can be read, and every problem. An empty file is a project.
-
-    `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them.
-    """
+    `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them."""
     root, home = root.resolve(), paths.home_of(root.resolve())
     file, document, problems = _read(ProjectFile, home / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
     if file is None:
@@ -89,7 +88,7 @@ def _read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Documen
 
 class BuiltWorkflow:
     """A workflow made in Python: the keys of a workflow's file, by a `name` of letters, digits, `_` and `-`. In it
-    `output_schema` may be a Pydantic model, too."""
+    `output_schema` may be a Pydantic model, too, and `tools` a list with functions, `agac.Tool`s and MCP servers."""
 
     given: Mapping[str, Any] = MappingProxyType({"in_python": True})
     """What an invocation notes of it, besides its options."""
@@ -111,6 +110,9 @@ class BuiltWorkflow:
 
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
+        self.tools = GivenTools()
+        if "stages" in keys:
+            keys["stages"] = self.tools.written(keys["stages"])
         document = Document(f"Workflow({name!r})", keys, [], places=self.places)
         self.name, self.read = name, _checked(WorkflowFile, document, _OF_STAGES)
         problems = list(self.read[2])
@@ -177,11 +179,8 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
 def load_workflow(
     project: ProjectSpec, source: WorkflowSource, overrides: Overrides | None = None
 ) -> tuple[Workflow | None, list[Problem]]:
-    """The workflow with everything it names, as far as it can be read, and every problem.
-
-    With an error among them it is only good for finding more; None when nothing is.
-    Raises `UsageError` for a name that does not exist and for overrides that the workflow cannot take.
-    """
+    """The workflow with everything it names, as far as it can be read, and every problem: with errors only good for
+    finding more. Raises `UsageError` for a name that does not exist and overrides that the workflow cannot take."""
     if isinstance(source, BuiltWorkflow):
         name, (file, document, problems) = source.name, source.read
     else:
@@ -201,7 +200,6 @@ def load_workflow(
 def _resolved(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
 ) -> tuple[Workflow, list[Problem]]:
-    """The workflow with everything that it names."""
     for key in overrides.vars:
         if key not in file.vars:
             remedy = did_you_mean(key, file.vars, "declared")
@@ -305,7 +303,6 @@ def _parse_table(text: str) -> tuple[str, str]:
 
 
 def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where) -> TableTarget:
-    """The table that `text` names. `folder` is the output folder."""
     name, table = _parse_table(text)
     if paths.POSTGRES.match(text):
         return TableTarget(None, name, table, where)
@@ -323,10 +320,8 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
         raise Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
     as_a_word = rf"(?<!\w){re.escape(table)}(?!\w)"
     if source and source.path == path and re.search(as_a_word, source.statement or "", re.IGNORECASE):
-        raise Refused(
-            f"the input reads the table {table!r}: what is written into it would change the rows, and all of them "
-            "would be asked again; name another table"
-        )
+        why = "what is written into it would change the rows, and all of them would be asked again"
+        raise Refused(f"the input reads the table {table!r}: {why}; name another table")
     return TableTarget(path, shown, table, where)
 
 
@@ -343,11 +338,8 @@ def output_stages(
     file: WorkflowFile, document: Document, nodes: Sequence[StageNode], *, sound: bool = True
 ) -> tuple[tuple[tuple[str, ...], str | None], list[Problem]]:
     """The stages whose results are written, in the order in which a row meets them, and the stage that made the rows
-    that are written, None: they are the input's. With what is wrong.
-
-    They are those that `output.stages` names, else those that nobody needs. `sound`: nothing is wrong with what stages
-    need, so that it is known which rows they give.
-    """
+    that are written, None: they are the input's. With what is wrong. They are those that `output.stages` names, else
+    those that nobody needs. `sound`: nothing is wrong with what stages need: it is known which rows they give."""
     by_name = {node.name: node for node in nodes}
     written, at = file.output.stages, document.where(("output", "stages"))
     if unknown := [Problem(at, message) for message in _unknown(written or (), by_name, file.stages)]:
@@ -376,10 +368,8 @@ def output_stages(
 
 
 def _with_results(chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile) -> tuple[str, ...]:
-    """The stages that have the results of those that were chosen.
-
-    What only lets rows through has none: it stands for what it follows; a named filter for the rows that pass it.
-    """
+    """The stages that have the results of those that were chosen. What only lets rows through has none: it stands for
+    what it follows; a named filter for the rows that pass it."""
     left, found, seen = list(chosen), set(), set()
     while left:
         if (name := left.pop()) in seen or name not in by_name:

@@ -1,30 +1,20 @@
-"""Every mapping of a workflow file as one frozen model; those of agac.yml and of AgentCards are in `project_models`.
-
-They are the only description of the keys: defaults, docs, the JSON Schemas for editors and the words of errors are made
-of them. A key that a file does not have is at its default, and `model_fields_set` says which ones it has. Checks that
-need more than one key, another file or the project are made by the loader.
-"""
+"""Every mapping of a workflow file as one frozen model; those of agac.yml are in `project_models`, those of AgentCards
+in `card_models`. They are the only description of the keys: defaults, docs, the JSON Schemas for editors and the words
+of errors are made of them. A key that a file does not have is at its default, and `model_fields_set` says which ones it
+has. Checks that need more than one key, another file or the project are made by the loader."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from agac.spec import validation as check
 from agac.spec import workflow
 from agac.spec.graph import Makes
 from agac.spec.operations import CHANGING, OPERATIONS, Incomplete, made_by
 from agac.spec.templates import Syntax
+from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
@@ -67,95 +57,87 @@ Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeTex
 Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})]
 
 
+_BATCH, _RETRIES = workflow.DEFAULT_BATCH, workflow.DEFAULT_RETRIES
+
+
 class BatchFile(FileModel):
-    """How batches are cut, waited for and ended. Each key that is given takes the place of the same key of the defaults
-    above it; what is left out stays as they say."""
+    """How batches are cut, waited for and ended; what is left out stays as the defaults above it say."""
 
     merges = True
 
     max_requests: int | None = key("The most requests in a batch; as many as the provider takes when left out.", ge=1)
     max_bytes: Size | None = key(
-        "The most bytes of a batch's input: a number, or a text as `500kB`, `100MB`; as many as the provider takes "
-        "when left out.",
-        ge=1,
-        examples=["100MB"],
+        "The most bytes of a batch's input; as many as the provider takes when left out.", ge=1, examples=["100MB"]
     )
-    completion_window: NonEmpty | None = key(
-        "The time that the provider is given, in its own words (`24h`); its own choice when left out."
-    )
+    completion_window: NonEmpty | None = key("The time that the provider is given, in its own words (`24h`).")
     poll_interval: Duration | None = key(
-        "How often a waiting command asks the provider: seconds, or a text as `30s`. When left out, after 15 s at "
-        "first, and up to 5 min while nothing moves.",
-        gt=0,
-        le=86_400,
+        "How often a waiting command asks the provider; else after 15 s, then up to 5 min.", gt=0, le=86_400
     )
     grace: Duration | None = key(
-        "How long a batch whose creation was cut off is looked for at the provider before it is created again; as the "
-        "provider's list needs when left out.",
-        ge=0,
-        le=86_400,
+        "How long a batch whose creation was cut off is looked for before it is created again.", ge=0, le=86_400
     )
     retry: workflow.BatchRetry = key(
         "Where a request is asked again that a batch left without a good answer: in the next `batch`, at once by a "
         "call (`sync`), or nowhere (`fail`).",
-        default=workflow.DEFAULT_BATCH.retry,
+        default=_BATCH.retry,
     )
-    max_rounds: int = key(
-        "In how many batches one request may be.", default=workflow.DEFAULT_BATCH.max_rounds, ge=1, le=100
-    )
+    max_rounds: int = key("In how many batches a request may be.", default=_BATCH.max_rounds, ge=1, le=100)
     deadline: Deadline | None = key(
-        "When a batch that is not finished is cancelled: a time from its submission as `8h`, or a time of day as "
-        "`07:30`, the next one after it; what was finished is kept.",
-        examples=["8h", "07:30"],
+        "When a batch is cancelled: a time from its submission, or a time of day.", examples=["8h", "07:30"]
     )
     on_deadline: workflow.AtDeadline = key(
         "What becomes of the requests that the deadline left over: calls at full price (`sync`), or none: it only is "
         "said, and the batch goes on (`wait`).",
-        default=workflow.DEFAULT_BATCH.on_deadline,
+        default=_BATCH.on_deadline,
     )
     stuck_after: Duration = key(
         "How long a batch may stand still until it is said to be stuck: seconds, or a text.",
-        default=workflow.DEFAULT_BATCH.stuck_after,
+        default=_BATCH.stuck_after,
         gt=0,
         json_schema_extra={"default": "6h"},
+    )
+    linger: Duration = key(
+        "Of stages with tools: how long a batch of next turns waits for slow tools; later turns are in another batch.",
+        default=_BATCH.linger,
+        ge=0,
+        le=86_400,
+        json_schema_extra={"default": "30s"},
+    )
+    tail: float = key(
+        "When less than this share of the conversations goes on, these go on by calls.", default=_BATCH.tail, ge=0, le=1
     )
 
 
 class RetriesFile(FileModel):
-    """How often a request is sent whose call fails and may pass, and how long it waits in between. Each key that is
-    given takes the place of the same key of the defaults above it."""
+    """How often a request is sent whose call fails and may pass, and how long it waits in between."""
 
     merges = True
 
     attempts: int = key(
-        "How often a request is sent at most, the first time included, where its calls end in a server error, a "
-        "time-out or a lost connection; `1`: no retries. Not counted are refusals by rate (429, 503), which wait for "
-        "their time up to 20 times; a re-ask and a fallback begin anew.",
-        default=workflow.DEFAULT_RETRIES.attempts,
+        "How often a request is sent at most where its calls end in a server error, a time-out or a lost connection; "
+        "`1`: no retries. Refusals by rate (429, 503) are counted apart; a re-ask and a fallback begin anew.",
+        default=_RETRIES.attempts,
         ge=1,
         le=100,
     )
     delay: Duration = key(
-        "The wait before the second attempt, which doubles with each further one: seconds, or a text as `2s`. A server "
-        "that asks for another time gets it.",
-        default=workflow.DEFAULT_RETRIES.delay,
+        "The wait before the second attempt, which doubles with each further one; what a server asks for goes first.",
+        default=_RETRIES.delay,
         ge=0,
         le=900,
     )
     max_delay: Duration = key(
         "The longest that such a wait becomes: seconds, or a text as `1m`.",
-        default=workflow.DEFAULT_RETRIES.max_delay,
+        default=_RETRIES.max_delay,
         ge=0,
         le=900,
         json_schema_extra={"default": "30s"},
     )
 
 
-Paths = Annotated[
-    list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=str | list[str])
-]
-
-StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=str | list[str])]
+TextOrList = str | list[str]
+Paths = Annotated[list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=TextOrList)]
+StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=TextOrList)]
 
 
 class InputFile(FileModel):
@@ -166,35 +148,27 @@ class InputFile(FileModel):
         "`sqlite://data.db?query=SELECT …`, `postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT …`, or `-` for "
         "standard input."
     )
-    format: workflow.InputFormat | None = key(
-        "Format of the input; by its suffix when left out. `files`: each file is a row `{path, name, content}`."
-    )
+    format: workflow.InputFormat | None = key("Format; by the suffix when left out. `files`: each file is a row.")
     id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
     on_duplicate_id: workflow.OnDuplicateId = key("What to do with the later of two rows with one id.", default="error")
     delimiter: Annotated[str, AfterValidator(check.csv_delimiter)] | None = key(
         "The character between the cells of a csv or tsv file; a comma or a tab when left out.", examples=[";"]
     )
     encoding: Annotated[NonEmpty, AfterValidator(check.text_encoding)] | None = key(
-        "How text is written: `cp1252`, `latin-1`, `utf-16`, …; UTF-8 when left out, UTF-16 where a file begins with "
-        "its mark.",
+        "How text is written: `cp1252`, `latin-1`, …; UTF-8 when left out, or as a byte order mark says.",
         examples=["cp1252"],
     )
     sql: NonEmpty | None = key(
         "One SELECT over the rows, which are the table `input`: what it gives are the rows of the workflow.",
         examples=["select id, text from input where length(text) > 20"],
     )
-    sheet: NonEmpty | int | None = key(
-        "Sheet of an xlsx file, by its name or its number from 1; the first when left out.", examples=["Prices", 2]
-    )
-    header_row: int | None = key(
-        "Row of the sheet that names the columns; the first that is not empty when left out.", ge=1
-    )
+    sheet: NonEmpty | int | None = key("Sheet of an xlsx file, by name or number from 1.", examples=["Prices", 2])
+    header_row: int | None = key("Row of the sheet that names the columns; else the first that is not empty.", ge=1)
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
 
-Input = Annotated[
-    InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=NonEmpty | list[NonEmpty] | InputFile)
-]
+_WrittenInput = NonEmpty | list[NonEmpty] | InputFile
+Input = Annotated[InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=_WrittenInput)]
 
 
 class OutputFile(FileModel):
@@ -207,17 +181,14 @@ class OutputFile(FileModel):
         BeforeValidator(check.formats, json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat]),
     ] = key("Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.", default=[])
     to: NonEmpty | None = key(
-        "Table to write rows into, by id: `sqlite://data/out.db?table=results`, or "
-        "`postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=results`."
+        "Table to write rows into: `sqlite://data/out.db?table=NAME`, `postgres://USER:${PGPASSWORD}@HOST/DB?table=NAME`."
     )
     merge: workflow.Merge | None = key(
         "What a result is written as: `replace` (alone), `extend` (the row's fields, then the result's), `update` (the "
         "same, the result's win), `append` (the row with the result under the stage's name)."
     )
     stages: StageNames | None = key(
-        "The stages whose results are written: one alone, of several an object by their names; those that no other "
-        "stage needs when left out.",
-        min_length=1,
+        "Stages whose results are written: several by their names; else those that no stage needs.", min_length=1
     )
     bom: bool = key("Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False)
     csv_safe: bool = key("Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False)
@@ -247,6 +218,7 @@ Timeout = Annotated[
     BeforeValidator(check.seconds_or_parts, json_schema_input_type=float | TimeoutFile),
     Field(description="Seconds for the whole call, or a mapping with connect, first_byte and total."),
 ]
+Dollars = Annotated[float, Field(gt=0)]
 
 
 class BudgetFile(FileModel):
@@ -259,9 +231,17 @@ class BudgetFile(FileModel):
     calls: int | None = key("Calls, retries and re-asks included.", ge=1)
 
 
-Budget = Annotated[
-    BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Annotated[float, Field(gt=0)] | BudgetFile)
-]
+Budget = Annotated[BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | BudgetFile)]
+
+
+class RowBudgetFile(BudgetFile):
+    """What one row may spend at most. Each bound that is given holds; its agents' and theirs count together."""
+
+    turns: int | None = key("Replies of models in conversations with tools.", ge=1)
+    tool_calls: int | None = key("Calls of tools.", ge=1)
+
+
+RowBudget = Annotated[RowBudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | RowBudgetFile)]
 
 
 class ConfirmFile(FileModel):
@@ -275,9 +255,7 @@ class TelemetryFile(FileModel):
 
     merges = True
 
-    file: bool | None = key(
-        "Write telemetry.jsonl, a line a row with each of its calls; left out: for up to 100,000 rows."
-    )
+    file: bool | None = key("Write telemetry.jsonl, a line a row with its calls; left out: up to 100,000 rows.")
     ttft: bool = key("Stream calls, to learn how long the first token takes, and the answer's.", default=False)
 
 
@@ -285,18 +263,19 @@ class RunRulesFile(FileModel):
     """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
 
     budget: Budget | None = key("What a run may spend at most, over all its invocations; a number is US dollars.")
-    row_budget: Budget | None = key("What one row may spend at most in an invocation.")
+    row_budget: RowBudget | None = key("What one row may spend at most in an invocation.")
     confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
     stop_loss: bool = key("Stop when over 80 % of a stage's first 20 outcomes fail alike.", default=True)
     max_errors: int | None = key("Stop when more rows than this failed.", ge=0)
-    row_timeout: Duration | None = key(
-        "What one row may take from its first call: seconds, or a text as `90s`, `2m`.", gt=0, le=86_400
+    max_open_rows: int | None = key(
+        "The most rows under way at a time where stages have tools; left out: four times the calls.", ge=1, le=100_000
     )
+    row_timeout: Duration | None = key("What a row may take from its first call, as `2m`.", gt=0, le=86_400)
     keep_replies: workflow.KeepReplies = key("Which raw replies stay in the store.", default="all")
     telemetry: TelemetryFile = key("What is measured of each call, and told.", default=TelemetryFile())
 
 
-ModelChain = Annotated[NonEmpty, WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})]
+ModelChain = Annotated[NonEmpty, Field(json_schema_extra={"type": ["string", "array"], "items": {"type": "string"}})]
 
 
 class DefaultsFile(FileModel):
@@ -306,32 +285,32 @@ class DefaultsFile(FileModel):
         "Model as `provider/model?key=value`; a list is a model and its fallbacks.",
         examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
     )
+    backend: NonEmpty | None = key(
+        "A model server by its address: `vllm://HOST:PORT`, `sglang://HOST:PORT`, `http://HOST:PORT/v1`, `openai://`, "
+        "`anthropic://`. `model` is then a model of it, the one that it has when left out.",
+        examples=["vllm://127.0.0.1:8000"],
+    )
     run_mode: workflow.RunMode = key(
         "`sync` calls the model for each row as it comes; `batch` hands the requests to the provider's Batch API, "
         "which takes up to a day and costs less.",
         default="sync",
     )
-    batch: BatchFile = key(
-        "How batches are cut, waited for and ended, where `run_mode` is `batch`.", default=BatchFile()
-    )
+    batch: BatchFile = key("How batches are cut, waited for and ended, in the run mode `batch`.", default=BatchFile())
     temperature: float | None = key("Sampling temperature.", ge=0, le=2)
     max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
     timeout: Timeout | None = key("Seconds for a call, or {connect, first_byte, total}; of a function, seconds.")
     concurrency: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
-    fallback: Annotated[
-        list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=str | list[str])
-    ] = key("Models that are asked in this order when the model gave no valid answer.", default=[])
-    repair: int = key("How often a reply of the wrong form is asked again.", default=1, ge=0, le=10)
-    retries: RetriesFile = key(
-        "How often a request is sent again after a fault that may pass, and when.", default=RetriesFile()
+    fallback: Annotated[list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=TextOrList)] = key(
+        "Models that are asked in this order when the model gave no valid answer.", default=[]
     )
+    repair: int = key("How often a reply of the wrong form is asked again.", default=1, ge=0, le=10)
+    retries: RetriesFile = key("How often and when a request is sent again after a fault.", default=RetriesFile())
     json_repair: bool = key("Mend replies that are almost JSON before asking again.", default=False)
     reuse: workflow.ReusePolicy = key(
-        "Whose earlier answers are taken: `content` (the same prompt's), `row` (the same row's), `never`.",
-        default="content",
+        "Whose earlier answers are taken: the same prompt's (`content`), row's (`row`), or none.", default="content"
     )
+    warm_prefix: bool = key("Where a cache keeps what all requests begin with, the first goes alone.", default=True)
     max_age: Duration | None = key("Ask again when an answer is older: seconds, or a text as `12h`, `7d`.", gt=0)
-
     syntax: Syntax = key(
         "How prompts, instructions and messages mark what is replaced: `dollar` as `${name}`, `mustache` as "
         "`{{name}}`, `brace` as `{name}`; `auto` as the first of these that the text holds.",
@@ -371,12 +350,39 @@ class ReduceFile(FileModel):
     max_tokens: int | None = key("The most tokens that they may have together, as agac estimates them.", ge=1)
 
 
+class ToolFile(FileModel):
+    """How a tool is run, and what one that is built in is given."""
+
+    timeout: Duration = key("How long a call may take, as `30s`.", default=DEFAULT_RULES.timeout, gt=0, le=86_400)
+    cacheable: bool = key("Equal calls of a run share one execution.", default=False)
+    cache: Literal["run", "persist"] = key(
+        "How long results of a cacheable tool are kept: for the `run`, or in the store (`persist`).", default="run"
+    )
+    ttl: Duration | None = key("How long a kept result is taken: seconds, or a text as `1h`.", gt=0)
+    side_effects: bool = key(
+        "It changes something: no call is repeated unasked. True of servers' tools when left out.", default=False
+    )
+    rate: float | None = key("The most calls a second.", gt=0)
+    retries: int = key("How often a call is tried again that failed.", default=0, ge=0, le=10)
+    concurrency: int | None = key("The most calls at a time.", ge=1, le=1_000)
+    max_chars: int = key("The most characters of a result; a longer one is cut.", default=MAX_CHARS, ge=200)
+    scope: ToolScope = key("Who shares results: all rows of a run (`run`), or none (`row`).", default="run")
+    root: NonEmpty | None = key("read_file: the folder that it reads; the project when left out.")
+    allow: list[NonEmpty] | None = key("http_get: the hosts that it may reach.", min_length=1)
+    database: NonEmpty | None = key("run_sql: the SQLite database of the project that it reads.")
+    url: Annotated[str, AfterValidator(check.base_url)] | None = key("web_search: the address that is asked.")
+    api_key: Annotated[NonEmpty, AfterValidator(check.api_key)] | None = key("web_search: the key as `${VARIABLE}`.")
+    shape: dict[NonEmpty, NonEmpty] | None = key(
+        "web_search: where it differs from `{method: GET, query: q, count: count, key: Authorization, "
+        "results: results, title: title, link: url, text: content}`; a `key` as `?name` is a parameter."
+    )
+
+
+ToolsByName = dict[NonEmpty, ToolFile]
+Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_input_type=list[NonEmpty] | ToolsByName)]
 FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
-FieldPaths = Annotated[
-    list[FieldPath],
-    BeforeValidator(check.field_or_fields, json_schema_input_type=str | list[str]),
-    AfterValidator(check.no_repeats),
-]
+_OneOrMore = BeforeValidator(check.field_or_fields, json_schema_input_type=TextOrList)
+FieldPaths = Annotated[list[FieldPath], _OneOrMore, AfterValidator(check.no_repeats)]
 
 
 class StageFile(DefaultsFile):
@@ -384,62 +390,68 @@ class StageFile(DefaultsFile):
 
     name: StageName = Field(description="Name of the stage; later stages use its result as `${name}`.")
     needs: StageNames | None = key(
-        "The stages whose results this one follows; the stage before when left out, none for `[]`. Stages that do not "
-        "need each other run at the same time."
+        "The stages whose results this one follows; the one before when left out. Others run at the same time."
     )
     enabled: bool = key("false: the stage is passed over, and who needs it needs what it needs.", default=True)
     when: NonEmpty | None = key(
-        "Condition in CEL over the row's fields and the results of stages upstream; the stage is only run for rows "
-        "for which it is true.",
+        "Condition in CEL over the row's fields and results upstream; only rows for which it is true are asked.",
         examples=['classify.sentiment == "negative"'],
     )
     otherwise: workflow.Otherwise = key(
-        "What becomes of a row for which `when` is false: `skip` goes on without this result, `drop` leaves.",
-        default="skip",
+        "A row for which `when` is false goes on without this result (`skip`), or leaves (`drop`).", default="skip"
     )
     python: NonEmpty | None = key(
-        "A function of the project that is given the row; what it gives is the row from there on, and None makes it "
-        "leave. No model is asked.",
+        "A function of the project that makes of the row the row from there on; None makes it leave.",
         examples=["tools/clean.py:normalise"],
     )
     processes: int | None = key("Run the function of `python` in so many processes of its own.", ge=1, le=64)
-    filter: NonEmpty | None = key(
-        "Condition in CEL as in `when`; rows for which it is not true leave. No model is asked."
-    )
+    filter: NonEmpty | None = key("Condition in CEL; rows for which it is not true leave. No model is asked.")
     select: list[NonEmpty] | None = key("The fields with which the row goes on. No model is asked.", min_length=1)
-    rename: dict[NonEmpty, NonEmpty] | None = key(
-        "Fields that get another name: `old: new`. No model is asked.", min_length=1
-    )
+    rename: dict[NonEmpty, NonEmpty] | None = key("Fields that get another name: `old: new`.", min_length=1)
     dedupe: Annotated[FieldPaths, Field(min_length=1)] | None = key(
-        "Of rows with the same values of these fields (the row's own, or `stage.field`) the first goes on, the others "
-        "leave. No model is asked.",
+        "Of rows with the same values of these fields (the row's, or `stage.field`) the first goes on.",
         examples=[["email"]],
     )
     explode: FieldPath | None = key(
-        "A list in the row, or in a result as `plan.questions`: the stage runs once for each item of it, which it "
-        "sees as `${item}` with its place `${index}`, and so do those after it.",
+        "A list in the row, or in a result: the stage and those after it run for each `${item}`, with its `${index}`.",
         examples=["plan.questions"],
     )
     group_by: FieldPaths | None = key(
-        "Ask once for all rows with the same values of these fields (the row's own, or `stage.field`; `[]`: for all "
-        "rows). The prompt has the group's fields, `${rows_json}`, `${rows_count}` and `${rows_failed}`.",
+        "Ask once for all rows with the same values of these fields (`[]`: for all rows). The prompt has these, "
+        "`${rows_json}`, `${rows_count}` and `${rows_failed}`.",
         examples=[["classify.topic"]],
     )
     reduce: ReduceFile | None = key("How groups are cut that are too large for one call; they are not when left out.")
-    incomplete: Incomplete = key(
-        "What becomes of a group of which rows failed before: `use` the others, or `fail`.", default="use"
-    )
+    incomplete: Incomplete = key("Of a group of which rows failed: `use` the others, or `fail`.", default="use")
     on_empty: workflow.OnEmpty | None = key(
-        "What happens when no row has a result of this stage at the end of a run: a warning (`warn`), or the run fails "
-        "(`error`). Nothing when left out."
+        "What happens when no row has a result of this stage at the end: a warning, or the run fails (`error`)."
     )
     agent: NonEmpty | None = key("An AgentCard: its name in the agentcards folder, or a path.")
+    tools: Tools | None = key(
+        "Tools that the model may call, beside those of its card: functions as `tools/search.py:web_search`, built-in "
+        "ones as `read_file`, MCP servers of agac.yml as `docs` or `docs:search*`. A mapping says how each is run.",
+        min_length=1,
+        examples=[["tools/search.py:web_search", "read_file"]],
+    )
+    skills: Annotated[
+        list[NonEmpty] | None, BeforeValidator(check.paths, json_schema_input_type=str | list[str] | None)
+    ] = key("Folders of skills that the model may read; its card then names none.", examples=["skills"])
+    max_turns: int | None = key("The most replies of the model in a conversation with tools.", ge=1, le=1_000)
+    tools_mode: ToolsMode | None = key(
+        "Where tools' results come from: calls (`live`; `record` notes them), `tool_stubs` (`stub`), a run (`replay`)."
+    )
+    tool_stubs: Annotated[dict[NonEmpty, Any], Field(min_length=1)] | None = key(
+        "Stand-ins for tools in the mode `stub`, by the name of the tool."
+    )
+    reads: list[NonEmpty] | None = key(
+        "Patterns of the project's files that tools read: when one changes, rows are asked again.",
+        min_length=1,
+        examples=[["docs/**/*.md"]],
+    )
     instructions: NonEmpty | None = key("System message: text, or a file of the project.")
     prompt: NonEmpty | None = key("Message of each row, with ${placeholders}: text, or a file.")
     template: NonEmpty | None = key("File that holds the prompt; instead of `prompt`.")
-    messages: list[MessageFile] | None = key(
-        "Examples of what is asked and answered, which stand before the prompt.", min_length=1
-    )
+    messages: list[MessageFile] | None = key("Examples of questions and answers, before the prompt.", min_length=1)
     output_schema: Annotated[Any, AfterValidator(check.schema_form)] = key(
         "What the result looks like: a JSON Schema file, an inline JSON Schema, the shorthand `{sentiment: "
         '"positive|neutral|negative", reason: string}`, or `python:module.Class`.',
@@ -448,14 +460,11 @@ class StageFile(DefaultsFile):
     output_field: Annotated[NonEmpty, AfterValidator(check.field_name)] | None = key(
         "Makes of a plain reply a result with this one field, which holds its trimmed text."
     )
-    reply: workflow.ReplyForm = key(
-        "What a reply without a schema is: its `text`, or `json`, of which the value is the result.", default="text"
-    )
+    reply: workflow.ReplyForm = key("What a reply without a schema is: `text`, or the value of `json`.", default="text")
     visible: VisibleFile | None = key("Which of the row's fields the stage may send; all when left out.")
     replicas: int = key("How often each row is asked, with other seeds.", default=1, ge=1, le=100)
     vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
-        "With replicas: the field of the result by whose most frequent value one of them is taken; a list of all when "
-        "left out.",
+        "With replicas: the field by whose most frequent value a result is taken; a list of all when left out.",
         examples=["sentiment"],
     )
     budget: Budget | None = key("What this stage may spend at most in a run.")

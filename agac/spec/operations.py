@@ -41,9 +41,7 @@ class Operation:
 @dataclass(frozen=True, slots=True)
 class Python(Operation):
     """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
-
-    `processes`: calls run in that many; None: in this one. `timeout`: seconds that one may take there.
-    """
+    `processes`: calls run in that many; None: in this one. `timeout`: seconds that one may take there."""
 
     key = "python"
     function: FunctionRef
@@ -123,10 +121,8 @@ def _has(data: Fields, fields: Iterable[str]) -> None:
 
 
 def changed_row(operation: Operation | None, data: Fields, value: str | None) -> Fields | None:
-    """The row after an operation that gives it other fields; `value` is its stored result (JSON).
-
-    None: not known, or the row is not fit for it, or a function gave a list, of which each row is one of its own.
-    """
+    """The row after an operation that gives it other fields; `value` is its stored result (JSON). None: not known, or
+    the row is not fit for it, or a function gave a list, of which each row is one of its own."""
     if isinstance(operation, Select | Rename):
         try:
             return operation.apply(data)
@@ -172,11 +168,9 @@ Incomplete = Literal["use", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows with the same values of `fields` are one group; without fields all are.
-
-    A group of more than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and then of
-    the parts' results; None: not bounded. `incomplete` says what becomes of a group with failed members.
-    """
+    """Rows with the same values of `fields` are one group; without fields all are. A group of more than `max_rows`
+    members, or of more than `max_tokens` tokens of them, is asked in parts, and then of the parts' results; None: not
+    bounded. `incomplete` says what becomes of a group with failed members."""
 
     fields: tuple[Way, ...]
     max_rows: int | None = None

@@ -102,7 +102,6 @@ def _from_file(path: Path, shown: str) -> tuple[SchemaSpec | None, list[Problem]
 
 
 def _json(text: str, shown: str, deepest: int) -> JSONValue:
-    """The value of a JSON file. Raises Unusable."""
     where, message = Where(shown), f"nested more than {deepest} levels deep"
     try:
         body = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
@@ -162,10 +161,7 @@ class Resolved:
 
 
 def _python_schema(text: str, root: Path) -> PythonSchema:
-    """Checks `python:module.Class` without importing anything: the module is a file of the project and has the name.
-
-    Raises Refused and Unusable.
-    """
+    """Checks `python:module.Class` without importing anything. Raises Refused and Unusable."""
     module, _, cls = text.removeprefix(PREFIX).strip().rpartition(".")
     if not module or not all(part.isidentifier() for part in (*module.split("."), cls)):
         raise Refused(f"{text!r} is not python:module.Class, with the name of a file and of a class in it")
@@ -198,10 +194,7 @@ def same_schema(spec: PythonSchema, root: Path) -> None:
 
 
 def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
-    """The schema behind `spec`; imports the project's module for a `PythonSchema`, so it is called only to run.
-
-    Raises `UsageError` when that module cannot be used.
-    """
+    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that cannot be used."""
     if isinstance(spec, JsonSchema):
         told = spec.schema.name
         return Resolved(spec.schema) if spec.model is None else _of_model(spec.model, told, told)
@@ -347,10 +340,8 @@ def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
     field = f"[{kind}]" if path[-1:] == (0,) else kind
     says_it_all = len(value) == 1 or (kind not in ("object", "array") and "enum" not in value)
     short = f"write {name}: {field}, or " if says_it_all else ""
-    return (
-        f"this is the shorthand, in which {name!r} would be an object with a field 'type'; "
-        f"{short}make the whole a JSON Schema with type: object and properties"
-    )
+    message = f"this is the shorthand, in which {name!r} would be an object with a field 'type'"
+    return f"{message}; {short}make the whole a JSON Schema with type: object and properties"
 
 
 def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:

@@ -23,10 +23,7 @@ _HOME = Path(".agac") / "home"
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
     """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward, or with
-    a store; where there is none, `start` itself if it may be `bare`.
-
-    Raises `UsageError` when there is none.
-    """
+    a store; where there is none, `start` itself if it may be `bare`. Raises `UsageError` when there is none."""
     if explicit is not None:
         if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (bare and explicit.is_dir()):
             return explicit.resolve()
@@ -38,15 +35,13 @@ def find_project(start: Path, explicit: Path | None = None, *, bare: bool = Fals
                 return folder
     if bare:
         return here
-    raise UsageError(
-        f"no {PROJECT_FILE} in {here} or any folder above it",
-        remedy="Run `agac init` to make a project here, or name one with --project-dir.",
-    )
+    remedy = "Run `agac init` to make a project here, or name one with --project-dir."
+    raise UsageError(f"no {PROJECT_FILE} in {here} or any folder above it", remedy=remedy)
 
 
-def project_root(project: Path | str | None, start: Path | None = None, *, bare: bool = False) -> Path:
-    """The root of the project that a caller names, else of the one around `start` or the current folder."""
-    return find_project(start or Path.cwd(), Path(project) if project is not None else None, bare=bare)
+def project_root(project: Path | str | None, *, bare: bool = False) -> Path:
+    """The root of the project that a caller names, else of the one around the current folder."""
+    return find_project(Path.cwd(), Path(project) if project is not None else None, bare=bare)
 
 
 def home_of(root: Path) -> Path:
@@ -104,11 +99,8 @@ class Unusable(Exception):
 
 
 def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
-    """The absolute path of `text` with all links followed; it need not exist.
-
-    `text` is relative to `base` (the project root when None). Raises `OutsideProject` for everything that does not
-    end inside `root`: `..`, absolute paths, `~`, links that lead out, NUL.
-    """
+    """The absolute path of `text` with all links followed; it need not exist. `text` is relative to `base` (None: the
+    root). Raises `OutsideProject` for all that does not end inside `root`: `..`, absolute paths, `~`, links, NUL."""
     if "\0" in text or len(text) > MAX_LENGTH:
         raise OutsideProject("is not a path")
     if text.startswith("~") or Path(text).is_absolute():
@@ -251,10 +243,8 @@ def is_reference(text: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class RemoteContent:
     """What a `reference` named when it was fetched, and `what` it is to the workflow: `input`, `prompt of classify`.
-
     `path` is the copy on this machine, `name` tells it in its cache, `hash` stands for its bytes (none of a file of
-    this machine), `commit` for its repository as it was then.
-    """
+    this machine), `commit` for its repository as it was then."""
 
     reference: str
     name: str
@@ -379,10 +369,8 @@ def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:
     """The files below `root` that `patterns` name, relative to it with `/`: the patterns in their order, each one's
-    files by name, a file that several match once. A pattern that is the path of a file names that file.
-
-    `skipped` are folders of which nothing is taken. Raises Unmatchable.
-    """
+    files by name, a file that several match once. A pattern that is the path of a file names that file. `skipped` are
+    folders of which nothing is taken. Raises Unmatchable."""
     real = root.resolve()
     for number, text in enumerate(patterns):
         found = iter((PurePosixPath(text).as_posix(),))

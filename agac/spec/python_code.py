@@ -84,10 +84,8 @@ class _Import(NamedTuple):
 
 
 def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
-    """16 bytes that stand for `file` and for every module of the project that it imports, directly or not.
-
-    Problems: a module that is no Python, cannot be read, or leads out of the project.
-    """
+    """16 bytes that stand for `file` and for every module of the project that it imports, directly or not. Problems: a
+    module that is no Python, cannot be read, or leads out of the project."""
     root = root.resolve()
     texts: dict[str, str] = {}
     problems: list[Problem] = []
@@ -165,11 +163,9 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class FunctionRef:
-    """A function that rows are given to. `shown` is `file` relative to the project's root.
-
-    `source_hash` (16 bytes) stands for the text of the file and of every module of the project that it imports, of
-    those again, and so on: see `agac.spec.python_code`. The function's name is not in it.
-    """
+    """A function that rows are given to. `shown` is `file` relative to the project's root. `source_hash` (16 bytes)
+    stands for the text of the file and of every module of the project that it imports, of those again, and so on: see
+    `agac.spec.python_code`. The function's name is not in it."""
 
     file: Path
     shown: str
@@ -181,13 +177,16 @@ class FunctionRef:
         return f"{self.shown}:{self.name}"
 
 
-def parse_reference(text: str, where: Where, root: Path) -> tuple[FunctionRef | None, list[Problem]]:
-    """The function that `text` names, or the Problems: at `where`, or in the Python files themselves."""
+def parse_reference(
+    text: str, where: Where, root: Path, *, tool: bool = False, base: Path | None = None
+) -> tuple[FunctionRef | None, list[Problem]]:
+    """The function that `text` names, or the Problems: at `where`, or in the Python files themselves. A `tool` of an
+    agent may have any parameters, all others are called with one row. Its file may lie in the folder `base`, too."""
     named, _, name = (part.strip() for part in text.rpartition(":"))
     try:
-        file = _function_file(text, named, name, root)
+        file = _function_file(text, named, name, root, base)
         shown = file.relative_to(root.resolve()).as_posix()
-        functions, unfit = _outline(python_source(file, shown), shown)
+        functions, unfit = _outline(python_source(file, shown), shown, tool)
         if name in unfit:
             raise Refused(f"{shown} cannot be used as {name!r}: {unfit[name]}")
         if name not in functions:
@@ -206,11 +205,15 @@ def same_function(ref: FunctionRef, root: Path) -> None:
         raise UsageError(f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED)
 
 
-def _function_file(text: str, named: str, name: str, root: Path) -> Path:
-    """The file that `text` names. Raises Refused."""
+def _function_file(text: str, named: str, name: str, root: Path, base: Path | None) -> Path:
     if not named or not name.isidentifier():
         raise Refused(f"{text!r} is not {FORM}")
-    file = inside(root, named)
+    beside = inside(root, named, base=base)
+    file = beside if base and named.startswith("../") else inside(root, named)
+    if beside.exists() and beside != file:
+        if file.exists():
+            raise Refused(f"{named!r} is there twice, beside the card and in the project; rename one of them")
+        file = beside
     if not file.exists():
         raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
     if file.suffix != ".py" or not file.is_file():
@@ -223,7 +226,7 @@ def _function_file(text: str, named: str, name: str, root: Path) -> Path:
 
 
 @lru_cache(maxsize=256)
-def _outline(source: bytes, shown: str) -> tuple[dict[str, bool], dict[str, str]]:
+def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, bool], dict[str, str]]:
     """The functions of a file by name, with whether each is `async def`; and why another name of its top level, or of
     below, is no function to call. By content, so that a file that a thousand stages name is read as Python once."""
     tree = python_tree(source, shown)
@@ -238,7 +241,7 @@ def _outline(source: bytes, shown: str) -> tuple[dict[str, bool], dict[str, str]
     for name, node in bound_names(tree.body):
         unfit.pop(name, None)
         functions.pop(name, None)
-        if (why := _unfit(node)) is None:
+        if (why := _unfit(node, tool)) is None:
             functions[name] = isinstance(node, ast.AsyncFunctionDef)
         else:
             unfit[name] = f"line {node.lineno}{why}"
@@ -258,16 +261,15 @@ def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
             case ast.If() | ast.Try() | ast.With():
                 handled = [line for handler in getattr(node, "handlers", ()) for line in handler.body]
-                yield from bound_names(
-                    [*node.body, *handled, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
-                )
+                rest = [*getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+                yield from bound_names([*node.body, *handled, *rest])
 
 
-def _unfit(node: ast.stmt) -> str | None:
-    """Why this cannot be given a row, after its line. What a decorator makes of it is seen when it is imported."""
+def _unfit(node: ast.stmt, tool: bool) -> str | None:
+    """Why this cannot be called, after its line. What a decorator makes of it is seen when it is imported."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return _unfit_function(node)
+            return _unfit_function(node, tool)
         case ast.ClassDef():
             return " makes it a class; name a function"
         case ast.Import() | ast.ImportFrom():
@@ -277,17 +279,17 @@ def _unfit(node: ast.stmt) -> str | None:
     return " makes it a value; name a function that is written with def"
 
 
-def _unfit_function(node: _Function) -> str | None:
+def _unfit_function(node: _Function, tool: bool) -> str | None:
     own: list[ast.AST] = list(node.body)  # its parts that are not those of a function within it
     for inner in own:
         if isinstance(inner, (ast.Yield, ast.YieldFrom)):
-            return ": it is a generator; return a list of rows"
+            return f": it is a generator; return a list{'' if tool else ' of rows'}"
         if not isinstance(inner, (*_DEFS, ast.Lambda, ast.ClassDef)):
             own += ast.iter_child_nodes(inner)
     given = node.args
     required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
     named = [arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
-    if node.decorator_list or (required == 1 and not named):
+    if tool or node.decorator_list or (required == 1 and not named):
         return None
     needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
     return f": it takes {needs}; it is called with one row: def {node.name}(row)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
-from agac.spec.agent_cards import Card, find_card, load_card, stage_examples
+from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
 from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
 from agac.spec.models import DefaultsFile, FileModel, RunRulesFile, StageFile, WorkflowFile
@@ -18,7 +18,9 @@ from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Renam
 from agac.spec.output_schema import load_schema, vote_problems
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
+from agac.spec.stage_tools import ToolReader
 from agac.spec.templates import PlacedText, Syntax, Template
+from agac.spec.tools import NamedTool
 from agac.spec.workflow import Overrides, ProjectSpec, WrittenStage
 from agac.spec.yaml import Document
 
@@ -30,12 +32,13 @@ LevelKeys = tuple[FileModel, Mapping[str, Where]]
 
 _DAY = 86_400.0
 _PARAMS = ("temperature", "max_tokens")
-_TYPED = {"model": "--model", "run_mode": "--run-mode"}
+_TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
 
 _ORDER: tuple[workflow.Level, ...] = ("project", "defaults", "card", "stage", "override")
 _VALUES: dict[type[FileModel], type] = {
     models.BudgetFile: workflow.Budget,
+    models.RowBudgetFile: workflow.RowBudget,
     models.TimeoutFile: workflow.Timeout,
     models.BatchFile: workflow.BatchRules,
     models.RetriesFile: workflow.RetryRules,
@@ -47,7 +50,8 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stag
 
 _ASKING = DefaultsFile.model_fields.keys() | {
     "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
-    "budget", "group_by", "reduce", "incomplete", "replicas", "vote",
+    "budget", "group_by", "reduce", "incomplete", "replicas", "vote", "tools", "max_turns", "tools_mode", "tool_stubs",
+    "reads", "skills",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
@@ -78,21 +82,18 @@ def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Whe
 
 
 def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides) -> workflow.RunRules:
-    """The rules of a workflow. Budgets of both files hold together; of everything else the workflow's comes first.
-
-    What the command line says takes the place of both files'.
-    """
+    """The rules of a workflow: the command line's, then the workflow's, the project's; both files' budgets hold."""
     rules, typed = merged(RunRulesFile, project.file, file), overrides.budget
     own = "ttft" in file.telemetry.model_fields_set
+    same = {key: getattr(rules, key) for key in RunRulesFile.model_fields if key in workflow.RunRules.__slots__}
+    same["confirm_above"] = rules.confirm_above.usd if rules.confirm_above else None
+    if overrides.max_errors is not None:
+        same["max_errors"] = overrides.max_errors
     return workflow.RunRules(
         project=None if typed else value_of(project.file.budget),
         workflow=typed or value_of(file.budget),
         row=value_of(rules.row_budget),
-        confirm_above=rules.confirm_above.usd if rules.confirm_above else None,
-        stop_loss=rules.stop_loss,
-        max_errors=rules.max_errors if overrides.max_errors is None else overrides.max_errors,
-        row_timeout=rules.row_timeout,
-        keep_replies=rules.keep_replies,
+        **same,
         telemetry_file=rules.telemetry.file,
         ttft=rules.telemetry.ttft,
         where=(document if own else project.document).where(("telemetry", "ttft")),
@@ -116,6 +117,7 @@ class StageBuilder:
     overrides: Overrides
     problems: list[Problem] = field(default_factory=list)
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _callers: tuple[str, ...] = ()
 
     def stage(self, node: StageNode, order: int) -> WrittenStage | None:
         """The stage of `node`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
@@ -132,7 +134,7 @@ class StageBuilder:
             }
         else:
             self._answers[written.name] = (written.name,)
-            own = self._asking(written, path, answers)
+            own = self._asking(written, path, answers, None)
         own["where"] |= {"": self.document.where(path)}
         if written.when is not None:
             own["guard"] = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
@@ -145,22 +147,21 @@ class StageBuilder:
         self.problems += _rule_problems(stage) if stage.asks else ()
         return stage
 
-    def _asking(self, written: StageFile, path: Path_, answers: tuple[str, ...]) -> dict[str, Any]:
-        """The fields of a stage that asks a model, which may send the `answers` of stages before it."""
+    def _asking(self, written: StageFile, path: Path_, answers: Sequence[str], card: Card | None) -> dict[str, Any]:
+        """The fields of a stage that asks a model, which may send the `answers` of earlier ones. `card` of a child."""
         visible = written.visible
         never = visible.never or () if visible else ()
-        card = self._card(written, path)
-        levels = self._levels(written, path, card)
+        is_child, card = card is not None, card or self._card(written, path)
+        levels = self._levels(written, path, card, is_child=is_child)
         keys = merged(DefaultsFile, *(own for own, _ in levels.values()))
         prompt = self._prompt(written, path, keys.syntax, tuple(name for name in answers if name not in never))
         system = card.instruction if card else None
         if written.instructions:
             source = self._text(templates.text_or_file, written.instructions, (*path, "instructions"), written.name)
             system = self._noted(templates.fill(source, self.variables, syntax=keys.syntax)) if source else None
-        schema, at = None, (*path, "output_schema")
-        if written.output_schema is not None:
-            found = load_schema(written.output_schema, self.project, self.document, at, name=written.name)
-            schema = self._noted(found)
+        skills = self._skills(written, path, card)
+        system = with_skills(system, skills) if written.skills else system
+        schema = self._schema(written, path, card)
         self.problems += vote_problems(written, schema, self.document, path)
         group, bounds = None, dict(written.reduce) if written.reduce else {}
         if written.group_by is not None:
@@ -172,8 +173,64 @@ class StageBuilder:
             **self._defaulted(written, keys, levels, card), "system": system, "prompt": prompt,
             "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None, "output_schema": schema,
             "examples": examples, "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
-            "group": group,
+            "group": group, **self._agent(written, path, card, skills),
         }  # fmt: skip
+
+    def _skills(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Skill, ...]:
+        """The skills of a stage, or its card's."""
+        if not written.skills:
+            return card.skills if card else ()
+        if card and card.skills:
+            message = f"the card {card.name} names skills too; name them in one place"
+            self.problems.append(self.document.problem((*path, "skills"), message, key=True))
+        return self._noted(read_skills(written.skills, self.project, self.document, self.project.root, path))
+
+    def _schema(self, written: StageFile, path: Path_, card: Card | None) -> workflow.SchemaSpec | None:
+        value, document, at = written.output_schema, self.document, (*path, "output_schema")
+        of_card = card.keys.request_params.structured_schema if card else None
+        if card and of_card is not None:
+            at_card = ("request_params", "structured_schema")
+            if value is not None:
+                message = f"the stage {written.name} has an output_schema too; remove one of them"
+                self.problems.append(card.document.problem(at_card, message))
+            value, document, at = of_card, card.document, at_card
+        if value is None:
+            return None
+        return self._noted(load_schema(value, self.project, document, at, name=written.name.replace("/", "_")))
+
+    def _agent(self, written: StageFile, path: Path_, card: Card | None, skills: tuple[Skill, ...]) -> dict[str, Any]:
+        """The fields of a stage that say which tools its model may call, and the agents among them."""
+        children, agents = list[WrittenStage](), list[NamedTool]()
+        for index, name in enumerate(card.keys.agents if card else ()):
+            assert card is not None
+            where = card.document.where(("agents", index))
+            file, reason = find_card(name, self.project)
+            child = self._noted(load_card(file, self.project, self.variables)) if file is not None else None
+            if child is not None and child.name in (*self._callers, card.name):
+                reason = f"agents call each other in a circle: {' → '.join((*self._callers, card.name, child.name))}"
+            elif child is not None and child.name in (one.source for one in agents):
+                reason = f"names the agent {child.name!r} twice; name it once"
+            elif child is not None:
+                self._callers += (card.name,)
+                children.append(self.of_card(child, f"{written.name}/{child.name}", path, written))
+                self._callers = self._callers[:-1]
+                agents.append(NamedTool("agent", child.name, where))
+            if reason:
+                self.problems.append(Problem(where, reason))
+        reader = ToolReader(self.project, self.document, path, self.overrides, card, written, agents, skills)
+        found = reader.read()
+        self.problems += reader.problems
+        found |= {"card": card, "idle_timeout": card.keys.request_params.streaming_timeout if card else None}
+        return found | {"children": tuple(children)}
+
+    def of_card(self, card: Card, name: str, path: Path_, caller: StageFile | None = None) -> WrittenStage:
+        """An agent that another may call, as a stage whose rows are the arguments of calls."""
+        prompt = "${row_json}" if card.keys.tool_input_schema else "${message}"
+        how = {key: getattr(caller, key, None) for key in ("tools_mode", "tool_stubs")}  # with stubs nobody runs a tool
+        written = StageFile.model_construct({"name", "prompt"}, name=name, prompt=prompt, **how)
+        own = self._asking(written, path, (), card=card)
+        own |= {"run_mode": "sync", "where": own["where"] | {"": card.document.where(())}}
+        return WrittenStage(index=0, needs=(), path=key_path(path), **own)
 
     def _defaulted(
         self, written: StageFile, keys: DefaultsFile, levels: Mapping[workflow.Level, LevelKeys], card: Card | None
@@ -188,14 +245,14 @@ class StageBuilder:
             if level != "override"
         }
         return {
-            **_same_fields(written, keys), "model": keys.model, "fallback": tuple(keys.fallback) if chosen else (),
+            **_same_fields(written, keys), "model": keys.model, "backend": keys.backend,
+            "fallback": tuple(keys.fallback) if chosen else (),
             "params": params | ({"card": card.params} if card else {}), "timeout": value_of(keys.timeout),
             "concurrency": self.overrides.concurrency or keys.concurrency, "levels": said,
             "where": {key: place for _, places in levels.values() for key, place in places.items()},
         }  # fmt: skip
 
     def _noted(self, found: tuple[T, list[Problem]]) -> T:
-        """What was read; what is wrong with it is noted."""
         self.problems += found[1]
         return found[0]
 
@@ -204,12 +261,17 @@ class StageBuilder:
             return None
         if is_reference(written.agent):
             found = self._fetched(written.agent, (*path, "agent"), "card", written.name)
-            return self._noted(load_card(found.path, self.project, self.variables, remote=found)) if found else None
+            how: dict[str, Any] = {"remote": found, "trusted": self.overrides.trust_card, "tools": written.tools or ()}
+            return self._noted(load_card(found.path, self.project, self.variables, **how)) if found else None
         file, reason = find_card(written.agent, self.project)
         if file is None:
             self.problems.append(self.document.problem((*path, "agent"), reason))
             return None
-        return self._noted(load_card(file, self.project, self.variables))
+        card = self._noted(load_card(file, self.project, self.variables, tools=written.tools or ()))
+        if card is not None and card.keys.tool_only:
+            message = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
+            self.problems.append(card.document.problem(("tool_only",), message))
+        return card
 
     def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, names: tuple[str, ...]) -> Template | None:
         if written.prompt is not None and written.template is not None:
@@ -246,10 +308,14 @@ class StageBuilder:
             self.problems.append(error.problem)
             return None
 
-    def _levels(self, written: StageFile, path: Path_, card: Card | None) -> dict[workflow.Level, LevelKeys]:
+    def _levels(
+        self, written: StageFile, path: Path_, card: Card | None, *, is_child: bool
+    ) -> dict[workflow.Level, LevelKeys]:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
-        of_card: dict[str, Any] = {"model": card.model} if card and card.model is not None else {}
+        of_card: dict[str, Any] = {"model": card.keys.model} if card and card.keys.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
+        if is_child and of_card:  # the command line changes the model of the agent that is asked
+            typed.pop("model", None)
         shared, own, short = self.project.file.defaults, self.file.defaults, dict[str, Where]()
         if (mode := self.file.run_mode) is not None:
             own, short = own.model_copy(update={"run_mode": mode}), {"run_mode": self.document.where(("run_mode",))}

@@ -29,12 +29,8 @@ _FORMS: dict[Syntax, str] = {"dollar": "${%s}", "mustache": "{{%s}}", "brace": "
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
 
-PLACEHOLDERS_LATER = frozenset({
-    "currentDate", "serverInstructions", "agentSkills", "agentCardPath", "agentCardDir", "env", "hostPlatform",
-    "pythonVer", "workspaceRoot", "clientDisplay", "model_specific", "modelReferences", "agentInternalResources",
-})  # fmt: skip
-PLACEHOLDER_PREFIXES_LATER = ("file:", "file_silent:", "url:", "internal:", "executionEnvironment")
-"""Placeholders that AgentCards may hold elsewhere and agac does not fill yet."""
+_NO_VALUE = re.compile("env|clientDisplay|executionEnvironment.*|internal:.*")
+"""Placeholders that AgentCards may hold elsewhere, and that have no value in a run."""
 
 ROW = "row"
 """The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
@@ -90,10 +86,8 @@ class Template:
     syntax: Syntax = "dollar"
 
     def render(self, visible: Visible) -> str:
-        """The text with every placeholder replaced: strings verbatim, other values as compact JSON.
-
-        Raises `MissingField` for the first name that `visible` cannot resolve.
-        """
+        """The text with every placeholder replaced: strings verbatim, other values as compact JSON. Raises
+        `MissingField` for the first name that `visible` cannot resolve."""
         pieces = list(self.pieces)
         for index, name, parts in self.slots:
             try:
@@ -321,10 +315,8 @@ def group_prompt(where: Where) -> Template:
 
 
 class VisibleRow(Mapping[str, JSONValue]):
-    """What a stage's template sees of one row: `vars`, results by stage name, `row_json`, then the row's fields.
-
-    It keeps references, no copies: results that are added to `results` later are visible too.
-    """
+    """What a stage's template sees of one row: `vars`, results by stage name, `row_json`, then the row's fields. It
+    keeps references, no copies: results that are added to `results` later are visible too."""
 
     __slots__ = ("_data", "_results", "_row_json", "_vars")
 
@@ -364,10 +356,8 @@ PlacedText = tuple[str, Where]
 
 
 def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
-    """The text itself or, where it names an existing file of the project, that file's text.
-
-    Raises Unusable, also for a single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt.
-    """
+    """The text itself or, where it names an existing file of the project, that file's text. Raises Unusable, also for a
+    single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt."""
     own = value, where
     if "\n" in value or len(value) > MAX_LENGTH or "${" in value:
         return own
@@ -399,14 +389,20 @@ def placed_file(path: Path, shown: str, where: Where) -> PlacedText:
 _BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 
+def braced(text: str, where: Where) -> Iterator[tuple[str, Where]]:
+    """The names in double braces of a card's instruction, and where they stand."""
+    for match in _BRACES.finditer(text):
+        if not match[1]:
+            yield match[2].strip(), place_of(text, match.start(), where)
+
+
 def fill(
     source: PlacedText,
     variables: Mapping[str, JSONValue],
     facts: Mapping[str, str] | None = None,
     syntax: Syntax = "dollar",
 ) -> tuple[str | None, list[Problem]]:
-    """The text with every placeholder replaced, or None and what cannot be. `facts` are a card's own, None where double
-    braces mean nothing."""
+    """The text with every placeholder replaced, or None and what cannot be. `facts`, if any, are for double braces."""
     text, where = source
     template, problems = compile_template(text, where, syntax)
     if template is None:
@@ -429,7 +425,6 @@ def fill(
 
 
 def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool) -> str | None:
-    """Why an instruction has no value for `${name}`."""
     head, *rest = name.split(".")
     if head == VARS:
         with suppress(MissingField):
@@ -447,8 +442,8 @@ def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool
 
 
 def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
-    if name in PLACEHOLDERS_LATER or name.startswith(PLACEHOLDER_PREFIXES_LATER):
-        return f"{shown} is not supported yet; write \\{shown} to keep the text"
+    if _NO_VALUE.fullmatch(name):
+        return f"{shown} has no value in a run; remove it, or write \\{shown} to keep the text"
     remedy = did_you_mean(name, known, "known")
     stop = "" if remedy.endswith("?") else "."
     return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"

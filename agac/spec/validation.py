@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import operator
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from functools import reduce
 from types import UnionType
@@ -28,25 +30,21 @@ TYPES_LATER = (
     "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker", "a2a", "smart",
 )  # fmt: skip
 FIELDS_LATER = frozenset({
-    "servers", "tools", "resources", "prompts", "mcp_connect", "function_tools", "agents", "history_source",
-    "history_merge_target", "max_parallel", "child_timeout_sec", "max_display_instances", "tool_input_schema",
-    "skills", "variables", "shell", "cwd", "api_key", "tool_hooks", "lifecycle_hooks", "commands",
-    "trim_tool_history", "save_trajectory", "subagents", "subagent_model", "harness_tools", "sequence",
-    "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
+    "sequence", "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
     "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
     "match_strategy", "red_flag_max_length", "url", "transport", "streaming", "polling",
     "accepted_output_modes", "headers", "auth", "relative_card_path", "request_timeout_seconds",
 })  # fmt: skip
 
-PARAMS_LATER = frozenset({
-    "max_iterations", "parallel_tool_calls", "structured_tool_policy", "tool_result_mode", "streaming_timeout",
-    "structured_schema", "metadata", "messages", "tools", "tool_choice", "task", "template_vars",
-    "mcp_metadata", "tool_execution_handler", "batch_context", "response_format",
+PARAMS_NEVER = frozenset({
+    "messages", "tools", "tool_choice", "task", "template_vars", "mcp_metadata", "tool_execution_handler",
+    "batch_context", "response_format",
 })  # fmt: skip
 
 _TWO_WORDS = (
     "max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "stop_sequences", "service_tier",
+    "stop_sequences", "service_tier", "max_iterations", "parallel_tool_calls", "structured_tool_policy",
+    "tool_result_mode", "streaming_timeout", "structured_schema",
 )  # fmt: skip
 CAMEL_CASE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in _TWO_WORDS}
 """Other spellings of request parameters, as `maxTokens`."""
@@ -59,7 +57,7 @@ CARD_HINTS = {
         **{field: f"unknown key; did you mean `request_params.{field}`?" for field in _PARAMS},
     },
     "request_params": {
-        **{field: _LATER.format(field) for field in PARAMS_LATER},
+        **dict.fromkeys(PARAMS_NEVER, "belongs to a program, not to a card; remove it"),
         # a camelCase key is only unknown beside its other spelling
         **{camel: f"{camel} and {key} are two spellings of one key; keep one" for camel, key in CAMEL_CASE.items()},
         "model": "unknown key; the card's own `model` says which model runs",
@@ -137,13 +135,28 @@ dialect = _must(
     lambda value: value not in ("gemini", "mistral"),
     "dialect {!r} is not supported yet; openai-chat, openai-responses and anthropic are",
 )
-message_role = _must(
-    lambda value: value not in ("system", "developer"), "{!r}: what the system message says stands in instructions"
-)
-not_tool_only = _must(
-    operator.not_, "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
-)
+_SYSTEM_ROLE = "{!r}: what the system message says stands in instructions"
+message_role = _must(lambda value: value not in ("system", "developer"), _SYSTEM_ROLE)
 nobody_there = _must(operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it")
+no_shell = _must(
+    operator.not_, "`shell: true` is not supported: no model is given a shell; name what it may do as function_tools"
+)
+no_subagents = _must(
+    operator.not_,
+    "`subagents: true` is not supported; write a card for each agent that it may call, and name them as agents",
+)
+no_harness = _must(operator.not_, "`harness_tools: true` is not supported: a model does not run agac; remove it")
+no_hooks = _must(operator.not_, "hooks are not supported; what they do can stand in a tool, or in a python stage")
+no_connector = _must(operator.not_, "{!r}: connectors at the provider are not supported; name the server's target")
+managed_here = _must(
+    lambda value: value != "provider", "`management: {}` is not supported: agac connects to servers itself; remove it"
+)
+result_mode = _must(
+    lambda value: value != "selectable",
+    "{!r} is not supported: nobody selects in a run; write postprocess, or passthrough",
+)
+server_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}\Z").match, f"{{!r}} is no name of a server; {_LETTERS}")
+"""Short, as it may stand before the names of its tools."""
 
 
 def stage_name(name: str) -> str:
@@ -202,6 +215,18 @@ def base_url(value: str) -> str:
     return value
 
 
+def mcp_target(value: str) -> str:
+    """A URL, or a command in one line; without credentials."""
+    if "://" in next(iter(value.split()), ""):
+        return base_url(value)
+    _without_variables(value)
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        raise refused(f"{value!r} cannot be split into a command and its arguments: {error}") from None
+    return value
+
+
 def api_key(value: str) -> str:
     """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
     if KEY_SHAPE.match(_without_variables(value)):
@@ -246,23 +271,30 @@ def _list_of(expected: str) -> Callable[[Any], Any]:
     return _or_short(list, str, lambda one: [one], expected)
 
 
+def _mapping_with(key: str, short: Any, expected: str) -> Callable[[Any], Any]:
+    return _or_short(dict, short, lambda value: {key: value}, expected)
+
+
 one_or_many = _list_of("the name of a stage")
 field_or_fields = _list_of("FIELD or STAGE.FIELD, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
-input_mapping = _or_short(
-    dict, str | list, lambda paths: {"path": paths}, "a path, a list of paths, or a mapping with path"
-)
-budget = _or_short(
-    dict, int | float, lambda usd: {"usd": usd}, "a number of US dollars, or a mapping with usd, tokens and calls"
-)
-batch_api = _or_short(dict, str, lambda api: {"api": api}, "openai, anthropic, none, or a mapping with api")
-seconds_or_parts = _or_short(
-    dict,
-    int | float,
-    lambda seconds: {"total": seconds},
-    "a number of seconds or a mapping with connect, first_byte, total",
-)
+input_mapping = _mapping_with("path", str | list, "a path, a list of paths, or a mapping with path")
+budget = _mapping_with("usd", int | float, "a number of US dollars, or a mapping with usd, tokens and calls")
+batch_api = _mapping_with("api", str, "openai, anthropic, none, or a mapping with api")
+_TIMES = "a number of seconds or a mapping with connect, first_byte, total"
+seconds_or_parts = _mapping_with("total", int | float, _TIMES)
+
+
+def named_tools(value: Any) -> Any:
+    """A list of tools as a mapping in which none of them has keys."""
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        if twice := [name for place, name in enumerate(value) if name in value[:place]]:
+            raise refused(f"names {twice[0]!r} twice; name it once")
+        return {name: {} for name in value}
+    if isinstance(value, dict) or value is None:
+        return value
+    raise refused("expected a list of tools, or a mapping of tools to how each is run")
 
 
 def formats(value: Any) -> Any:
@@ -276,10 +308,34 @@ def formats(value: Any) -> Any:
     return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
 
 
+def entrypoints(value: Any) -> Any:
+    """One function, or several, each as a text or a mapping."""
+    several = value if isinstance(value, list) else [value]
+    return [{"entrypoint": one} if isinstance(one, str) else one for one in several]
+
+
+def named_servers(value: Any) -> Any:
+    """A list of servers as a mapping, by their names or what their targets end with."""
+    if not isinstance(value, list):
+        return value
+    found: dict[Any, Any] = {}
+    for one in value:
+        if not isinstance(one, dict):
+            raise refused("expected a mapping with target for each server")
+        target = str(one.get("target") or one.get("connector_id") or "server")
+        name = one.get("name") or re.sub("[^A-Za-z0-9_-]+", "-", urlsplit(target).hostname or target.split("/")[-1])
+        if name in found:
+            raise refused(f"two servers are called {name!r}; give each its own name")
+        found[name] = one
+    return found
+
+
 def camel_case(value: Any) -> Any:
-    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse."""
+    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse.
+    A `streaming_timeout` of null means that there is none."""
     if not isinstance(value, dict):
         return value
+    value = {key: math.inf if key == "streaming_timeout" and one is None else one for key, one in value.items()}
     return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
 
 
@@ -364,10 +420,8 @@ _ROUNDS = 6
 
 
 def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Model | None:
-    """The data as `model` without what is wrong in it; None when too little is left.
-
-    What comes of it is never run: it only lets one `validate` find the problems of every file at once.
-    """
+    """The data as `model` without what is wrong in it; None when too little is left. What comes of it is never run: it
+    only lets one `validate` find the problems of every file at once."""
     rest = copy.deepcopy(data)
     for _ in range(_ROUNDS if isinstance(rest, dict) else 0):
         errors = sorted(error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True)
@@ -404,11 +458,7 @@ _EXPECTED = {
     "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }  # fmt: skip
-_BOUNDS = {
-    "greater_than": ("more than", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than_equal": ("at most", "le"),
-}
+_BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
 
 Hints = Mapping[str, str]
 """Sentences by unknown key."""
@@ -418,11 +468,8 @@ def validate(
     model: type[Model], document: Document, *, hints: Mapping[str, Hints] | None = None
 ) -> tuple[Model | None, list[Problem]]:
     """The document's data as `model`, and every problem that it has. What the reader refused is not reported twice.
-
     With problems the model is what could be salvaged, good only for finding more of them; None when that is nothing.
-
-    `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, then by key.
-    """
+    `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, then by key."""
     data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
@@ -431,12 +478,8 @@ def validate(
         refused = {problem.path for problem in document.problems}
         # `missing key 'name'` is left out where `nmae` of the same mapping is reported with its remedy
         meant = {(one.path.rpartition(".")[0], one.message) for one in found}
-        left = [
-            one
-            for one in found
-            if one.path not in refused
-            and (one.path, one.message.replace("missing key ", "unknown key; did you mean ") + "?") not in meant
-        ]
+        slips = [(one.path, f"{one.message.replace('missing key ', 'unknown key; did you mean ')}?") for one in found]
+        left = [one for one, slip in zip(found, slips, strict=True) if one.path not in refused and slip not in meant]
         return _salvaged(model, data, error), left
 
 
@@ -464,9 +507,8 @@ def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {described(value)}"
     if kind in _BOUNDS:
-        words, limit = _BOUNDS[kind]
         given = repr(value) if isinstance(value, str) else f"{value:g}"  # a time as `2d`
-        return f"must be {words} {context[limit]:g}, not {given}"
+        return f"must be {_BOUNDS[kind]} {next(iter(context.values())):g}, not {given}"
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
         if not isinstance(value, str):

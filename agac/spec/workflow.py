@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
@@ -15,8 +15,10 @@ from agac.spec.guards import Guard
 from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, Template, sound_template
+from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
 
 if TYPE_CHECKING:
+    from agac.spec.agent_cards import Card
     from agac.spec.project_models import ProjectFile
     from agac.spec.yaml import Document
 
@@ -41,8 +43,8 @@ class BatchRules:
 
     `retry`: where a request is asked again that a batch left without a good answer; `max_rounds` in how many batches it
     may be. A `deadline` in seconds counts from the submission of a batch, one of a day is the next after it; None: only
-    the provider ends it. `stuck_after` is how long nothing may move.
-    """
+    the provider ends it. `stuck_after` is how long nothing may move. Of conversations: `linger` is how long a batch
+    waits for slow tools, and with less than the share `tail` of them left these are called."""
 
     max_requests: int | None = None
     max_bytes: int | None = None
@@ -54,6 +56,8 @@ class BatchRules:
     deadline: float | DayTime | None = None
     on_deadline: AtDeadline = "sync"
     stuck_after: float = 6 * 3600.0
+    linger: float = 30.0
+    tail: float = 0.01
 
 
 DEFAULT_BATCH = BatchRules()
@@ -63,10 +67,8 @@ DEFAULT_BATCH = BatchRules()
 @dataclass(frozen=True, slots=True)
 class RetryRules:
     """How often a request is sent whose call fails and may pass, and how long it waits in between, in seconds.
-
     `attempts` counts the first time, and is each request's own: a model's, a re-ask's, a fallback's. Refusals by rate
-    are counted apart, by the engine. The wait is `delay` at first and doubles, up to `max_delay`.
-    """
+    are counted apart, by the engine. The wait is `delay` at first and doubles, up to `max_delay`."""
 
     attempts: int = 6
     delay: float = 0.5
@@ -112,21 +114,30 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class RowBudget(Budget):
+    """What one row may spend at most: also how many `turns` of its conversations with tools, and calls of tools."""
+
+    turns: int | None = None
+    tool_calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRules:
     """When a run stops by itself, and what it keeps.
 
     `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
-    a row's first call. `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large.
-    `ttft`, which stands at `where`: calls are streamed, to learn how long the first token takes.
-    """
+    a row's first call. `max_open_rows` are under way at a time where stages have tools; None: four times the calls.
+    `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
+    `where`: calls are streamed, to learn how long the first token takes."""
 
     project: Budget | None = None
     workflow: Budget | None = None
-    row: Budget | None = None
+    row: RowBudget | None = None
     confirm_above: float | None = None
     stop_loss: bool = True
     max_errors: int | None = None
+    max_open_rows: int | None = None
     row_timeout: float | None = None
     keep_replies: KeepReplies = "all"
     telemetry_file: bool | None = None
@@ -201,8 +212,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table in a database, which may hold other tables. `shown` is a SQLite database relative to the project, or the
-    address of one of a PostgreSQL server, which has no `path`."""
+    """A table in a database. `shown` is a SQLite file in the project, or a PostgreSQL address, which has no `path`."""
 
     path: Path | None
     shown: str
@@ -219,8 +229,7 @@ class OutputSpec:
     `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
     the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
     the output. `places` are the only files that a row run writes, by their names in an output folder, relative to the
-    project where they are inside; its `dir` is the file with the results, or stands for standard output.
-    """
+    project where they are inside; its `dir` is the file with the results, or stands for standard output."""
 
     dir: Path
     include_input: bool
@@ -241,8 +250,7 @@ def field_shape(field: str) -> dict[str, Any]:
 
 
 def shape_of_replicas(shape: dict[str, Any] | None, replicas: int, vote: str | None) -> dict[str, Any] | None:
-    """The JSON Schema of what is made of a stage's answers, each of which has `shape` (None: plain text): one of them
-    where they vote, else a list of all."""
+    """The JSON Schema of one answer of this `shape` (None: plain text) where they vote, else of a list of all."""
     if replicas == 1 or vote is not None:
         return shape
     answer = {"type": "string"} if shape is None else shape
@@ -284,9 +292,8 @@ class StoredModel:
 
     In the definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default,
     unless `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named
-    `beside` is set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model
-    and have it set. `write` and `read` turn the value into JSON and back.
-    """
+    `beside` is set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model and
+    have it set. `write` and `read` turn the value into JSON and back."""
 
     key: str = ""
     always: Literal["all", "asks", ""] = ""
@@ -338,8 +345,10 @@ class Stage(StageNode):
     wrong form is asked again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most
     frequent value decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of
     whose items it makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a
-    result of it. `run_mode` is that of its first model; `batch` says how its batches are made.
-    """
+    result of it. `run_mode` is that of its first model; `batch` says how its batches are made. `warm_prefix`: its first
+    call goes alone where a cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as
+    `tooling` says. `children` are the agents that it may call, as stages to which no row walks: each is called
+    `stage/card`, and its prompt sees the arguments of a call as a row."""
 
     name: str = field(metadata=decides("name", always="all"))
     needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
@@ -388,6 +397,10 @@ class Stage(StageNode):
     run_mode: RunMode = field(default="sync", metadata=SETTING)
     budget: Budget | None = field(default=None, metadata=SETTING)
     batch: BatchRules = field(default=DEFAULT_BATCH, metadata=SETTING)
+    warm_prefix: bool = field(default=True, metadata=SETTING_WHERE_SET)
+    agent_spec: AgentSpec | None = field(default=None, metadata=decides("agent", write=_body, read=AgentSpec.of))
+    tooling: ToolSettings = field(default=NO_TOOLS, metadata=SETTING_WHERE_SET)
+    children: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         does = self.operation.key if self.operation else None
@@ -398,6 +411,11 @@ class Stage(StageNode):
     def asks(self) -> bool:
         """Whether it asks a model."""
         return self.operation is None
+
+    @property
+    def most_turns(self) -> int:
+        """Calls of a model for an answer at most, re-asks apart: `max_turns`, one without tools, one for the form."""
+        return 1 if self.agent_spec is None else self.tooling.max_turns + 2
 
     @property
     def wants_json(self) -> bool:
@@ -434,20 +452,25 @@ class Stage(StageNode):
 class WrittenStage(Stage):
     """A stage as its files have it, for checks and for choosing its model.
 
-    `model` and `fallback`, the models asked after it, are strings; `params` holds, for each level, the fields of
-    `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses, wherever it was
-    given (`model` may point into a card); `""` is the stage itself. `path` is the stage's place in its file
-    (`stages[1]`). `levels` has who said each key that several may say (one of `batch` as `batch.deadline`).
-    """
+    `model` and `fallback`, the models asked after it, and `backend` are strings; `params` holds, for each level, the
+    fields of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses,
+    wherever it was given (`model` may point into a card); `""` is the stage itself. `path` is the stage's place in its
+    file (`stages[1]`). `levels` has who said each key that several may say (one of `batch` as `batch.deadline`).
+    `named_tools` are its tools."""
 
     where: Mapping[str, Where]
     path: str = ""
     model: str | None = None
+    backend: str | None = None
     params: Mapping[Level, Mapping[str, Any]] = field(default_factory=dict)
     timeout: Timeout | None = None
     fallback: tuple[str, ...] = ()
     output_schema: SchemaSpec | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
+    children: tuple[WrittenStage, ...] = ()
+    named_tools: tuple[NamedTool, ...] = ()
+    card: Card | None = None
+    idle_timeout: float | None = None
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
@@ -459,11 +482,20 @@ class WrittenStage(Stage):
         return self.where.get(key) or self.where[""]
 
 
+AnyAgent = TypeVar("AnyAgent", bound=Stage)
+
+
+def family(stage: AnyAgent) -> Iterator[AnyAgent]:
+    """A stage, the agents that it may call, those that they may, and so on."""
+    yield stage
+    for child in stage.children:
+        yield from family(cast("AnyAgent", child))
+
+
 @dataclass(frozen=True, slots=True)
 class Workflow:
     """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
-    `disabled` names those that are not enabled. `whole`: none of them is missing because of a problem. `remote` is what
-    was fetched for it."""
+    `disabled` names those that are not enabled. `whole`: none is missing because of a problem. `remote` was fetched."""
 
     name: str
     file: str
@@ -483,6 +515,11 @@ class Workflow:
         return tuple(stage for stage in self.stages if stage.operation is None)
 
     @property
+    def calling(self) -> tuple[WrittenStage, ...]:
+        """The stages that ask a model, each with the agents that it may call."""
+        return tuple(one for stage in self.asking for one in family(stage))
+
+    @property
     def ends(self) -> tuple[WrittenStage, ...]:
         """The stages whose results are a row's result: one alone, of several an object by their names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
@@ -491,7 +528,8 @@ class Workflow:
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
     """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
-    what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere."""
+    what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere. `functions`
+    are tools that a program gave, by their source."""
 
     root: Path
     file: ProjectFile
@@ -499,6 +537,7 @@ class ProjectSpec:
     document: Document
     env: Mapping[str, str] = field(repr=False)
     fetch: Fetch = field(default=fetch_nothing, repr=False)
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
         """The same, and where what it fetches from other machines is noted."""
@@ -519,7 +558,8 @@ class ProjectSpec:
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
-    typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's."""
+    typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's.
+    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
@@ -530,3 +570,9 @@ class Overrides:
     budget: Budget | None = None
     max_errors: int | None = None
     run_mode: RunMode | None = None
+    backend: str | None = None
+    tools_mode: ToolsMode | None = None
+    tool_stubs: Mapping[str, Any] | str | None = None
+    replay: int | None = None
+    max_turns: int | None = None
+    trust_card: bool = False

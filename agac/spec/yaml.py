@@ -1,7 +1,5 @@
-"""Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML.
-
-Scalars follow YAML 1.2; `${VAR}` comes from the environment.
-"""
+"""Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML. Scalars
+follow YAML 1.2; `${VAR}` comes from the environment."""
 
 from __future__ import annotations
 

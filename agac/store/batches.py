@@ -164,10 +164,9 @@ class BatchRecord:
 
 
 class ReadyTask(NamedTuple):
-    """What came of a task in a batch. `then_do` None: it has a result, or failed with `error`; else what is next:
-    `batch`, `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the workflow again). `round`,
-    `position` and `repairs` say what was asked so far. `enrolled`: it was in the batch itself; else it waited for an
-    equal task that was."""
+    """What came of a task in a batch. `then_do` None: a result, or failed with `error`; else what is next: `batch`,
+    `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the workflow again). `round`, `position` and
+    `repairs` say what was asked so far. `enrolled`: it was in the batch; else it waited for an equal one."""
 
     row_key: int
     stage: int
@@ -226,6 +225,9 @@ others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)  #
 newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)  # provider, but this batch
 known_ids: Reads[[Sequence[str]], set[str]] = reads("batch_ids_known", str, set)
 live_tasks: Reads[[Sequence[bytes], str], dict[bytes, LiveTask]] = reads("tasks_live", LiveTask, by("fingerprint"))
+conversations_left: Reads[[int, int], tuple[int, int]] = reads(
+    "conversations_left", tuple[int, int], first
+)  # run, stage
 was_batched: Reads[[str], bool] = reads("batched", int, bool)
 rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)  # run, after, how many
 rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)  # run, after, how many

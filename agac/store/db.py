@@ -47,10 +47,8 @@ class Connection(aiosqlite.Connection):
     """A connection with a thread of its own, in which every statement runs."""
 
     async def at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, run as a whole in the connection's thread: many statements cost one way there and back.
-
-        It runs to its end even when the caller is cancelled.
-        """
+        """What `work` gives, run as a whole in the connection's thread: many statements cost one way there and back. It
+        runs to its end even when the caller is cancelled."""
         result: T = await self._execute(work, self._conn)  # type: ignore[no-untyped-call]
         return result
 
@@ -159,15 +157,11 @@ def slices(keys: Sequence[int]) -> Iterator[list[int]]:
 
 
 def fetch(connection: sqlite3.Connection, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
-    """Every row that the statement `name` finds over this connection, each as a `record`.
-
-    A record is a single value (the first column), a `tuple[...]`, or a NamedTuple or dataclass, whose fields are filled
-    from the columns with their names. What SQLite cannot hold is converted by the field's type: bool, enums, JSON for a
-    dict, and a further record `error` from the columns `error_…` (None where the first of them is NULL), or from those
-    with the names of its own fields.
-
-    A sequence among the values takes the place of `(:many)`.
-    """
+    """Every row that the statement `name` finds over this connection, each as a `record`. A record is a single value
+    (the first column), a `tuple[...]`, or a NamedTuple or dataclass, whose fields are filled from the columns with
+    their names. What SQLite cannot hold is converted by the field's type: bool, enums, JSON for a dict, and a further
+    record `error` from the columns `error_…` (None where the first of them is NULL), or from those with the names of
+    its own fields. A sequence among the values takes the place of `(:many)`."""
     statement, bound = sql(name), values
     for place, value in enumerate(values):
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -337,11 +331,8 @@ async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
 
 
 def reading_uri(path: Path) -> str:
-    """The address under which a database is opened for reading alone.
-
-    Readers of a WAL database make files beside it. Where they may not, on a read-only disk, and nobody is at work
-    (there would be a WAL), it is read as a file that does not change.
-    """
+    """The address under which a database is opened for reading alone. Readers make files beside a WAL database. Where
+    they may not, and nobody is at work (there would be a WAL), it is read as a file that does not change."""
     may_write = os.access(path.parent, os.W_OK)
     at_work = path.with_name(f"{path.name}-wal").exists()
     return f"{path.as_uri()}?mode=ro" + ("" if may_write or at_work else "&immutable=1")

@@ -48,14 +48,16 @@ _AGAIN = "nothing that is needed was dropped; run the same command again once it
 _OF_A_RUN = (
     "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
-_OF_A_ROW = ("gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop")
+_OF_A_ROW = (
+    "gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_turns_drop", "gc_calls_drop",
+    "gc_row_drop",
+)  # fmt: skip
 
 _AFTER_ALL = 1 << 62
 
 
 class _Row(NamedTuple):
-    """A row about to be dropped. `ordinal`: its position in the input; `place`: only of one that a stage made, below 0
-    of a part of a group; `error`: its kind."""
+    """A row about to be dropped. `place`: of one that a stage made, below 0 of a part of a group; `error`: its kind."""
 
     key: int
     ordinal: int | None
@@ -75,10 +77,8 @@ class GarbageCollector:
         self._beaten = 0.0
 
     async def begin(self, run: int, about: dict[str, Any]) -> None:
-        """Records, as an event of a run that stays, what is about to be dropped.
-
-        The record also holds the last number that a run ever had: no later run gets the number of a dropped one.
-        """
+        """Records, as an event of a run that stays, what is about to be dropped. The record also holds the last number
+        that a run ever had: no later run gets the number of a dropped one."""
 
         def write(writer: sqlite3.Connection) -> None:
             body = _with_last_run(writer, about)
@@ -128,10 +128,11 @@ class GarbageCollector:
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
     async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops the definitions that no run has, and all endpoints but these."""
+        """Drops the definitions that no run has, all endpoints but these, and old results of tools."""
 
         def write(writer: sqlite3.Connection) -> None:
             writer.execute(sql("gc_definitions_drop"))
+            writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
             known = writer.execute(sql("gc_endpoints")).fetchall()
             writer.executemany(sql("gc_endpoint_drop"), [key for key in known if key[0] not in endpoints])
 
@@ -242,11 +243,8 @@ Read = Callable[..., Awaitable[list[Any]]]
 
 async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> bytearray:
     """1 for each result to which rows of kept runs refer, by its id; rows that left the input only where they are kept.
-    Also those that came in a batch, and that no row has taken up yet.
-
-    With `workflow`, also those that rows of other workflows asked for and no longer refer to: their old content may
-    come back, and would be asked again.
-    """
+    Also those that came in a batch, and that no row has taken up yet. With `workflow`, also those that rows of other
+    workflows asked for and no longer refer to: their old content may come back, and would be asked again."""
     kept = {line.id for line in choice.kept}
     (last_result,) = await read("last_result", int)
     used = bytearray(last_result + 1)
@@ -292,8 +290,7 @@ class RunToDrop(Report):
 
 @dataclass(frozen=True, slots=True)
 class GcCounts:
-    """What was dropped, or would be: runs with their rows, rows of `kept` runs that left the input, those that stages
-    made of them and no longer make, results."""
+    """What is dropped: runs with rows, rows of `kept` runs that left the input or are no longer made, results."""
 
     kept: list[RunLine] = field(default_factory=list)
     dropped: list[RunToDrop] = field(default_factory=list)
@@ -313,11 +310,8 @@ class RunChoice:
 
 def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()) -> RunChoice:
     """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with `workflow` only of it.
-    Row runs count as one workflow.
-
-    The newest run over the whole input stays in any case: nobody wants a preview to cost him a night's answers. So do
-    the runs that are `needed`, with all their rows: what is open in a batch is paid for.
-    """
+    Row runs count as one workflow. The newest run over the whole input stays in any case, lest a preview cost a night's
+    answers. So do the runs that are `needed`, with all their rows: what is open in a batch is paid for."""
     concerned = [line for line in lines if workflow in (None, line.workflow)]
     stay = {line.id for line in lines} - {line.id for line in concerned}
     tidied: set[int] = set()
@@ -335,11 +329,8 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
 async def clear(
     database: Database, keep: int, workflow: str | None, clock: Callable[[], float], *, dry_run: bool = False
 ) -> GcCounts:
-    """Keeps of each workflow (or of the one named) the `keep` runs last worked on; drops what no kept run needs, or
-    with `dry_run` only counts it.
-
-    Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared.
-    """
+    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or with `dry_run` counts
+    it. Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared."""
     async with AsyncExitStack() as stack:
         collector: GarbageCollector | None = None
         read: Read = partial(select, database)
@@ -394,11 +385,8 @@ STEP_PAGES = 4096
 
 def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda: None) -> None:
     """Copies the database at `source` into `target`, an empty file, and checks the copy. `step` is called in between.
-
-    The copy is one file without a log beside it, of the database at one moment. Nobody holds a lease in it: an
-    invocation that was at work counts as killed there. A crash leaves a target that nobody takes for a backup.
-    Raises StoreError.
-    """
+    The copy is one file without a log beside it, of the database at one moment. Nobody holds a lease in it: one that
+    was at work counts as killed. A crash leaves a target that nobody takes for a backup. Raises StoreError."""
     connected = partial(sqlite3.connect, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     with translated(source), closing(connected(reading_uri(source))) as reader:
         if schema_of(source, reader, to_copy=True) == 0:

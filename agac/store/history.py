@@ -17,8 +17,7 @@ Seconds = Annotated[float, partial(round, ndigits=4)]
 
 
 class RunLine(NamedTuple):
-    """What tells two runs of a workflow apart. `last_at` is when an invocation of it last began or ended; `partial`
-    whether it takes only a selection of the rows."""
+    """A run among others. `last_at`: when an invocation last began or ended; `partial`: of a selection of rows."""
 
     id: int
     workflow: str
@@ -30,8 +29,7 @@ class RunLine(NamedTuple):
 
 class TaskRecord(NamedTuple):
     """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one. `note`
-    says why the stage was passed over: JSON with `when` and `values`.
-    """
+    says why the stage was passed over: JSON with `when` and `values`."""
 
     stage: int
     fingerprint: bytes | None
@@ -126,6 +124,9 @@ groups_of_row: Reads[[int], list[tuple[int, RowId]]] = reads(
 
 _ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)  # row key, stage, parts, how many
 tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)  # row key
+turns_of_row: Reads[[int], list[tuple[int, dict[str, Any]]]] = reads("turns_of_row", tuple[int, dict[str, Any]])
+"""Of a row's key: the position of the stage, and a turn as reports have it, with its calls of tools."""
+
 attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
@@ -138,8 +139,7 @@ async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> l
 
 
 class Below(NamedTuple):
-    """Some rows that one stage made of a row: children, or the parts of a large group. `states`: how many are in which;
-    `ids` are the first ones."""
+    """What a stage made of a row: children, or parts of a group. `states`: how many are in each; `ids`: the first."""
 
     origin: int
     parts: bool
@@ -166,10 +166,8 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
 
 
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
-    """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows.
-
-    A result is missing here when its row changed since or is no longer stored.
-    """
+    """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows. A result
+    is missing here when its row changed since or is no longer stored."""
     found = await select(database, "results_asked", tuple[int, int, RowId, int], results) if results else []
     return keyed(Origin._make)(found)
 
@@ -196,10 +194,8 @@ Timings = dict[tuple[str, str], dict[int, int]]
 
 class CallRecord(NamedTuple):
     """A call with the row that it was made for. Times in seconds, `cost` in USD. `ordinal` is the position in the input
-    of that row, or of the one that it descends from; None: a group, or a part of one.
-
-    `event` is the invocation that made it, `endpoint` the key of who was asked.
-    """
+    of that row, or of the one that it descends from; None: a group, or a part of one. `event` is the invocation that
+    made it, `endpoint` the key of who was asked."""
 
     row_key: int
     ordinal: int | None
@@ -243,8 +239,7 @@ endpoints: Reads[[], dict[int, EndpointRecord]] = reads("endpoints_read", Endpoi
 
 
 async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallRecord]]:
-    """Every call for the rows that stand in the input, in their order, then for those that stages made, stage by stage,
-    in the order in which they were made: those of some hundred rows at a time."""
+    """Every call, by some hundred rows: those of the input in order, then, stage by stage, those that stages made."""
     async for calls in _calls(database, "telemetry_upto", "telemetry_attempts", {"run": run}):
         yield calls
     for origin in sorted({count.origin for count in await made_counts(database, run)}):

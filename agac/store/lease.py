@@ -1,8 +1,6 @@
-"""The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing token.
-
-A dead holder is taken over at once when it ran on this machine and its process is gone, else once its heartbeat is
-older than `STALE_SECONDS`. One that slept through that finds its token outdated in its next commit, and writes nothing.
-"""
+"""The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing token. A dead holder is
+taken over at once when it ran on this machine and its process is gone, else once its heartbeat is older than
+`STALE_SECONDS`. One that slept through that finds its token outdated in its next commit, and writes nothing."""
 
 from __future__ import annotations
 
@@ -41,11 +39,9 @@ class Lease:
 
 @asynccontextmanager
 async def lease_held(database: Database, workflow: str, clock: Callable[[], float]) -> AsyncIterator[Lease]:
-    """The workflow is this process's for the block. Raises LeaseHeld when another live process has it.
-
-    However the block is left, and also when the wait for the lease is cancelled, the lease is given back: one that
-    stayed with a living process would keep everybody out for a minute.
-    """
+    """The workflow is this process's for the block. Raises LeaseHeld when another live process has it. However the
+    block is left, and also when the wait for the lease is cancelled, the lease is given back: one that stayed with a
+    living process would keep everybody out for a minute."""
     taking = asyncio.ensure_future(change(database, partial(_take, workflow, clock())))
 
     async def give_back() -> None:
@@ -85,10 +81,8 @@ async def holder_of(database: Database, workflow: str) -> str | None:
 
 
 def is_alive(holder: str, age: float) -> bool:
-    """Whether a live process holds a lease whose last sign of life is `age` seconds old.
-
-    A clock that was set back makes the age negative: that is no proof of death, so it counts as fresh.
-    """
+    """Whether a live process holds a lease whose last sign of life is `age` seconds old. A clock that was set back
+    makes the age negative: that is no proof of death, so it counts as fresh."""
     return bool(holder) and age < STALE_SECONDS and not is_dead(holder)
 
 

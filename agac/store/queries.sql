@@ -140,6 +140,11 @@ SELECT e.run_id AS run, e.id AS invocation_id, e.at AS invocation_at, e.ended_at
     e.exit_code AS invocation_exit_code, e.body AS invocation_body FROM event e JOIN run r ON r.id = e.run_id
 WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
 
+-- name: run_serving
+-- How well caches and slots were used, by each invocation that made calls and came to its end.
+SELECT json_extract(body, '$.serving') FROM event
+WHERE run_id = ? AND kind = 'invocation' AND json_extract(body, '$.serving') IS NOT NULL ORDER BY id;
+
 -- name: run_was_read
 -- An invocation that came to its end over the input, and not over rows of the store.
 SELECT id FROM event
@@ -226,9 +231,9 @@ FROM row r LEFT JOIN result v ON v.id = r.result_id
 WHERE r.run_id = :run AND r.ordinal > :after ORDER BY r.ordinal, r.key LIMIT :limit;
 
 -- name: row_export
--- One row of the input (-1) or one that the stage at this position made, with its result.
+-- Rows of the input (-1) or rows that the stage at this position made, with their results.
 SELECT r.ordinal, r.id, r.state, r.data, v.value, r.error_type, r.error_message, r.key, NULL AS form, r.origin IS NOT NULL AS made
-FROM row r LEFT JOIN result v ON v.id = r.result_id WHERE r.key = ? AND coalesce(r.origin, -1) = ?;
+FROM row r LEFT JOIN result v ON v.id = r.result_id WHERE r.key IN (:many) AND coalesce(r.origin, -1) = ?;
 
 -- name: results_of_rows
 -- The results of these rows' stages, and which stages were skipped.
@@ -338,24 +343,92 @@ WHERE EXISTS (SELECT 1 FROM endpoint WHERE provider = 'adopted' AND base_url = ?
 -- What one call cost and brought.
 INSERT INTO attempt (row_key, stage, replica, event_id, number, fingerprint, endpoint_id, purpose, started_at, duration,
     status, error_type, error_message, ambiguous, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, reply,
-    ttft, time_to_response, service_tier)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    ttft, time_to_response, service_tier, cache_write_tokens, server_tools)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: turn_put
+-- A reply within a conversation.
+INSERT INTO agent_turn (workflow, fingerprint, number, conversation, model, agent, row_key, stage, event_id, attempt,
+    at, status, reply, ended)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: turn_ended
+-- A conversation ended with one of its turns, by what came of its tools.
+UPDATE agent_turn SET ended = ? WHERE fingerprint = ? AND number = ? AND workflow = ?;
+
+-- name: tool_call_put
+-- A call of a tool: that it is about to be made, and then what came of it.
+INSERT INTO tool_call (workflow, fingerprint, turn, place, row_key, stage, event_id, call_id, name, arguments, state,
+    result, how, started_at, duration)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (fingerprint, turn, place, workflow) DO UPDATE SET row_key = excluded.row_key, event_id = excluded.event_id,
+    state = excluded.state, result = excluded.result, how = excluded.how, started_at = excluded.started_at,
+    duration = excluded.duration;
+
+-- name: newest_turns
+-- The turns of a task's newest conversation.
+SELECT number, conversation, model, at, status, reply, ended FROM agent_turn
+WHERE fingerprint = ?1 AND workflow = ?2 AND conversation = (
+    SELECT max(conversation) FROM agent_turn WHERE fingerprint = ?1 AND workflow = ?2
+) ORDER BY number;
+
+-- name: turns_of_row
+-- The turns of a row's conversations, stage by stage, those of child agents too, each with the calls that it asked for.
+SELECT t.stage, json_object(
+    'number', t.number, 'conversation', t.conversation, 'agent', t.agent, 'model', t.model, 'invocation', t.event_id,
+    'attempt', t.attempt, 'fingerprint', lower(hex(t.fingerprint)), 'at', strftime('%Y-%m-%dT%H:%M:%SZ', t.at, 'unixepoch'), 'ended', t.ended,
+    'calls', (SELECT json_group_array(json_object(
+        'name', c.name, 'arguments', c.arguments, 'state', c.state, 'how', c.how, 'result', c.result,
+        'started_at', strftime('%Y-%m-%dT%H:%M:%SZ', c.started_at, 'unixepoch'), 'duration_s', round(c.duration, 4)))
+    FROM (SELECT * FROM tool_call WHERE fingerprint = t.fingerprint AND turn = t.number AND workflow = t.workflow
+        ORDER BY place) c)) AS turn
+FROM agent_turn t WHERE t.row_key = ? ORDER BY t.stage, t.at, t.number;
+
+-- name: rows_all
+-- Every row of a run, those that stages made too, a range at a time.
+SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
+    1 AS chosen, origin, parent_key, place
+FROM row WHERE run_id = :run AND key > :after ORDER BY key LIMIT :limit;
+
+-- name: last_turns
+-- The last turn of each of some tasks of a workflow, and the first one of its conversation.
+SELECT fingerprint, max(number) AS number, max(conversation) AS conversation FROM agent_turn
+WHERE fingerprint IN (:many) AND workflow = ? GROUP BY fingerprint;
+
+-- name: calls_since
+-- The calls of tools that a task's turns from this one on asked for.
+SELECT turn, place, name, arguments, state, result FROM tool_call
+WHERE fingerprint = ? AND workflow = ? AND turn >= ? ORDER BY turn, place;
+
+-- name: recorded_calls
+-- The calls of tools that a row of a run made, and what came of them.
+SELECT c.name, c.arguments, c.result, c.state = 'error' AS error FROM tool_call c JOIN row r ON r.key = c.row_key
+WHERE r.run_id = ? AND r.id = ? AND c.state IN ('done', 'error') ORDER BY c.event_id, c.turn, c.place;
+
+-- name: tool_cache_get
+-- The result of an equal call, kept since then and not out of date.
+SELECT result FROM tool_cache WHERE key = ? AND at >= ? AND (expires IS NULL OR expires > ?);
+
+-- name: tool_cache_put
+-- Keeps a result for later runs.
+INSERT OR REPLACE INTO tool_cache (key, name, result, at, expires) VALUES (?, ?, ?, ?, ?);
 
 -- name: counter_add
 -- Moves a roll-up by what a commit changed.
 INSERT INTO counter (run_id, stage, outcome, error_type, model, count, input_tokens, cached_tokens, output_tokens,
-    reasoning_tokens, cost, unpriced, simulated, held_cost, held_tokens)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reasoning_tokens, cost, unpriced, simulated, held_cost, held_tokens, cache_write_tokens, server_tools)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = count + excluded.count,
     input_tokens = input_tokens + excluded.input_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
     output_tokens = output_tokens + excluded.output_tokens, reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
     cost = cost + excluded.cost, unpriced = unpriced + excluded.unpriced, simulated = simulated + excluded.simulated,
-    held_cost = held_cost + excluded.held_cost, held_tokens = held_tokens + excluded.held_tokens;
+    held_cost = held_cost + excluded.held_cost, held_tokens = held_tokens + excluded.held_tokens,
+    cache_write_tokens = cache_write_tokens + excluded.cache_write_tokens, server_tools = server_tools + excluded.server_tools;
 
 -- name: counters
 -- The roll-ups of a run.
 SELECT stage, outcome, error_type, model, count AS tasks, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
-    unpriced, simulated, held_cost, held_tokens FROM counter WHERE run_id = ? AND count <> 0;
+    unpriced, simulated, held_cost, held_tokens, cache_write_tokens, server_tools FROM counter WHERE run_id = ? AND count <> 0;
 
 -- name: timing_add
 -- Moves a histogram by what a commit counted.
@@ -476,8 +549,15 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 -- Every call that was made for a row.
 SELECT a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint, e.provider, e.model, e.base_url,
     e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
-    a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message, a.reply
+    a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message,
+    coalesce(a.reply, (SELECT t.reply FROM agent_turn t WHERE t.row_key = a.row_key AND t.stage = a.stage
+        AND t.fingerprint = a.fingerprint AND t.event_id = a.event_id AND t.attempt = a.number)) AS reply
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
+
+-- name: rows_usage
+-- What the calls for these rows came to: how many were answered, their tokens, and their price as far as it is known.
+SELECT row_key, sum(status < 400), sum(input_tokens), sum(output_tokens), sum(cached_tokens), sum(reasoning_tokens), sum(cost)
+FROM attempt WHERE row_key IN (:many) GROUP BY row_key;
 
 -- name: call_last
 -- Whether the last call of an invocation brought no answer, and why. It is looked for among the newest ones only.
@@ -542,6 +622,18 @@ DELETE FROM task WHERE row_key = ?;
 -- name: gc_attempts_drop
 -- The attempts of a row.
 DELETE FROM attempt WHERE row_key = ?;
+
+-- name: gc_turns_drop
+-- What was said in the conversations of a row.
+DELETE FROM agent_turn WHERE row_key = ?;
+
+-- name: gc_calls_drop
+-- The calls of tools in these.
+DELETE FROM tool_call WHERE row_key = ?;
+
+-- name: gc_tool_cache_drop
+-- Results of tools that are out of date, or older than every run.
+DELETE FROM tool_cache WHERE expires < ? OR at < (SELECT min(created_at) FROM run);
 
 -- name: gc_row_drop
 -- A row whose tasks and attempts are gone.
@@ -1158,6 +1250,11 @@ FROM batch_task WHERE batch_id = ? AND place > ? AND state = 1 ORDER BY place LI
 SELECT reply, status, error_message FROM attempt
 WHERE row_key = ? AND stage = ? AND replica = ? AND fingerprint = ? AND error_type = 'SchemaMismatch'
 ORDER BY id DESC LIMIT 1;
+
+-- name: conversations_left
+-- How many conversations of a stage go on in batches, and how many were ever in one.
+SELECT count(DISTINCT iif(state < 2 OR (state = 2 AND then_do = 'turn'), fingerprint, NULL)), count(DISTINCT fingerprint)
+FROM batch_task WHERE run_id = ? AND stage = ?;
 
 -- name: tasks_outdated
 -- Tasks in open batches of a run whose row left, or asks something else by now, and for which nobody else waits.

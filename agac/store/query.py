@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from agac.core.errors import UsageError, did_you_mean, nearest, sentence
 from agac.store.db import BUSY_SECONDS, migrations, reading_uri, refuse_other_schemas, sql, translated
@@ -66,7 +67,7 @@ def _relations(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 Value = str | int | float | bytes | None
 
-_STEPS = 20_000
+_STEPS, _LONGEST = 20_000, 10_000_000
 """Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C would have to wait."""
 
 _MAY_READ = ("SELECT", "WITH", "VALUES", "EXPLAIN")
@@ -106,16 +107,19 @@ def refuse_at_once(query: str) -> None:
 
 
 @contextmanager
-def answered(path: Path, query: str) -> Iterator[QueryAnswer]:
-    """The answer to `query`, which sees the database at `path` as it is at one moment.
-
-    Raises UsageError for a statement that is wrong or does more than read, KeyboardInterrupt when a Ctrl-C ended it,
-    and StoreError for a database that cannot be read. Nothing can be written: the connection is for reading alone.
-    """
+def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[QueryAnswer]:
+    """The answer to `query`, which sees the database at `path` as it is at one moment. `until` which moment
+    (`monotonic`) it may be at work on a database of the project's, where it is not one of agac's. Raises UsageError for
+    a statement that is wrong or does more than read, KeyboardInterrupt when a Ctrl-C or its time ended it, and
+    StoreError for a database that cannot be read. Nothing can be written: it is opened for reading alone."""
     with translated(path), closing(sqlite3.connect(reading_uri(path), uri=True, timeout=BUSY_SECONDS)) as connection:
-        refuse_other_schemas(path, connection)
+        if until is None:
+            refuse_other_schemas(path, connection)
+        else:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
-        connection.set_progress_handler(lambda: 0, _STEPS)  # SQLite gives way to Python, which sees a Ctrl-C
+        # SQLite gives way to Python, which sees a Ctrl-C
+        connection.set_progress_handler(lambda: until is not None and monotonic() > until, _STEPS)
         denied: list[str] = []
         connection.set_authorizer(partial(_authorised, denied))
         with _in_words(query, connection, denied):

@@ -44,12 +44,9 @@ class NewRow:
 
 @dataclass(slots=True)
 class Result:
-    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text.
-
-    `how` it came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`,
-    and `misformatted` where a text lacks its format. One that was made
-    of other results has the endpoint of one of them, `like`, which is stored before it.
-    """
+    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text. `how` it
+    came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`, and `misformatted` where a
+    text lacks its format. One made of other results has the endpoint of one of them, `like`, stored before it."""
 
     fingerprint: bytes
     value: str
@@ -78,12 +75,10 @@ class TaskEnd(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
-
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
     what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
-    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it.
-    """
+    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it."""
 
     number: int
     endpoint: Endpoint
@@ -120,6 +115,43 @@ class Attempt(NamedTuple):
     call: Call
     reply: str | bytes | None
     replica: int = 0
+
+
+class AgentTurn(NamedTuple):
+    """A reply within a conversation; `reply` as `Attempt.reply`. `number` counts the turns of the task's conversations
+    from 1, `conversation` is the number of the first of this one. `ended`: done, failed or lost; None: it goes on.
+    `agent` is the name of the child agent that was asked, "" for the stage's own."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes
+    number: int
+    conversation: int
+    model: str
+    agent: str
+    attempt: int
+    at: float
+    status: int
+    reply: str | bytes
+    ended: str | None
+
+
+class ToolCallRecord(NamedTuple):
+    """A turn's call of a tool. `state`: intent, done, error, refused, unknown or lost; `result`: for the model."""
+
+    new: NewRow
+    stage: int
+    fingerprint: bytes
+    turn: int
+    place: int
+    call_id: str
+    name: str
+    arguments: str
+    state: str
+    result: str | None
+    how: str
+    started_at: float
+    duration: float | None
 
 
 class RowEnd(NamedTuple):
@@ -161,8 +193,7 @@ class DedupeCandidate(NamedTuple):
 
 
 class DerivedRows(NamedTuple):
-    """All that is made of a row which came to its end, by the position of the stage that makes it. What is not in it
-    and was made of the row before is no longer made."""
+    """All that is made of a row at its end, by the stage's position; what else was made of it before no longer is."""
 
     row: NewRow
     children: Mapping[int, Sequence[Child]] = {}
@@ -189,8 +220,7 @@ class Part(NamedTuple):
 
 
 class Enrolled(NamedTuple):
-    """A task that joins a batch at a place. `round`, `position` and `repairs` are those of
-    `store.batches.ReadyTask`."""
+    """A task that joins a batch; `round`, `position` and `repairs` are those of `batches.ReadyTask`."""
 
     new: NewRow
     stage: int
@@ -213,8 +243,7 @@ class WaitingTask(NamedTuple):
 
 
 class EndedTask(NamedTuple):
-    """What came of a task in a batch, and of all that wait for it: `then_do` None: its result is stored, or it failed
-    with `error`."""
+    """What came of a task in a batch, and of all that wait for it; `then_do` None: a result, or `error`."""
 
     id: int
     fingerprint: bytes
@@ -240,6 +269,10 @@ HOW = "how"
 PART = "part"
 """The outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it."""
 
+TURN, FIRST, TOOL = "turn", "first", "tool"
+"""The outcomes under which turns of conversations are counted, those that begin one apart and by the child agent; and
+calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and by the tool."""
+
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""
 
@@ -258,6 +291,8 @@ class CounterDelta:
     simulated: int = 0
     held_cost: float = 0.0
     held_tokens: int = 0
+    cache_write_tokens: int = 0
+    server_tools: int = 0
 
     def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
         """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""
@@ -266,6 +301,8 @@ class CounterDelta:
         self.cached_tokens += usage.cached_tokens or 0
         self.output_tokens += usage.output_tokens or 0
         self.reasoning_tokens += usage.reasoning_tokens or 0
+        self.cache_write_tokens += usage.cache_write_tokens or 0
+        self.server_tools += sum((usage.server_tools or {}).values())
         self.cost += cost or 0.0
         self.unpriced += cost is None
         self.simulated += simulated
@@ -294,6 +331,9 @@ class WriteBatch:
     forgotten: list[tuple[int, int]] = field(default_factory=list)  # (row key, stage)
     unasked: list[tuple[int, int]] = field(default_factory=list)  # the same, of replicas alone
     attempts: list[Attempt] = field(default_factory=list)
+    turns: list[AgentTurn] = field(default_factory=list)
+    turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)  # (how, fingerprint, number)
+    tool_calls: list[ToolCallRecord] = field(default_factory=list)
     ends: list[RowEnd] = field(default_factory=list)
     makings: list[DerivedRows] = field(default_factory=list)
     children: list[Children] = field(default_factory=list)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select
+from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, slices
 
 T = TypeVar("T")
 
@@ -57,12 +57,10 @@ async def _pages(
 
 class StoredRow(NamedTuple):
     """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal` once it left the input
-    and of rows that stages made, `seen` is the invocation that last placed, made or opened it.
-
-    From `data`, its snapshot, JSON, on: only as far as the statement reads it. `chosen`: by a retry. Of one that a
-    stage made `origin` is the position of the stage, `parent_key` the row of which it was made (None: it is a group),
-    and `place` is from 0 among the children of that; below 0 of a part of a group.
-    """
+    and of rows that stages made, `seen` is the invocation that last placed, made or opened it. From `data`, its
+    snapshot, JSON, on: only as far as the statement reads it. `chosen`: by a retry. Of one that a stage made `origin`
+    is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place` is from 0
+    among the children of that; below 0 of a part of a group."""
 
     key: int
     id: RowId
@@ -110,6 +108,50 @@ class EarlierResult(NamedTuple):
     value: str
 
 
+class StoredTurn(NamedTuple):
+    """A turn of a conversation, as `records.AgentTurn`."""
+
+    number: int
+    conversation: int
+    model: str
+    at: float
+    status: int
+    reply: str | bytes
+    ended: str | None
+
+
+class LastTurn(NamedTuple):
+    """The number of a task's last turn, and of the first one of its conversation."""
+
+    fingerprint: bytes
+    number: int
+    conversation: int
+
+
+class StoredCall(NamedTuple):
+    """A call of a tool, as `records.ToolCallRecord`."""
+
+    turn: int
+    place: int
+    name: str
+    arguments: str
+    state: str
+    result: str | None
+
+
+class RecordedCall(NamedTuple):
+    """A call of a tool that was made, and what the model was told."""
+
+    name: str
+    arguments: str
+    result: str
+    error: bool
+
+
+recorded_calls: Reads[[int, RowId], list[RecordedCall]] = reads("recorded_calls", RecordedCall)  # run, row id
+newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)  # fingerprint, workflow
+last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads("last_turns", LastTurn, by("fingerprint"))
+calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)  # the same, and a turn
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
 rows_with_results: Reads[[int, Sequence[RowId]], int] = reads("rows_with_results", int, lambda found: found[0])
@@ -176,9 +218,8 @@ how many at most: (key, state, error type)."""
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """Which rows a retry chooses: by ids (none: all), by the stage and the kind of error of failed rows; with
-    `from_stage` done rows too. Rows that invocations from `since` on, seconds since 1970, left open are chosen as well:
-    the same retry had opened them."""
+    """Which rows a retry chooses: by ids (none: all), by stage and kind of error of failed ones; with `from_stage` done
+    ones too. Also those that invocations from `since` (seconds since 1970) left open: the same retry opened them."""
 
     rows: tuple[RowId, ...] = ()
     stage: str | None = None
@@ -188,6 +229,11 @@ class RowChoice:
 
 
 first_event_since: Reads[[int, float], int] = reads("first_event_since", int, lambda found: found[0] or 0)  # run, since
+
+
+def all_rows(database: Database, run: int) -> AsyncIterator[list[StoredRow]]:
+    """Every row of a run, some hundred at a time, those that stages made too."""
+    return _pages(database, "rows_all", StoredRow, position="key", run=run)
 
 
 async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[StoredRow]]:
@@ -204,8 +250,7 @@ async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> Asyn
 
 
 async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:
-    """How many rows are chosen: (stage where they failed, kind of error, rows); (None, None, n) are done ones,
-    ("", None, n) open ones."""
+    """Chosen rows: (stage where they failed, kind of error, rows); (None, None, n) done, ("", None, n) open ones."""
     values, record = _chosen(run, choice), tuple[str | None, str | None, int]
     if not choice.rows:
         return await select(database, "rows_chosen_count", record, **values)
@@ -261,8 +306,7 @@ class OpenPart(NamedTuple):
 
 
 class DedupeRow(NamedTuple):
-    """A row at a stage that keeps the first of equal ones, and the state in which it came there. `child_…`: what was
-    made of it before, if anything was."""
+    """A row at a stage that keeps the first of equals, with its state there. `child_…`: what was made of it before."""
 
     hash: bytes
     key: int
@@ -366,9 +410,11 @@ def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     return _pages(database, "rows_export", ExportRow, run=run)
 
 
-async def export_row(database: Database, key: int, origin: int) -> AsyncIterator[list[ExportRow]]:
-    """The row with this key, where the stage at `origin` made it (-1: the input)."""
-    yield await select(database, "row_export", ExportRow, key, origin)
+async def rows_of_results(database: Database, keys: Sequence[int], origin: int = -1) -> AsyncIterator[list[ExportRow]]:
+    """The rows with these keys, in their order, as far as the stage at `origin` made them (-1: the input)."""
+    for some in slices(keys):
+        found = {row.key: row for row in await select(database, "row_export", ExportRow, some, origin)}
+        yield [found[key] for key in some if key in found]
 
 
 def group_rows(
@@ -384,6 +430,20 @@ child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
 """How many children of each row there are, by its key and the position of the stage that made them."""
 
 
+class RowUsage(NamedTuple):
+    """What the calls for a row came to: `calls` were answered; None: no provider said."""
+
+    calls: int
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    reasoning_tokens: int | None
+    cost: float | None
+
+
+row_usages: Reads[[Sequence[int]], dict[int, RowUsage]] = reads("rows_usage", tuple[Any, ...], keyed(RowUsage._make))
+"""By the keys of rows; of rows for which no call was made nothing."""
+
 partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
 """What came of replies that were cut, by the keys of the rows that failed so."""
 
@@ -391,8 +451,7 @@ partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies
 async def children_export(
     database: Database, keys: Sequence[int], *, origin: int, after: int = -1, limit: int = -1
 ) -> list[tuple[int, int, ExportRow]]:
-    """The children that a stage made of these rows, as (key of the parent, place, child), in their order; after a
-    place, so many at most."""
+    """A stage's children of these rows: (key of the parent, place, child), in order; so many at most after a place."""
     found = await select(database, "children_export", tuple[Any, ...], origin, after, keys, limit)
     return [(row[0], row[1], ExportRow(*row[2:])) for row in found]
 

@@ -33,11 +33,8 @@ class LastInvocation(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A run as it is stored. Times in seconds since 1970, UTC.
-
-    `outputs` is what is written beside the JSON files, and how. `exported_files` is what the output files were when
-    they showed `exported_revision`: name → [bytes, mtime in ns].
-    """
+    """A stored run. Times in seconds since 1970. `outputs`: what is written beside the JSON files, and how.
+    `exported_files`: the output files when they showed `exported_revision`: name → [bytes, mtime in ns]."""
 
     id: int
     workflow: str
@@ -71,6 +68,8 @@ class Count(NamedTuple):
     simulated: int
     held_cost: float
     held_tokens: int
+    cache_write_tokens: int = 0
+    server_tools: int = 0
 
 
 class WrittenFiles(NamedTuple):
@@ -88,6 +87,7 @@ definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str,
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
 counters: Reads[[int], list[Count]] = reads("counters", Count)
+run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str, Any])
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
 """In seconds since 1970; None: the input was not read to its end, or is being read."""

@@ -84,8 +84,7 @@ class Scratch:
         self._db.close()
 
     def times(self, ids: Sequence[RowId], step: int = 1) -> list[int]:
-        """For each id of the input, in order, how often it came by now, itself included; with a `step` of -1, once all
-        were counted, how often it comes after."""
+        """For each id, how often it came by now, itself included; with a `step` of -1, how often it comes after."""
         statement = "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + ? RETURNING times"
         self.begin()
         found: list[int] = [self._db.execute(statement, (row_id, step)).fetchone()[0] for row_id in ids]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.types import RowId
 from agac.store import db, records
-from agac.store.db import Database, change, sql
+from agac.store.db import Database, change, first, select, sql
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
 from agac.store.records import WriteBatch
 from agac.store.rows import State
@@ -50,22 +51,19 @@ def _prepare(path: Path, writer: sqlite3.Connection) -> None:
 
 
 def migrate(writer: sqlite3.Connection) -> None:
-    """Applies what is missing, each migration in one transaction together with the record of it.
-
+    """Applies what is missing in one transaction, together with the record of it: a kill leaves a database as it was.
     Looks again inside the transaction: another process may have been faster. Raises LeaseHeld while a process works on
-    a workflow of an older database: it does not know what would be changed under it.
-    """
-    for number, script in db.migrations():
-        with db.transaction(writer):
-            (version,) = writer.execute("PRAGMA user_version").fetchone()
-            if version >= number:
-                continue
-            for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version else ():
-                if is_alive(holder, time.time() - heartbeat_at):
-                    raise LeaseHeld(
-                        f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
-                        remedy="wait for it to end, then run the same command again",
-                    )
+    a workflow of an older database: it does not know what would be changed under it."""
+    with db.transaction(writer):
+        (version,) = writer.execute("PRAGMA user_version").fetchone()
+        missing = [(number, script) for number, script in db.migrations() if number > version]
+        for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version and missing else ():
+            if is_alive(holder, time.time() - heartbeat_at):
+                raise LeaseHeld(
+                    f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
+                    remedy="wait for it to end, then run the same command again",
+                )
+        for number, script in missing:
             for statement in db.split_script(script):
                 writer.execute(statement)
             writer.execute(f"PRAGMA user_version = {number}")
@@ -111,11 +109,8 @@ def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], names: Sequen
 class DerivedRowWriter:
     """Writes what stages make of rows in one run, inside a commit: children, members of groups, rows that may be like
     others. `stages` are the names of its stages by position, `makes` what those make that make anything
-    (`spec.graph.Makes`).
-
-    Rows that are no longer made are not deleted: they are GONE, and come back under the same key. Everything that was
-    made of them goes with them, down to the last generation.
-    """
+    (`spec.graph.Makes`). Rows that are no longer made are not deleted: they are GONE, and come back under the same key.
+    Everything that was made of them goes with them, down to the last generation."""
 
     def __init__(self, run: int, event: int, stages: Sequence[str], makes: Mapping[int, str]) -> None:
         self._run, self._event, self._stages = run, event, stages
@@ -244,11 +239,9 @@ CEILING_SECONDS = 0.05
 
 
 class Ledger:
-    """Collects what is to be written in `batch`, and commits it.
-
-    `urge` says how many calls may wait before the next commit begins without waiting for more; `released` is called
-    with how many calls each commit made durable, `committed` is given what it wrote before the next one begins.
-    """
+    """Collects what is to be written in `batch`, and commits it. `urge` says how many calls may wait before the next
+    commit begins without waiting for more; `released` is called with how many calls each commit made durable,
+    `committed` is given what it wrote before the next one begins."""
 
     def __init__(
         self,
@@ -330,9 +323,8 @@ class Ledger:
         await self.change(lambda writer: [writer.execute(sql(name), values) for name, values in statements])
 
     async def prove_room(self, body: str) -> None:
-        """Fills the log once, and the database with it, and writes `body` as the record of the invocation in the place
-        of what filled them. The log keeps its room for what is written next, the database gives it back. Raises
-        StoreError where the disk has less."""
+        """Fills the log and the database once, and writes `body`, the invocation's record, in place of that. The log
+        keeps its room for what comes next, the database gives it back. Raises StoreError where the disk has less."""
 
         def fill(writer: sqlite3.Connection) -> int:
             (pages,) = writer.execute("PRAGMA page_count").fetchone()
@@ -359,8 +351,7 @@ class Ledger:
         await self.change(write)
 
     async def change(self, write: Callable[[sqlite3.Connection], T]) -> T:
-        """What `write` gives, committed by itself once it returns, if the lease is still ours. It runs to its end even
-        when cancelled: nothing may be closed under it."""
+        """What `write` gives, committed by itself if the lease is still ours; runs to its end even when cancelled."""
 
         def whole(writer: sqlite3.Connection) -> T:
             self._database.prove_there()
@@ -404,6 +395,7 @@ class Ledger:
         ]
         yield "result_insert", results
         yield "attempt_insert", [self._attempt(a, event, writer) for a in batch.attempts]
+        yield from self._conversations(batch, event)
         yield "task_put", [_task(t) for t in batch.tasks]
         yield "task_forget", batch.forgotten
         yield "replicas_forget", batch.unasked
@@ -426,7 +418,20 @@ class Ledger:
         asked = (a.new.key, a.stage, a.replica, event, c.number, a.fingerprint, endpoint, c.purpose)
         came = (c.started_at, c.duration, c.status, *_error(c.error), c.ambiguous)
         took = (u.input_tokens, u.cached_tokens, u.output_tokens, u.reasoning_tokens, c.cost)
-        return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier)
+        used = u.cache_write_tokens, json.dumps(u.server_tools) if u.server_tools else None
+        return (*asked, *came, *took, a.reply, c.ttft, c.time_to_response, c.service_tier, *used)
+
+    def _conversations(self, batch: WriteBatch, event: int) -> Iterator[tuple[str, list[Any]]]:
+        """Statements about turns and calls of tools."""
+        own = self._lease.workflow
+        turns = [
+            (own, t.fingerprint, t.number, t.conversation, t.model, t.agent, t.new.key, t.stage, event, *t[7:])
+            for t in batch.turns
+        ]
+        yield "turn_put", turns
+        yield "turn_ended", [(*end, own) for end in batch.turn_ends]
+        calls = [(own, c.fingerprint, c.turn, c.place, c.new.key, c.stage, event, *c[5:]) for c in batch.tool_calls]
+        yield "tool_call_put", calls
 
     def _endpoint_of(self, result: records.Result, writer: sqlite3.Connection) -> int:
         """Who gave a result; of one that is in the store already, what stands there."""
@@ -483,3 +488,20 @@ def _task(t: records.TaskEnd) -> tuple[Any, ...]:
 
 def _error(error: RowError | None) -> tuple[str | None, str | None]:
     return (None, None) if error is None else (error.type.value, error.message)
+
+
+class ToolCache:
+    """Results of tools that are kept for later runs. What was kept before `since` (seconds since 1970) is not taken."""
+
+    def __init__(self, database: Database, ledger: Ledger, clock: Callable[[], float], since: float) -> None:
+        self._database, self._ledger, self._clock, self._since = database, ledger, clock, since
+
+    async def get(self, key: bytes) -> str | None:
+        """The result of an equal call."""
+        return first(await select(self._database, "tool_cache_get", str, key, self._since, self._clock()))
+
+    async def put(self, key: bytes, name: str, text: str, ttl: float | None) -> None:
+        """Keeps one, for so many seconds."""
+        now = self._clock()
+        values = key, name, text, now, None if ttl is None else now + ttl
+        await self._ledger.change(lambda writer: writer.execute(sql("tool_cache_put"), values))

@@ -1,7 +1,4 @@
-"""Functions of the project: imported, called in threads beside the event loop; their prints go to standard error.
-
-They are given, and may return, what JSON holds without loss.
-"""
+"""Functions of the project: imported, called in threads, their prints to standard error; values as JSON has them."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO, cast
@@ -28,12 +26,11 @@ from agac.core.types import JSONValue
 from agac.data.json_formats import MAX_DEPTH
 from agac.spec.python_code import FunctionRef, as_written, import_file, source_hash
 
-# Taken as they are: text, numbers, true, false, None, dict with text keys, list. Converted, as nothing is lost: a tuple
-# to a list, a kind of dict or list to a plain one, a member of a text or whole-number Enum to its value. All else is
-# refused by name, with what to write instead: agac does not guess how a date or a Decimal should look.
+# Taken as they are: what JSON has. Converted, as nothing is lost: a tuple to a list, a kind of dict or list to a plain
+# one, a member of a text or whole-number Enum to its value. All else is refused, with what to write instead: agac does
+# not guess how a date or a Decimal should look.
 
-_TOO_LONG = 10**4300
-"""Python writes no longer number as text."""
+_TOO_LONG = 10**4300  # Python writes no longer number as text
 
 _REMEDIES: dict[str, str] = {
     **dict.fromkeys(("bytes", "bytearray"), "give text, as value.decode()"),
@@ -60,15 +57,14 @@ _BY_ATTRIBUTE: dict[str, str] = {
 
 
 class Unfit(Exception):
-    """A value that JSON does not hold. `path` leads to it from the outside, `what` says what it is and the remedy."""
+    """A value that JSON does not hold: what it is, and the remedy. `path` leads to it, its last step first."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.what = what
         self.path: list[str] = []
 
     def __str__(self) -> str:
-        return f"{''.join(reversed(self.path)).lstrip('.')} {self.what}".strip()
+        return f"{''.join(reversed(self.path)).lstrip('.')} {self.args[0]}".strip()
 
 
 def plain(value: Any, depth: int = 0) -> JSONValue:
@@ -132,29 +128,19 @@ def _a(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
-MOST_MESSAGE = 500
-"""Characters of an exception's text in a message."""
-
-MOST_TRACEBACK = 20_000
-"""Characters of a traceback; of a longer one the middle is left out."""
-
+MOST_MESSAGE = 500  # characters of an exception's text in a message
+MOST_TRACEBACK = 20_000  # characters of a traceback; of a longer one the middle is left out
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 Record = dict[str, JSONValue]
 
 Returned = Record | list[Record] | None
-"""What a function gave for a row: one row, a list of rows (perhaps empty), or None; copies.
-
-Where it gave none of these there is a RowError: its message is one line and ends with the place in the user's file; its
-detail, a traceback, begins at the user's own frame, and is empty where no exception was raised.
-"""
+"""What a function gave for a row: one row, a list of rows, or None; copies. Else there is a RowError: its message is a
+line and ends with the place in the user's file; its detail is the traceback, if any, from the user's own frame."""
 
 
 def returned(value: Any, named: str) -> Returned | RowError:
-    """What `value` means for the row, copied; a failure for what is no row, no list of rows and not None.
-
-    `named` is the function as the workflow names it: `tools/clean.py:normalise`.
-    """
+    """What `value` means for the row, copied, or a failure. `named`: the function, as `tools/clean.py:normalise`."""
     try:
         if value is None or isinstance(value, dict):
             return cast("Returned", plain(value))
@@ -217,17 +203,12 @@ def _one_line(error: BaseException) -> str:
 
 
 Function = Callable[[Record], Any]
-
-SPARE_DEPTH = -20
-"""A row holds results by stage, and so may be a little deeper than what a function may give."""
+SPARE_DEPTH = -20  # a row holds results by stage, and so may be a little deeper than what a function may give
 
 
-def load_function(ref: FunctionRef, root: Path) -> Function:
-    """Imports the file and gives the function. What it prints meanwhile goes to standard error.
-
-    Raises UsageError, with the user's exception as its cause and its traceback as a note: it cannot be imported, is no
-    function of one row, or its text is not the one that `ref` was made of.
-    """
+def import_function(ref: FunctionRef, root: Path, parameters: str = "…") -> Callable[..., Any]:
+    """Imports the file and gives the function. What it prints meanwhile goes to standard error. Raises UsageError, the
+    user's exception its cause, the traceback a note: it cannot be imported, is no function, or was changed."""
     try:
         with redirect_stdout(sys.stderr):
             module = import_file(ref.file, root)
@@ -239,18 +220,23 @@ def load_function(ref: FunctionRef, root: Path) -> Function:
         problem.add_note(failed.detail)
         raise problem from error
     if source_hash(ref.file, root)[0] != ref.source_hash:
-        raise UsageError(
-            f"{ref.shown}, or a file that it imports, was changed meanwhile", remedy="Run the command again."
-        )
-    function: Function | None = getattr(module, ref.name, None)
+        message = f"{ref.shown}, or a file that it imports, was changed meanwhile"
+        raise UsageError(message, remedy="Run the command again.")
+    function: Callable[..., Any] | None = getattr(module, ref.name, None)
     if not callable(function):
-        raise UsageError(f"{ref} is no function once the file is imported", remedy=f"Write def {ref.name}(row).")
+        remedy = f"Write def {ref.name}({parameters})."
+        raise UsageError(f"{ref} is no function once the file is imported", remedy=remedy)
+    return function
+
+
+def load_function(ref: FunctionRef, root: Path) -> Function:
+    """The same of a function of one row, for which others are refused."""
+    function = import_function(ref, root, "row")
     try:
         inspect.signature(function).bind({})
     except TypeError as error:
-        raise UsageError(
-            f"{ref} cannot be called with one row: {error}", remedy=f"Write def {ref.name}(row)."
-        ) from error
+        message = f"{ref} cannot be called with one row: {error}"
+        raise UsageError(message, remedy=f"Write def {ref.name}(row).") from error
     except ValueError:  # written in C, or by a decorator of an unusual kind: the call shows
         pass
     return function
@@ -262,9 +248,7 @@ def _remedy(error: BaseException, ref: FunctionRef) -> str:
         return f"It stands beside {ref.shown}: write `from . import {name}`, or import it from the project's root."
     if name:
         return f"Install the package that has {name!r} where agac runs, or correct the import."
-    return (
-        f"Correct {ref.shown}, and try it: agac runs it with the project's root as the place that imports start from."
-    )
+    return f"Correct {ref.shown}, and try it: its imports start from the project's root."
 
 
 def is_awaited(function: Function, ref: FunctionRef) -> bool:
@@ -272,13 +256,20 @@ def is_awaited(function: Function, ref: FunctionRef) -> bool:
     return ref.is_async or inspect.iscoroutinefunction(function)
 
 
-def outcome_of(function: Function, row: Record, root: Path, named: str) -> Returned | RowError:
+_copied = partial(plain, depth=SPARE_DEPTH)
+Take = Callable[[Any], Any]
+Give = Callable[[Any, str], Any]  # what a function is given of what there is; what its result means
+
+
+def outcome_of(
+    function: Function, row: Any, root: Path, named: str, take: Take = _copied, give: Give = returned
+) -> Any | RowError:
     """What a function makes of a copy of `row`, whatever it raises."""
     try:
-        value = function(plain(row, SPARE_DEPTH))
+        value = function(take(row))
     except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row too)
         return failure(error, root, named)
-    return returned(value, named)
+    return give(value, named)
 
 
 async def awaited(function: Function, row: Record) -> Any:
@@ -287,11 +278,13 @@ async def awaited(function: Function, row: Record) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-async def awaited_outcome(function: Function, root: Path, named: str, row: Record) -> Returned | RowError:
+async def awaited_outcome(
+    function: Function, root: Path, named: str, row: Any, take: Take = _copied, give: Give = returned
+) -> Any | RowError:
     """What such a function makes of a copy of `row`, here and now."""
     try:
         with user_code():
-            value = await awaited(function, plain(row, SPARE_DEPTH))
+            value = await awaited(function, take(row))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -301,7 +294,7 @@ async def awaited_outcome(function: Function, root: Path, named: str, row: Recor
         raise
     except BaseException as error:  # noqa: BLE001  (the user's code may raise anything; SystemExit fails its row)
         return failure(error, root, named)
-    return returned(value, named)
+    return give(value, named)
 
 
 # Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that ended meanwhile), and a
@@ -309,13 +302,10 @@ async def awaited_outcome(function: Function, root: Path, named: str, row: Recor
 # compute keep the event loop waiting, with 32 of them for a tenth of a second each time. So there are fewer of them as
 # soon as the loop is late for what they ended, and more again while it is not; threads that wait cost it nothing.
 
-MAX_LEFT = 100
-"""Threads that may be left alone with calls that nobody waits for any more; beyond, such calls keep their places."""
-
+MAX_LEFT = 100  # threads with calls that nobody waits for any more; beyond, such calls keep their places
 MIN_THREADS = 2
 
-LATE, IN_TIME = 0.015, 0.004
-"""Seconds that the loop takes to hear of a call's end: above, there are too many threads; below, not."""
+LATE, IN_TIME = 0.015, 0.004  # seconds until the loop hears of a call's end: above, there are too many threads
 
 
 @dataclass(slots=True, eq=False)
@@ -425,10 +415,8 @@ class Threads:
             self._now_most = min(self._now_most + 0.25, self._most)
 
 
-# Standard output is for results: what functions of the user's print goes to standard error.
-#
-# `sys.stdout` is exchanged while a function is open, and decides at each use: what runs in the context of a call, and
-# every thread that was started since, prints to standard error; all others print where they did.
+# Standard output is for results. `sys.stdout` is exchanged while a function is open, and decides at each use: what runs
+# in the context of a call, and every thread that was started since, prints to standard error.
 
 _in_call: ContextVar[bool] = ContextVar("_in_call", default=False)
 _open = 0

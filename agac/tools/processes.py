@@ -24,25 +24,15 @@ from agac.tools import functions
 # one call; and it imports the main script of whoever uses agac as a library. Here a process runs `work_off` behind two
 # pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
 
-MAX_WAIT_S = 5.0
-"""Seconds for an idle process to end by itself, as its `atexit` functions want."""
-
-_DRAIN = 0.1
-"""Seconds for what an ended process wrote to arrive, where another process keeps its pipe open."""
-
+MAX_WAIT_S = 5.0  # seconds for an idle process to end by itself, as its `atexit` functions want
+_DRAIN = 0.1  # seconds for what an ended process wrote to arrive, where another process keeps its pipe open
 _START = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; del sys.argv[1:]; "
 _MAIN = "from agac.tools.processes import work_off; work_off(given['work'])"
-
 LENGTH = 8
-"""Bytes of the length before each pickle. To a process: rows. Back: None when the function is there, a UsageError when
-it cannot be had; then for each row what became of it."""
+"""Bytes of the length before each pickle: rows, and back None or a UsageError for the function, then rows' outcomes."""
 
-WATCH = 1.0
-"""Seconds between a process's looks whether agac is still there; a call may take hours after it was killed."""
-
-THREADS = 32
-"""Calls of a function at once, in threads; further ones wait. Enough for a function that waits for a database."""
-
+WATCH = 1.0  # seconds between a process's looks whether agac is still there; a call may take hours after it was killed
+THREADS = 32  # calls of a function at once; enough for one that waits for a database
 Call = Callable[[functions.Record], Awaitable[functions.Returned | RowError]]
 
 
@@ -50,20 +40,18 @@ Call = Callable[[functions.Record], Awaitable[functions.Returned | RowError]]
 async def open_function(
     ref: FunctionRef, root: Path, processes: int | None = None, timeout: float | None = None
 ) -> AsyncIterator[Call]:
-    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`.
-
-    A function written with `async def` is awaited in the event loop. Any other runs in threads, at most `THREADS` calls
-    at once. With `processes`, calls run in that many processes, each with its own copy of the module; a process that
-    dies fails the row that it had, and a new one takes its place. So is one ended whose call takes longer than
-    `timeout`, in seconds. Raises UsageError (see `load_function`), later too
-    when a further process finds that the function's text was changed.
-
-    A call gets a copy of its row, and may be cancelled. What a function does in a process ends then, as the process
-    does; what it does in a thread goes on, and its result is thrown away.
-    """
+    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`. One written with
+    `async def` is awaited in the event loop, any other runs in threads, at most `THREADS` calls at once. With
+    `processes` calls run in that many processes, each with its own copy of the module; one that dies, or is ended as
+    its call takes longer than `timeout` seconds, fails the row that it had, and a new one takes its place. Raises
+    UsageError (see `load_function`), later too when a further process finds that the function's text was changed. A
+    call gets a copy of its row, and may be cancelled: in a process it ends then, in a thread it goes on for nobody."""
     async with AsyncExitStack() as stack:
         if processes is not None:
-            yield (await stack.enter_async_context(Processes(ref, root, processes, timeout))).call
+            workers = Processes(ref, root, processes, timeout)
+            stack.push_async_callback(workers.end)
+            await workers.start()
+            yield workers.call
             return
         stack.enter_context(functions.exchanged())
         function = functions.load_function(ref, root)
@@ -81,7 +69,6 @@ async def open_function(
 
 
 def _frame(value: Any) -> bytes:
-    """A value as it goes through a pipe."""
     body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(LENGTH, "big") + body
 
@@ -135,17 +122,9 @@ class Processes:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
-    async def __aenter__(self) -> Processes:
+    async def start(self) -> None:
         """Starts the first. Raises UsageError when the function cannot be had."""
-        try:
-            self._idle.append(await self._started())
-        except BaseException:  # also when it is cancelled, no process stays
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
+        self._idle.append(await self._started())
 
     async def call(self, row: functions.Record) -> functions.Returned | RowError:
         """What the function gives for `row`; a failure also where the process dies of it."""
@@ -183,7 +162,8 @@ class Processes:
             raise refused
         return worker
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """Idle processes may end by themselves, the others are ended."""
         for worker in self._all:
             worker.input.close() if worker in self._idle else worker.kill()
         endings = [worker.ended for worker in self._all]
@@ -198,9 +178,7 @@ class Processes:
 # Calls in agac's own process: what ends it there (`os._exit`, a crash of a C library) leaves nobody to say so. The
 # calls under way are in a file, which outlives it, and a small process of its own reads that once its pipe ends.
 
-_CALL = 200
-"""Bytes for a call in that file."""
-
+_CALL = 200  # bytes for a call in that file
 _REPORTER = """\
 import sys
 if not sys.stdin.buffer.read(1):
@@ -273,7 +251,6 @@ class _Worker(asyncio.SubprocessProtocol):
         self._decode = getincrementaldecoder("utf-8")("replace").decode
 
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
         return self.transport.get_returncode() is None
 
     async def answer(self) -> Any:
@@ -292,13 +269,9 @@ class _Worker(asyncio.SubprocessProtocol):
         if not self.is_alive():
             return
         with suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(self.transport.get_pid(), signal.SIGKILL)
-            else:
-                self.transport.kill()
+            os.killpg(self.transport.get_pid(), signal.SIGKILL) if hasattr(os, "killpg") else self.transport.kill()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The process was started."""
         self.transport = cast("asyncio.SubprocessTransport", transport)
         self.input = cast("asyncio.WriteTransport", self.transport.get_pipe_transport(0))
 
@@ -314,7 +287,6 @@ class _Worker(asyncio.SubprocessProtocol):
         asyncio.get_running_loop().call_later(_DRAIN, self.connection_lost, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended, and so have its pipes."""
         self.transport.close()
         self._answers.feed_eof()
         if not self.ended.done():

@@ -14,14 +14,19 @@ ROWS = [
     {"id": f"r-{n}", "text": f"{('I love', 'I hate', 'It is')[n % 3]} number {n}", "group": f"g{n % 3}", "mail": n // 2}
     for n in range(12)
 ]
-FUNCTIONS = """
+FUNCTIONS = '''
 def shout(row):
     return {"loud": row["text"].upper()}
 
 
 def turned(row):
     return {"back": row["a"][::-1]}
-"""
+
+
+def look_up(topic: str) -> dict:
+    """What is known of a topic."""
+    return {"letters": len(topic)}
+'''
 
 
 def stage(name: str, prompt: str | None = None, **keys: Any) -> Stage:
@@ -97,6 +102,11 @@ WORKFLOWS: dict[str, list[Stage]] = {
     ],
     "rows that fail": [stage("a", "A ${text}", model="local/echo", output_schema=LABEL), stage("b", "B ${a.reason}")],
     "the same prompt": [stage("a", "A ${group}"), stage("b", "B ${a}"), stage("c", "C ${b} ${id}")],
+    "agents": [
+        stage("a", "A ${text}", tools=["tools/made.py:look_up"]),
+        stage("b", "B ${a}", tools=["tools/made.py:look_up"], output_schema={"said": "string"}, model="local/small"),
+        stage("c", "C ${b.said} ${group}", **SYNC),
+    ],
     "sync between": [
         stage("a", "A ${text}", **SYNC),
         stage("b", "B ${a}"),
@@ -126,7 +136,7 @@ WAYS: dict[str, list[str]] = {
     "one by one": few(list(WORKFLOWS), 4),
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
     "failing": few(list(WORKFLOWS), 4, first=1),
-    "anthropic": few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2),
+    "anthropic": ["agents", *few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2)],
 }
 """How a workflow goes through its batches, and the workflows that go so."""
 

@@ -7,6 +7,8 @@ import yaml
 from support.batchrun import BATCHES, BatchProject, Make, failed, outcomes
 from support.server import Faulty, Server
 
+import agac
+
 Fault = dict[str, Any]
 SENTIMENT = {"sentiment": "positive|neutral|negative", "reason": "string"}
 SORT: dict[str, Any] = {"name": "sort", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
@@ -210,3 +212,14 @@ def test_equal_tasks_fail_as_one(batches_at: Make) -> None:
     states = dict(project.query("SELECT state, count(*) FROM row GROUP BY 1"))
     assert sum(states.values()) == 30
     assert 0 not in states
+
+
+def test_an_answer_to_a_retry_counts_however_often_the_row_failed_before(batches_at: Make) -> None:
+    project = batches_at({"kind": "refusal", "match": "number 2", "first": 3}, rows=3)
+    project.batched()
+    for _ in range(4):  # once more than is worth paying for
+        project.run(wait=True)
+    assert (failed(project), project.charged()[1]) == ({"r-2": "Refused"}, 5)
+    agac.retry("last", agac.Retry(), project=project.root)
+    project.to_the_end()
+    assert (failed(project), project.charged()[1]) == ({}, 6)

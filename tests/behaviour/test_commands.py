@@ -148,7 +148,10 @@ def test_a_card_that_needs_variables_says_how_to_give_them(finished: ProjectFold
     ran = finished.agac("card", "show", "support")
     assert (ran.out, "model: local/large" in ran.err) == ("Be kind.\n", True), "only the result is on standard output"
     ran = finished.agac("card", "show", "greet", code=2)
-    assert "agentcards/greet.md:3:15: unknown placeholder {{shop}}; known: agentName, agentType. Declare it" in ran.err
+    assert (
+        "agentcards/greet.md:3:15: unknown placeholder {{shop}}; known: agentName, agentType, agentCardPath, "
+        in ran.err
+    )
     assert "give them here with --var NAME=VALUE" in ran.err
     assert finished.agac("card", "show", "greet", "--var", "shop=Northwind").out == "You write for Northwind.\n"
 

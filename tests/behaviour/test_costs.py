@@ -88,6 +88,46 @@ def test_the_price_library_knows_cached_input_and_flex_and_prices_in_agac_yml_wi
     assert own[2:] == [pytest.approx(14_000 / MILLION)]
 
 
+def test_uses_of_a_providers_tools_are_priced_and_come_on_top_of_what_a_plan_expects(project: ProjectFolder) -> None:
+    model = "simulator-responses/small?web_search=on&max_tokens=100"
+    project.numbered(2)
+    project.workflow(stages=[{**SAY, "model": model}], budget=1.0)
+    planned = project.agac("plan", "-a", "reviews")
+    assert "  What tools that providers run find and cost comes on top: say" in planned.out
+    assert " at most" not in planned.out
+    assert "what web_search of simulator-responses/small finds and costs is not known before a call" in planned.err
+    report = project.run()
+    assert all(cost is not None and 0.01 < cost < 0.011 for cost in costs(project))
+    assert 0.02 < report.summary["calls"]["cost_usd"] < 0.021
+    assert report.summary["calls"]["server_tools"] == 2
+    assert "2 uses of providers' tools, simulated $0.02" in project.agac("run", "-a", "reviews", "--fresh").out
+
+
+def claude(kind: str, text: str, searches: int) -> Step:
+    usage = {"input_tokens": 1000, "output_tokens": 10, "server_tool_use": {"web_search_requests": searches}}
+    said = [{"type": "text", "text": text}, *([SEARCHED] if kind == "pause_turn" else [])]
+    return Step(body=json.dumps({"model": "m", "content": said, "stop_reason": kind, "usage": usage}))
+
+
+SEARCHED = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "lamps"}}
+
+
+def test_an_answer_that_a_provider_pauses_is_asked_for_until_it_ends(project: ProjectFolder) -> None:
+    with scripted(claude("pause_turn", "I search.", 3), claude("end_turn", "Found.", 1)) as server:
+        prices = {"claude-haiku-4-5": {"input": 1.0, "output": 1.0}}
+        table = {"anthropic": {"base_url": server.base_url, "prices": prices}}
+        project.write("agac.yml", yaml.safe_dump({"providers": table}))
+        project.write(".env", "ANTHROPIC_API_KEY=sk-1\n")
+        project.numbered(1)
+        project.workflow(stages=[{**SAY, "model": "anthropic/claude-haiku-4-5?web_search=5"}])
+        report = project.run()
+    first, then = server.asked
+    assert then["messages"] == [*first["messages"], {"role": "assistant", "content": [
+        {"type": "text", "text": "I search."}, SEARCHED]}]  # fmt: skip
+    assert "Found." in project.agac("inspect", "last", "r-1").out
+    assert report.summary["calls"]["cost_usd"] == pytest.approx(2 * 1010 / MILLION + 0.04, abs=1e-6)
+
+
 def test_every_attempt_of_a_task_has_its_cost_at_the_price_of_its_own_model(project: ProjectFolder) -> None:
     """Two wrong answers, a refused call that costs nothing, a fallback at a price of its own; one without any."""
     broken = Step(status=500, headers={"retry-after-ms": "1"}, body="{}")

@@ -21,7 +21,7 @@ OPTIONS = (
     "-m a/b", "--model a/b", "--json-schema x", "--schema-model m:C", "--var a=b", "--var-file a=b", "--vars-json x",
     "--limit 1 --offset 0 --sample 1 --seed 0", "--sql x", "--include-input", "--no-include-input", "--id-field x",
     "--error-output x --telemetry-output x --summary-output x", "--final-summary", "--no-final-summary", "--resume",
-    "--no-resume", "--overwrite", "--max-errors 0", "--parallel 2",
+    "--no-resume", "--overwrite", "--max-errors 0", "--parallel 2", "--export-traces x",
     "--progress-every 2", "--progress", "--no-progress", "--retries 0", "--max-retries 0", "--row-timeout 0.5",
     "--max-cost 3", "--budget 3", "--dry-run",
 )  # fmt: skip
@@ -30,7 +30,6 @@ REFUSED = {
     "failed rows end with exit code 3": ("--fail-on-errors",),
     "`agac gc` removes that": ("--keep-temp", "--no-keep-temp"),
     "a model runs no commands": ("--shell", "-x"),
-    "--telemetry-output FILE has the calls": ("--export-traces x", "--export-traces=x"),
     "hf upload OWNER/NAME FILE": ("--hf-dataset x", "--hf-dataset-path x"),
     "--summary-output FILE has the figures": (
         "--project x", "--trackio-project x", "--run-name x", "--trackio-name x", "--group x", "--trackio-group x",
@@ -150,8 +149,12 @@ CARDS = {
         ({}, {"agent_card": "cards", "agent": "b"}, "cards has 0 agent cards called b"),
         ({}, {"agent_card": "cards/a.md", "agent": "b"}, "has 0 agent cards called b"),
         ({}, {"agent_card": "cards", "instruction": "x"}, "--instruction and --agent-card both say the same"),
-        ({"c.yml": "shell: true"}, {"agent_card": "cards/c.yml"}, "`shell` is not supported yet"),
-        ({"../../far.md": "---\nshell: true\n---\nGo."}, {"agent_card": "../far.md"}, "a remote card brings no tools"),
+        (
+            {"c.yml": "shell: true"},
+            {"agent_card": "cards/c.yml"},
+            "`shell: true` is not supported: no model is given a shell",
+        ),
+        ({"../../far.md": "---\nshell: true\n---\nGo."}, {"agent_card": "../far.md"}, "no model is given a shell"),
     ],
 )
 def test_a_card_gives_instruction_model_and_parameters(
@@ -187,11 +190,18 @@ def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypa
     agac.save_job("data/rows.csv", "o.jsonl", given, "workflows/w.yml")
     assert "agent: cards/a.md" in (project.root / "workflows/w.yml").read_text()
     assert agac.run("w").invocation["calls"] == 0
+    project.write("skills/refund/SKILL.md", "---\nname: refund\ndescription: How refunds work.\n---\nRefund.\n")
+    able = agac.ProcessOptions(prompt="{text}", skills=str(project.root / "skills"), model="simulator/small")
+    report = agac.process("data/rows.csv", "s.jsonl", able)
+    assert (report.summary["stages"][0]["agent"]["conversations"], report.rows.done) == (1, 1)
+    monkeypatch.chdir(project.root / "data")
+    assert agac.resume(report.summary["job"]).invocation["calls"] == 0
+    monkeypatch.chdir(project.root)
     instruction = project.write("be", "Be kind.")
     agac.process("data/rows.csv", "be.jsonl", agac.ProcessOptions(instruction="be", model="simulator/small"))
     instruction.unlink()
     with pytest.raises(SpecError, match=r"no such file: '\./be'"):  # and never the text "be"
-        agac.resume("job_3")
+        agac.resume("job_4")
     provider = {"name": "local", "base_url": "http://u:hidden@127.0.0.1:9/v1"}
     with pytest.raises(agac.UsageError, match="provider local: base_url has a user or a password in it") as refused:
         agac.process("data/rows.csv", "p.jsonl", agac.ProcessOptions(provider=provider))

@@ -43,7 +43,9 @@ def test_each_function_that_waits_has_an_async_twin() -> None:
     plain = {name for name in waiting if not inspect.iscoroutinefunction(functions[name])}
     assert waiting - plain == {f"a{name}" for name in plain}
     assert {"run", "plan", "retrieve", "status", "inspect", "graph", "why", "runs", "gc", "export", "retry"} <= plain
-    for name in plain:
+    streams = {name for name, one in functions.items() if inspect.isasyncgenfunction(one)}
+    assert streams == {"astream"}
+    for name in {*plain, "stream"}:
         assert inspect.signature(functions[name]) == inspect.signature(functions[f"a{name}"])
 
 
@@ -148,11 +150,17 @@ assert_type(agac.plan("reviews").calls, int)
 assert_type(agac.status(), agac.StatusReport)
 assert_type(agac.graph("reviews").mermaid(), str)
 assert_type(agac.retrieve().run, agac.RunReport)
+assert_type(agac.run(task="Of {input}", inputs=["a"], output_schema={"a": "string"}), agac.AgentRun)
+assert_type(next(iter(agac.stream("Of {input}", ["a"]))), agac.AgentResult)
+assert_type(agac.map_reduce(map="Of {item}", reduce="All", inputs=["a"]), tuple[agac.AgentRun, agac.AgentResult])
 
 
 async def main() -> None:
     assert_type(await agac.arun("reviews"), agac.RunReport)
     assert_type(await agac.ainspect("last", "r-1"), agac.InspectReport)
+    assert_type(await agac.arun(task="Of {input}", inputs=["a"], max_turns=3), agac.AgentRun)
+    async for result in agac.astream("Of {input}", ["a"], model="simulator/small"):
+        assert_type(result, agac.AgentResult)
 
 
 try:

@@ -218,15 +218,22 @@ def test_an_input_that_cannot_be_used_is_one_problem(page: str, said: str, proje
 
 
 BRINGING = (
-    "function_tools: [a.py:f]", "lifecycle_hooks: {on_start: a.py:f}", "mcp_connect: [{target: npx x}]", "shell: true",
-    "messages: history.json",
+    "function_tools: [a.py:f]", "mcp_connect: [{target: npx x}]", "mcp_connect: {x: {target: npx x}}", "skills: [x]",
+    "agents: [x]", "servers: [x]", "messages: history.json",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        *((line, "a remote card brings no tools, hooks, servers or files; read the card") for line in BRINGING),
+        *((line, "a remote card brings no functions, agents, servers, commands or files; read") for line in BRINGING),
+        ("lifecycle_hooks: {on_start: a.py:f}", "hooks are not supported"),
+        ("shell: true", "`shell: true` is not supported"),
+        (
+            "mcp_connect: {x: {target: 'https://x.example/${SECRET_KEY}'}}",
+            "a remote card reads no environment variables",
+        ),
+        ("instruction: '{{file:agac.yml}}'", "{{file:agac.yml}}: a remote card brings no"),
         ("description: ${SECRET_KEY}", "a remote card reads no environment variables; read the card, and keep a copy"),
         ("model: ${SECRET_KEY:x/y}", "a remote card reads no environment variables"),
     ],
@@ -235,7 +242,7 @@ def test_a_remote_card_gives_words_and_parameters_alone(
     line: str, said: str, project: ProjectFolder, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_KEY", "canary")
-    site.pages["/judge.md"] = f"---\nname: judge\n{line}\n---\nBe brief.".encode()
+    site.pages["/judge.md"] = f"---\nname: judge\n{line}\n---\n{'' if 'instruction' in line else 'Be brief.'}".encode()
     workflow(project, f"{site.url}/rows.csv", agent=f"{site.url}/judge.md")
     found = problems(project)
     assert said in found[0]

@@ -52,6 +52,7 @@ providers:
           prices: {small: {input: 1, output: 2}}}
   other: {dialect: openai-chat, base_url: "http://127.0.0.1:2/v1", batch: openai, prices: {big: {input: 1, output: 2}}}
   hf: {prices: {"o/m:fast": {input: 1, output: 2}}}
+  vllm: {prices: {o/m: {input: 1, output: 2}}}
 aliases: {quick: "local/small?reasoning=low"}
 budget: {usd: 9}
 defaults: {run_mode: batch, batch: {poll_interval: 5s}, max_tokens: 100}
@@ -65,6 +66,7 @@ confirm_above: {usd: 2}
 stop_loss: false
 max_errors: 7
 row_timeout: 9m
+max_open_rows: 70
 keep_replies: failed
 telemetry: {file: true, ttft: true}
 stages:
@@ -103,8 +105,10 @@ stages:
      visible: {only: [item, index]}}
   - {name: checked, model: "local/small?idle_timeout=none&reasoning=auto", prompt: "${item}",
      output_schema: "python:tools.models.Review", batch: {deadline: 8h}, needs: each}
+  - {name: talk, model: other/big, agent: talker, needs: classify, prompt: "${body}", batch: {linger: 3, tail: 0.5},
+     tools: {find: {cacheable: true, timeout: 5s}, "tools/helper.py:count": {side_effects: true}}, max_turns: 4}
   - {name: all, model: other/big, reply: json, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900},
-     incomplete: fail, needs: [each, checked]}
+     incomplete: fail, needs: [each, checked, talk]}
 output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
          merge: update, csv_safe: true, bom: true, stages: [all]}
 """
@@ -115,6 +119,7 @@ stages:
   - {name: p, python: "tools/clean.py:clean", explode: list, when: 'text != ""', otherwise: drop}
   - {name: a, model: other/big, json_repair: true, reuse: never}
   - {name: b, model: "hf/o/m:fast", needs: [], run_mode: sync}
+  - {name: c, model: o/m, backend: "vllm://127.0.0.1:9", warm_prefix: false, needs: [], run_mode: sync}
 output: {stages: [b]}
 """
 FROM_DATABASE = """\
@@ -131,6 +136,35 @@ name: card
 request_params: {stop_sequences: [END, HALT]}
 ---
 Be kind.
+"""
+TALKER = """\
+---
+name: talker
+function_tools: tools/helper.py:find
+agents: [second]
+---
+Talk.
+"""
+SECOND = """\
+---
+name: second
+model: other/big
+tool_only: true
+function_tools: tools/helper.py:find
+request_params: {max_iterations: 3}
+---
+Help.
+"""
+HELPER = """\
+HELP = 1
+
+
+def find(what: str, most: int = 3) -> str:
+    return what
+
+
+def count(things: list[str]) -> int:
+    return len(things)
 """
 TOOLS = """\
 from tools.helper import HELP
@@ -171,8 +205,9 @@ def folder(tmp_path: Path) -> ProjectFolder:
     made.rows([{"id": "1", "text": "fine", "list": "x"}])
     with closing(sqlite3.connect(made.root / "data/in.db")) as database:
         database.execute("CREATE TABLE t (id)")
-    made.write("agentcards/card.md", CARD)
-    for name, text in {"clean": TOOLS, "helper": "HELP = 1\n", "models": MODELS, "__init__": ""}.items():
+    for name, text in {"card": CARD, "talker": TALKER, "second": SECOND}.items():
+        made.write(f"agentcards/{name}.md", text)
+    for name, text in {"clean": TOOLS, "helper": HELPER, "models": MODELS, "__init__": ""}.items():
         made.write(f"tools/{name}.py", text)
     write_sheets(made.root / "data/in.xlsx", {"One": [["rows"], ["id", "text"], ["1", "fine"]]})
     for name, text in WORKFLOWS.items():
@@ -284,7 +319,7 @@ def test_a_project_may_be_moved_its_files_changed_and_the_provider_of_today_is_a
     assert check({"zeta": "abc", "alpha": 1}) == []
     assert check({"zeta": "abcd", "alpha": 1}) == ["zeta: Value error, too long"]
     silences = [stage.models[0].idle_timeout for stage in made.asking]
-    assert silences == [9.0, None, inf, None], "an endless time-out is kept"
+    assert silences == [9.0, None, inf, None, None], "an endless time-out is kept"
     moved = tmp_path / "moved"
     shutil.copytree(folder.root, moved)
     made = again(plan, providers, folder.root, to=moved)

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -217,10 +220,66 @@ def each_variant_once(shipped: ProjectFolder) -> None:
     }
 
 
+def searched_with_stubs(shipped: ProjectFolder) -> None:
+    """Nothing is searched, and what a profile is made of stands in for what a search would find."""
+    calls = shipped.query("SELECT state, how, result FROM tool_call ORDER BY result")
+    assert [(state, how) for state, how, _ in calls] == [("done", "stub")] * 7
+    assert [len(json.loads(result)) for *_, result in calls] == [0] + [1] * 6
+    live = shipped.agac("run", "-a", "competitor_research", "--tools-mode", "live", code=2)
+    assert "web_search needs the variable BRAVE_KEY" in live.err, "a stubbed answer serves no live run"
+    rows = list(csv.DictReader(lines(shipped, "competitor_research", "results.csv")))
+    assert list(rows[0]) == ["company", "site", "sells", "offer", "stronger_in", "sources", "error"]
+
+
+def read_by_a_server_that_is_locked(shipped: ProjectFolder) -> None:
+    """Its own files are read, and no others."""
+    locked = shipped.agac("card", "lock", "repo_reader", "--check", "--json").json
+    assert locked["servers"] == {"repo": ["find_text", "list_files", "read_file"]}
+    assert (locked["changes"], locked["written"]) == ({}, False)
+    found = [text for (text,) in shipped.query("SELECT result FROM tool_call WHERE state = 'done'")]
+    assert len(found) == 8
+    assert all(re.match(r"(agentcards|prompts|schemas|workflows)/[\w./-]+:\d+: ", text) for text in found)
+    script = [sys.executable, "tools/repo_server.py", "prompts", "data"]
+    asked = [("list_files", {}), *(("read_file", {"path": one}) for one in ("data/../agac.yml", "/etc/passwd", ".env"))]
+    asked += [("read_file", {"path": "prompts/risk.md", "line": 2}), ("delete", {}), ("find_text", {"words": "xyzzy"})]
+    shipped.write("data/.env", "KEY=1")
+    (shipped.root / "data/out.md").symlink_to(shipped.root / "agac.yml")
+    params = [{"name": name, "arguments": arguments} for name, arguments in asked]
+    sent = [{"id": at, "method": "tools/call", "params": one} for at, one in enumerate(params)]
+    ran = subprocess.run(
+        script, input="".join(f"{json.dumps(one)}\n" for one in sent), cwd=shipped.root, capture_output=True, text=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    results = [json.loads(line)["result"] for line in ran.stdout.splitlines()]
+    assert [one.get("isError", False) for one in results] == [False, True, True, True, False, True, False]
+    listed = results[0]["content"][0]["text"].split("\n")
+    assert "data/contracts.jsonl" in listed
+    assert not {one for one in listed if ".env" in one or "out.md" in one or not one.startswith(("data/", "prompts/"))}
+    text = (shipped.root / "prompts/risk.md").read_text("utf-8")
+    assert results[4]["content"][0]["text"] == "\n".join(text.splitlines()[1:])
+
+
 ANSWER = closed({"answer": TEXT, "sure": {"enum": ["high", "medium", "low"]}, "ask_customers": LIST})
 OPINION = {"type": "object", "properties": {"opinion": TEXT}, "required": ["opinion"]}
 REPLY = closed({"subject": TEXT, "body": TEXT, "escalate": {"type": "boolean"}})
 WORKFLOWS = {
+    "competitor_research": Shipped(
+        {"": (7, 0, 0, 0), "overview": (1, 0, 0, 0)},
+        {"profile": (7, 0, 0, 0), "overview": (1, 0, 0, 0)},
+        {
+            "profile": (of_file("company_profile.json"), 7),
+            "overview": (closed({"summary": TEXT, "learn_from": LIST, "unknown": LIST}), 1),
+        },
+        searched_with_stubs,
+        often={"profile": 2},  # a turn that searches, and the one that answers
+    ),
+    "repo_questions": Shipped(
+        {"": (8, 0, 0, 0)},
+        {"answer": (8, 0, 0, 0)},
+        {"answer": (closed({"answer": TEXT, "files": LIST, "sure": {"type": "boolean"}}), 8)},
+        read_by_a_server_that_is_locked,
+        often={"answer": 2},
+    ),
     "classification": plain(40, dropped=2, triage=of_file("ticket.json"), looks=table_for_a_spreadsheet),
     "extraction": plain(28, order=of_file("order.json"), looks=table_that_is_kept_up_to_date),
     "product_reviews": plain(60, classify=of_file("review.json"), reply=REPLY, looks=shown_by_make_demo),

@@ -36,19 +36,20 @@ def nodes() -> list[tuple[str, ast.AST]]:
 
 def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
-        "AgacError", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport", "CheckReport",
-        "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport",
-        "InspectReport", "LeaseHeld", "LeaseLost", "PlanReport", "Problem", "ProcessOptions", "QueryAnswer", "Quote",
-        "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport",
-        "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError",
-        "StoreOutdated", "StoreTooNew", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel",
-        "abatch_list", "abatch_status", "abatch_wait", "acompare", "adoctor", "aexport", "agc", "agraph", "ainspect",
-        "aplan", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns",
-        "ashow", "astatus", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare",
+        "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
+        "CheckReport", "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows",
+        "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LockReport", "McpServer", "PlanReport", "Problem",
+        "ProcessOptions", "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts",
+        "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport",
+        "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
+        "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
+        "acompare", "adoctor", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aprocess",
+        "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus",
+        "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare",
         "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect",
-        "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",
-        "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
-        "status", "validate", "views", "why", "write_schemas",
+        "lock_card", "map_reduce", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry",
+        "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card",
+        "show_data", "sql", "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
     for name in agac.api.__all__:

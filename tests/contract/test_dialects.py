@@ -23,15 +23,31 @@ from support.canned import Answer, Talk, serving
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, Message, Params, Reply, Request, Schema
+from agac.core.types import (
+    AssistantMessage,
+    Fault,
+    FaultKind,
+    Finish,
+    Message,
+    Params,
+    Reply,
+    Request,
+    Schema,
+    SharedPrefix,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    ToolResult,
+)
 from agac.providers.bodies import encode
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
-from agac.simulator.openai import CHAT, RESPONSES
-from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.chat import CHAT
+from agac.simulator.openai import RESPONSES
+from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall, server_sent
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
@@ -203,7 +219,28 @@ SCHEMA = Schema(
     },
 )
 MESSAGES = (Message("system", "You classify reviews."), Message("user", "Grüße, „so gut“ 🎉\n\x00"))
+TOOLS = (
+    ToolDefinition("read", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}}),
+    ToolDefinition("search", "Searches.", {**SCHEMA.body, "required": ["sentiment", "tags"]}),
+)
+CALLS = (ToolCall("call_a", "search", '{"q":"a"}'), ToolCall("call_b", "read", "no JSON"))
+RESULTS = ToolMessage("tool", "", (ToolResult("call_a", "found: ü"), ToolResult("call_b", "no such file", True)))
+TURN = (*MESSAGES, AssistantMessage("assistant", "Let me see.", CALLS), RESULTS)
 REQUESTS = {
+    "tools": Request(MESSAGES, SCHEMA, tools=TOOLS),
+    "tools, one at a time": Request(MESSAGES, tools=TOOLS, parallel_tools=False),
+    "results of tools": Request(TURN, tools=TOOLS),
+    "calls without a word, and the last turn": Request(
+        (*MESSAGES, AssistantMessage("assistant", "", CALLS[:1]), RESULTS, Message("user", "Answer.")),
+        tools=TOOLS,
+        tool_choice="none",
+    ),
+    "a prefix": Request(MESSAGES, prefix=SharedPrefix(1, "agac:1")),
+    "a prefix for an hour, and a schema": Request(MESSAGES, SCHEMA, prefix=SharedPrefix(1, "agac:1", "1h")),
+    "the prefix of a conversation": Request(TURN, tools=TOOLS, prefix=SharedPrefix(1, "agac:1")),
+    "a prefix of tools": Request(MESSAGES[1:], tools=TOOLS, prefix=SharedPrefix(0, "agac:1")),
+    "tools that the provider runs": Request(MESSAGES, SCHEMA, Params(web_search="on", x_search="on", web_fetch="2")),
+    "both kinds of tools": Request(MESSAGES, None, Params(web_search="3"), TOOLS),
     "text": Request(MESSAGES),
     "no system message": Request(MESSAGES[1:]),
     "a dialogue": Request((*MESSAGES, Message("assistant", "{"), Message("user", "That is no JSON."))),
@@ -231,6 +268,74 @@ def test_the_makers_sdk_sends_the_same_body(member: Member, request_: Request) -
     [(path, body)] = seen
     assert path == "/v1" + member.dialect.path
     assert json.loads(body) == json.loads(encode(built))
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "expected"),
+    [
+        ("responses", {"web_search": "on"}, [{"type": "web_search"}]),
+        ("xai-responses", {"web_search": "on", "x_search": "on"}, [{"type": "web_search"}, {"type": "x_search"}]),
+        ("anthropic", {"web_search": "3"}, [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]),
+        ("anthropic", {"web_fetch": "on"}, [{"type": "web_fetch_20250910", "name": "web_fetch"}]),
+        ("anthropic", {}, None),
+        ("openai", {"web_search": "on"}, None),  # refused before it comes to that
+    ],
+)
+def test_tools_that_a_provider_runs_stand_before_the_stages_own(row: str, asked: Any, expected: Any) -> None:
+    provider = SHIPPED[row]
+    build = DIALECTS[provider.dialect].build
+    assert build(Request(MESSAGES, params=Params(**asked)), "m", provider).get("tools") == expected
+    both: Any = build(Request(MESSAGES, params=Params(**asked), tools=TOOLS), "m", provider)["tools"]
+    assert both[: len(expected or ())] == (expected or [])
+    assert len(both) == len(expected or ()) + len(TOOLS)
+
+
+EXAMPLES = (MESSAGES[0], Message("user", "Bad."), Message("assistant", "bad"), MESSAGES[1])
+
+
+def marked(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """Where a body has marks of either kind, and how long what ends there is kept."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        if name in ("cache_control", "prompt_cache_breakpoint"):
+            yield at, one.get("ttl", "")
+        yield from marked(one, f"{at}.{name}".removeprefix("."))
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "request_", "marks"),
+    [
+        (0, "gpt-5.4-mini", "a prefix", []),
+        (0, "gpt-5.6-mini", "text", []),
+        (0, "gpt-5.6-mini", "a prefix", [("messages.0.content.0", "")]),
+        (0, "gpt-6", "the prefix of a conversation", [("messages.0.content.0", "")]),
+        (0, "gpt-5.10", "a prefix of tools", []),
+        (1, "gpt-5.4", "a prefix", []),
+        (1, "gpt-5.6", "a prefix", [("input.0.content.0", "")]),
+        (1, "gpt-5.6", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), [("input.0.content.0", "")]),
+        (2, "claude-sonnet-5", "text", []),
+        (2, "claude-sonnet-5", "a prefix", [("system.0", "")]),
+        (2, "claude-sonnet-5", "a prefix for an hour, and a schema", [("system.0", "1h")]),
+        (2, "m", "the prefix of a conversation", [("system.0", ""), ("messages.2.content.1", "")]),
+        (2, "m", "a prefix of tools", [("messages.0.content.0", ""), ("tools.1", "")]),
+        (2, "m", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), [("messages.1.content.0", "")]),
+    ],
+)
+def test_the_end_of_a_shared_prefix_is_marked_where_it_has_to_be(
+    kind: int, model: str, request_: str | Request, marks: list[tuple[str, str]]
+) -> None:
+    member = MEMBERS[kind]
+    asked = REQUESTS[request_] if isinstance(request_, str) else request_
+    built = member.dialect.build(asked, model, member.provider)
+    assert sorted(marked(built)) == sorted(marks)
+    assert built.get("prompt_cache_key") == ("agac:1" if asked.prefix and kind < 2 else None)
+    with recording(body_of(member.replies[0])) as (url, seen):
+        asyncio.run(member.sdk(url, built))
+    assert json.loads(seen[0][1]) == json.loads(encode(built))
+    # nobody is told what it may not know
+    other = member.dialect.build(asked, model, replace(member.provider, cache="automatic"))
+    assert not list(marked(other))
+    assert "prompt_cache_key" not in other
 
 
 @members
@@ -298,10 +403,9 @@ def test_a_key_that_a_server_repeats_is_not_shown(member: Member, case: dict[str
 def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
     found = parse(member, 200, {}, body_of(case))
     assert isinstance(found, Reply)
-    reply = asdict(found)
-    assert {name: list(value) if isinstance(value := reply[name], tuple) else value for name in case["expect"]} == case[
-        "expect"
-    ]
+    reply, expected = asdict(found), case["expect"]
+    reply["usage"] = {name: reply["usage"][name] for name in expected.get("usage", ())}
+    assert {name: list(value) if isinstance(value := reply[name], tuple) else value for name in expected} == expected
 
 
 UNREADABLE = [
@@ -320,9 +424,12 @@ def test_a_good_status_without_a_reply_may_have_been_billed(member: Member, body
 
 
 NAMES = """error choices message content code type usage details detail object text output status incomplete_details
-stop_reason stop_details error_code response item delta index headers content_block thinking"""
+stop_reason stop_details error_code response item delta index headers content_block thinking
+tool_calls function function_call arguments id call_id name input partial_json tool_usage web_search server_tool_use
+server_side_tool_usage_details action message"""
 EVENTS = """error response.completed response.output_item.done message_start message_delta message_stop
-content_block_start content_block_delta text_delta thinking_delta"""
+content_block_start content_block_delta text_delta thinking_delta input_json_delta tool_use function_call
+web_search_call response.function_call_arguments.delta"""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
@@ -410,7 +517,9 @@ answers = st.one_of(
 def test_the_same_reply_streamed_or_not(member: Member, answer: ModelAnswer, sizes: list[int], ending: bytes) -> None:
     ask = ask_for()
     whole = parse(member, 200, {}, member.api.body(ask, answer))
-    assembly, body = assembled(member, b"".join(member.api.chunks(ask, answer)).replace(b"\n", ending), sizes)
+    assembly, body = assembled(
+        member, b"".join(map(server_sent, member.api.events(ask, answer))).replace(b"\n", ending), sizes
+    )
     assert assembly.done
     assert parse(member, 200, {}, body) == whole
     told = answer.messages if member.name == "openai-responses" else answer.messages[-1:]
@@ -422,7 +531,7 @@ def test_the_same_reply_streamed_or_not(member: Member, answer: ModelAnswer, siz
 @members
 @given(st.text(min_size=1), st.integers(0))
 def test_a_stream_that_is_cut_is_not_whole(member: Member, text: str, where: int) -> None:
-    events = list(member.api.chunks(ask_for(), ModelAnswer(text)))
+    events = list(map(server_sent, member.api.events(ask_for(), ModelAnswer(text))))
     # a completion's last two say the usage and that it is over; without them its reason to stop is its end
     end = len(events) - (3 if member.name == "openai-chat" else 1)
     assembly, _ = assembled(member, b"".join(events[: where % (end + 1)]), [])
@@ -470,6 +579,152 @@ def test_an_event_may_take_several_lines_with_comments_between_them_and_is_json(
     assert list(Events().feed(stream)) == [{"a": 1}, None]
     with pytest.raises(GarbledStream):
         list(Events().feed(b"data: <html>\n\n"))
+
+
+def sse(*events: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+def chat_pieces(*deltas: dict[str, Any], finish: str = "tool_calls") -> bytes:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    return sse(*({"choices": [one]} for one in [*choices, {"index": 0, "delta": {}, "finish_reason": finish}]))
+
+
+def chat_call(arguments: str, index: int | None = None, call_id: str = "", name: str = "") -> dict[str, Any]:
+    function = {"arguments": arguments, **({"name": name} if name else {})}
+    place = {**({} if index is None else {"index": index}), **({"id": call_id} if call_id else {})}
+    return {"tool_calls": [{**place, "function": function}]}
+
+
+def block(index: int, begun: dict[str, Any], *deltas: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"type": "content_block_start", "index": index, "content_block": begun},
+        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
+
+
+def json_piece(text: str) -> dict[str, Any]:
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+REASONED = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
+CALLED = {"type": "function_call", "call_id": "call_a", "name": "search", "arguments": '{"q":"a"}', "id": "fc_1"}
+THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
+USED = {"type": "tool_use", "id": "call_a", "name": "search", "input": {}}
+SEARCHED = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"encrypted_content": "x"}]}
+PAUSED = sse(
+    {"type": "message_start", "message": {"content": []}},
+    *block(0, SEARCHED, json_piece('{"query":'), json_piece('"a"}')),
+    *block(1, FOUND),
+    {"type": "message_delta", "delta": {"stop_reason": "pause_turn"}, "usage": {"server_tool_use": {
+        "web_search_requests": 2, "web_fetch_requests": 0}}},
+    {"type": "message_stop"},
+)  # fmt: skip
+ONE = [["call_a", "search", '{"q":"a"}']]
+
+STREAMED_TURNS: dict[str, tuple[int, bytes, list[list[str]], list[Any]]] = {
+    # the calls, and what of the message goes back as it came: in the order of the members
+    "chat: by index": (
+        0,
+        chat_pieces(
+            {"content": "Let me see.", "reasoning_content": "Hm"},
+            chat_call("", 0, "call_a", "search"), chat_call('{"q":', 0), chat_call('{"p', 1, "call_b", "read"),
+            chat_call('"a"}', 0), chat_call('ath":1}', 1),
+        ),
+        [*ONE, ["call_b", "read", '{"path":1}']],
+        ["Let me see.", "Hm"],
+    ),
+    "chat: each piece with an id of its own (vLLM)": (
+        0, chat_pieces(chat_call("", 0, "call_a", "search"), chat_call('{"q":"a"}', 0, "call_x")), ONE, ["call_a"],
+    ),
+    "chat: all at the same index, with signatures (Gemini), which says stop": (
+        0,
+        chat_pieces(
+            {"tool_calls": [
+                {"index": 0, "id": one, "function": {"name": "read", "arguments": "{}"},
+                 "extra_content": {"google": {"thought_signature": one + "-signed"}}} for one in ("g1", "g2")
+            ]},
+            finish="stop",
+        ),
+        [["g1", "read", "{}"], ["g2", "read", "{}"]],
+        ["g1-signed", "g2-signed"],
+    ),
+    "chat: without index and id": (
+        0, chat_pieces(chat_call("{}", name="read"), chat_call('{"q":"a"}', name="search")),
+        [["call_0", "read", "{}"], ["call_1", "search", '{"q":"a"}']], ["call_1"],
+    ),
+    "responses": (
+        1,
+        sse(
+            {"type": "response.output_item.done", "item": REASONED},
+            {"type": "response.function_call_arguments.delta", "delta": '{"q'},
+            {"type": "response.output_item.done", "item": CALLED},
+            {"type": "response.completed", "response": {"status": "completed", "output": []}},
+        ),
+        ONE,
+        [REASONED, CALLED],
+    ),
+    "anthropic": (
+        2,
+        sse(
+            {"type": "message_start", "message": {"content": []}},
+            *block(0, THOUGHT, {"type": "thinking_delta", "thinking": "Hm"},
+                   {"type": "signature_delta", "signature": "sig"}),
+            *block(1, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Let me see."}),
+            *block(2, USED, json_piece(""), json_piece('{"q":'), json_piece('"a"}')),
+            *block(3, {**USED, "id": "call_b", "name": "read"}),
+            {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+            {"type": "message_stop"},
+        ),
+        [*ONE, ["call_b", "read", "{}"]],
+        [{**THOUGHT, "thinking": "Hm", "signature": "sig"}, {**USED, "input": {"q": "a"}}],
+    ),
+    "anthropic: paused": (2, PAUSED, [], [{**SEARCHED, "input": {"query": "a"}}, FOUND]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "stream", "calls", "kept"), STREAMED_TURNS.values(), ids=STREAMED_TURNS.keys())
+def test_calls_of_a_stream_are_put_together_and_go_back_with_their_message(
+    kind: int, stream: bytes, calls: list[list[str]], kept: list[Any]
+) -> None:
+    member = MEMBERS[kind]
+    assembly, body = assembled(member, stream, [])
+    assert tokens(assembly) == (True, True)
+    reply = parse(member, 200, {}, body)
+    assert isinstance(reply, Reply)
+    assert [[one.id, one.name, one.arguments] for one in reply.calls] == calls
+    assert assembly.size >= sum(len(one.arguments) for one in reply.calls)  # what a sender bounds
+    assert reply.finish is (Finish.TOOLS if calls else Finish.PAUSED)
+    assert reply.usage.server_tools == (None if calls else {"web_search": 2})
+    results = ToolMessage("tool", "", tuple(ToolResult(one.id, "ok") for one in reply.calls))
+    said = AssistantMessage("assistant", reply.text, reply.calls, json.loads(json.dumps(reply.wire)))
+    asked = Request((*MESSAGES, said, *([results] if calls else [])), tools=TOOLS)
+    with recording(body_of(member.replies[0])) as (url, seen):
+        asyncio.run(member.sdk(url, member.dialect.build(asked, "m", member.provider)))
+    sent = json.loads(seen[0][1])[member.items]
+    for one in kept:
+        assert json.dumps(one, sort_keys=True) in json.dumps(sent, sort_keys=True)
+    # what another dialect sent is told in words
+    for other in MEMBERS:
+        if other is not member:
+            assert "encrypted" not in str(other.dialect.build(asked, "m", other.provider))
+
+
+def test_reasoning_without_its_content_is_not_sent_back_to_who_stores_nothing() -> None:
+    came = [{"type": "reasoning", "id": "rs_1", "summary": []}, CALLED]
+    said = AssistantMessage("assistant", "", (), {"output": came})
+    wire: Any = MEMBERS[1].dialect.build(Request((*MESSAGES, said), tools=TOOLS), "m", MEMBERS[1].provider)
+    assert [item["type"] for item in wire["input"]] == ["message", "function_call"]
+
+
+def test_a_tool_is_held_to_its_schema_where_that_can_be() -> None:
+    chat, responses, _ = (member.dialect.build(REQUESTS["tools"], "m", member.provider) for member in MEMBERS)
+    assert [tool["function"].get("strict") for tool in chat["tools"]] == [None, True]  # type: ignore[union-attr]
+    assert [tool["strict"] for tool in responses["tools"]] == [False, True]  # type: ignore[union-attr]
+    again = MEMBERS[0].dialect.build(REQUESTS["tools"], "m", MEMBERS[0].provider)
+    assert again["tools"] is chat["tools"]  # which is encoded once
 
 
 def test_answers_that_are_given_back_over_the_responses_api_are_messages() -> None:

@@ -102,3 +102,11 @@ def test_one_scenario_can_be_measured_alone_but_never_fills_the_page(tmp_path: P
         run = bench("--write-docs", *flags)
         assert run.returncode == 2
         assert "--write-docs wants every scenario" in run.stderr
+
+
+def test_the_bound_of_agents_is_slots_and_the_order_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    import agents
+
+    assert [round(agents.bound(turn), 2) for turn in (0.2, 0.5)] == [1.2, 2.5]
+    assert (len(agents.PAPERS), len(set(agents.PAPERS))) == (20, 9)

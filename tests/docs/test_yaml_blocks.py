@@ -13,7 +13,7 @@ from pages import ROOT, Block, blocks, pages
 
 from agac import api
 from agac.api import validate
-from agac.simulator.faults import load_rules
+from agac.simulator.faults import load_rules, parse_rules, parse_script
 
 WITH_YAML = [page for page in pages() if any(block.language == "yaml" for block in blocks(page))]
 SCHEMAS = {kind: Draft7Validator(api.file_schema(kind)) for kind in ("workflow", "project", "card")}
@@ -27,6 +27,10 @@ def example(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "agac.yml", tmp_path)
     shutil.copytree(ROOT / "agac/api/template/data", tmp_path / "data", dirs_exist_ok=True)
     return tmp_path
+
+
+SIMULATED = {"faults.yml": parse_rules, "script.yml": parse_script}
+"""Files of the simulator's."""
 
 
 def write(folder: Path, path: str, text: str) -> Path:
@@ -44,8 +48,8 @@ def check(block: Block, path: str, folder: Path) -> None:
     target = write(folder, path, block.text)
     if path.startswith(".github/"):
         return  # test_batch_page.py
-    if path == "faults.yml":
-        assert load_rules(target), block.where
+    if path in SIMULATED:
+        assert load_rules(target, SIMULATED[path]), block.where
     elif target.stem == "broken":
         assert problems(target.stem, folder), f"{block.where}: is not broken"
         target.unlink()
@@ -76,7 +80,7 @@ def judged(block: Block) -> tuple[str, object] | None:
     data = yaml.safe_load(block.text)
     if path == Path():
         return "workflow", {"stages": [{"name": "classify", **data}]}
-    if path.stem == "broken" or path.name == "faults.yml" or path.parts[0] == ".github":
+    if path.stem == "broken" or path.name in SIMULATED or path.parts[0] == ".github":
         return None
     return ("project" if path.name == "agac.yml" else "card" if path.parts[0] == "agentcards" else "workflow"), data
 

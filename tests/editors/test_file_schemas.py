@@ -16,8 +16,9 @@ from agac import api
 from agac.core.errors import UsageError
 from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
+from agac.spec.card_models import CardFile
 from agac.spec.models import FileModel, WorkflowFile
-from agac.spec.project_models import CardFile, ProjectFile
+from agac.spec.project_models import ProjectFile
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS: dict[str, type[FileModel]] = {"workflow": WorkflowFile, "project": ProjectFile, "card": CardFile}
@@ -196,7 +197,7 @@ def test_what_the_schema_refuses_agac_refuses(kind: str, data: Any) -> None:
 
 def test_a_card_of_another_program_may_say_no(project: ProjectFolder) -> None:
     assert faults("card", {"shell": False, "skills": []}) == []
-    assert faults("card", {"shell": True})
+    assert faults("card", {"shell": "yes"})
     project.write("agentcards/plain.yml", "shell: false\nskills: []\ninstruction: Be kind.\n")
     assert project.agac("card", "show", "plain").code == 0
 

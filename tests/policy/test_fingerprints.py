@@ -16,7 +16,10 @@ EVERY_PARAM = Params(
     temperature=0.5, top_p=0.9, max_tokens=100, presence_penalty=0.1, frequency_penalty=0.2, stop=("a", "b"), seed=7,
     reasoning="low", service_tier="flex",
 )  # fmt: skip
-LATER = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "verbosity": "low"}
+LATER = {
+    "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "verbosity": "low", "web_search": "on", "x_search": "on",
+    "web_fetch": "2",
+}  # fmt: skip
 """Parameters that came after fingerprints had been stored: without them nothing may change."""
 BASE: dict[str, Any] = {"provider": "openai", "model": "gpt-5.4-mini", "params": EVERY_PARAM, "schema": SCHEMA}
 

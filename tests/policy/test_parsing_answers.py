@@ -90,6 +90,8 @@ FINISHES = [
     (Finish.LENGTH, ErrorType.TRUNCATED),
     (Finish.REFUSAL, ErrorType.REFUSED),
     (Finish.FILTER, ErrorType.FILTERED),
+    (Finish.TOOLS, ErrorType.PROVIDER_ERROR),
+    (Finish.PAUSED, ErrorType.PROVIDER_ERROR),
     (Finish.OTHER, ErrorType.PROVIDER_ERROR),
 ]
 

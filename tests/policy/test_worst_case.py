@@ -18,7 +18,7 @@ from agac.providers.table import SHIPPED, SIMULATOR
 from agac.store.records import Call, Endpoint
 
 RATES = st.floats(0, 100, allow_nan=False)
-FLAT = st.builds(Price, input=RATES, output=RATES, cached_input=st.none() | RATES)
+FLAT = st.builds(Price, input=RATES, output=RATES, cached_input=st.none() | RATES, cache_write=st.none() | RATES)
 STEPS = st.lists(st.tuples(st.integers(1, 3_000), FLAT), max_size=3, unique_by=lambda step: step[0])
 PRICES = st.builds(lambda base, steps: replace(base, above=tuple(sorted(steps, key=lambda s: s[0]))), FLAT, STEPS)
 
@@ -37,7 +37,9 @@ def test_no_call_costs_more_than_its_worst_case(
 ) -> None:
     worst = worst_of(price, max_tokens, b"x" * size)
     given_tokens = int(size * shares[0])
-    used = Usage(given_tokens, int(max_tokens * shares[1]), int(given_tokens * shares[2]))
+    cached = int(given_tokens * shares[2])
+    written = int((given_tokens - cached) * shares[1])
+    used = Usage(given_tokens, int(max_tokens * shares[1]), cached, cache_write_tokens=written)
     real = cost(used, price)
     assert real is not None
     assert real <= worst.usd * (1 + 1e-9)

@@ -17,19 +17,43 @@ from support.canned import Answer, Talk
 BAD = "unspeakable"
 """A text with this word in it is refused, always."""
 
+WRONG = '{"mood": "wrong"}'
 FIELDS: dict[str, dict[str, Any]] = {
     "A": {"mood": {"type": "string", "enum": ["good", "bad"]}, "why": {"type": "string"}},
     "L": {"why": {"type": "string"}, "items": {"type": "array", "items": {"type": "string"}}},
 }
 
 
+class ToolUse(NamedTuple):
+    """A call of a tool, and what its result begins with."""
+
+    name: str
+    word: str
+
+    @property
+    def result(self) -> str:
+        return f"found {self.word}" if self.name == "look" else "Error: ValueError: nothing there"
+
+
+TOOLS = """
+def look(word: str) -> str:
+    return "found " + word
+
+
+def fail(word: str) -> str:
+    raise ValueError("nothing there")
+"""
+
+
 class Content(NamedTuple):
-    """What decides an answer: the model, its temperature, the user's message, and the fields of the schema."""
+    """What decides an answer: the model, its temperature, the user's message, the fields of the schema, and whether
+    there are tools."""
 
     model: str
     temperature: float | None
     text: str
     schema: str | None
+    tools: bool = False
 
     @property
     def digest(self) -> str:
@@ -46,7 +70,16 @@ class Content(NamedTuple):
     @property
     def calls(self) -> int:
         """Answered calls that it takes: some first replies have the wrong form, and are asked again."""
-        return 2 if self.sloppy else 1
+        return len(self.turns) + (2 if self.sloppy else 1)
+
+    @property
+    def turns(self) -> list[list[ToolUse]]:
+        """The tools that are asked for, turn by turn, before the answer: some that others ask for, too."""
+        found = []
+        for turn in range(self.number % 3 if self.tools and not self.refused else 0):
+            uses = [ToolUse("look", f"{self.digest} {turn}"), ToolUse("look", f"all {turn}"), ToolUse("fail", "all")]
+            found.append(uses[: 1 + (self.number >> turn) % 3])
+        return found
 
     @property
     def sloppy(self) -> bool:
@@ -93,13 +126,16 @@ class Provider:
         message: dict[str, Any] = {"role": "assistant", "content": None}
         if content.refused:
             message["refusal"] = "no"
-        elif content.sloppy and first:
-            message["content"] = '{"mood": "wrong"}'
+        elif (turn := _turn(content, body)) is not None:
+            message["tool_calls"] = turn
+        elif content.sloppy and WRONG not in [one["content"] for one in body["messages"]]:
+            message["content"] = WRONG
         else:
             value = content.value
             message["content"] = value if isinstance(value, str) else json.dumps(value)
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        finish = "tool_calls" if "tool_calls" in message else "stop"
+        choices = [{"index": 0, "message": message, "finish_reason": finish}]
         return 200, {"model": content.model, "choices": choices, "usage": usage}
 
 
@@ -109,7 +145,23 @@ def _content(body: dict[str, Any]) -> tuple[Content, bool]:
     schema = (body.get("response_format") or {}).get("json_schema")
     names = sorted(schema["schema"]["properties"]) if schema else None
     kind = next((kind for kind, fields in FIELDS.items() if sorted(fields) == names), None)
-    return Content(body["model"], body.get("temperature"), messages[0]["content"], kind), len(messages) == 1
+    content = Content(body["model"], body.get("temperature"), messages[0]["content"], kind, "tools" in body)
+    return content, len(messages) == 1
+
+
+def _turn(content: Content, body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The calls that are asked for now; None: there was all that was wanted. What they gave before has to be there."""
+    asked = sum(bool(one.get("tool_calls")) for one in body["messages"])
+    wanted = [use.result for turn in content.turns[:asked] for use in turn]
+    results = [one["content"] for one in body["messages"] if one["role"] == "tool"]
+    assert [found[: len(want)] for found, want in zip(results, wanted, strict=True)] == wanted
+    if asked == len(content.turns):
+        return None
+    return [
+        {"id": f"{content.digest}-{asked}-{place}", "type": "function",
+         "function": {"name": use.name, "arguments": json.dumps({"word": use.word})}}
+        for place, use in enumerate(content.turns[asked])
+    ]  # fmt: skip
 
 
 class Batches:

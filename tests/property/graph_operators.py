@@ -18,6 +18,7 @@ class Ask(Operator):
 
     gives = "text"
     schema: ClassVar[str | None] = None
+    tools: ClassVar[bool] = False
 
     def resolve(self) -> None:
         self.parts = [self._part(ref) for ref in self.gene.refs]
@@ -33,7 +34,7 @@ class Ask(Operator):
 
     def keys(self) -> dict[str, Any]:
         names = " ".join(f"${{{name}{'.' + part if part else ''}}}" for name, part in self.parts)
-        found: dict[str, Any] = {"prompt": f"{self.gene.word}: {names}"}
+        found: dict[str, Any] = {"prompt": f"{self.word}: {names}"}
         if self.schema:
             found["output_schema"] = {
                 "type": "object", "properties": FIELDS[self.schema], "required": list(FIELDS[self.schema]),
@@ -45,6 +46,11 @@ class Ask(Operator):
     def temperature(self) -> float | None:
         return None if self.gene.number % 3 else 0.5
 
+    @property
+    def word(self) -> str:
+        """What prompts begin with."""
+        return self.gene.word
+
     def does(self, seen: Seen) -> Gives:
         content = self.content(" ".join(self._rendered(name, part, seen) for name, part in self.parts))
         if content.refused:
@@ -52,7 +58,7 @@ class Ask(Operator):
         return Gives(self.value(content), content)
 
     def content(self, text: str) -> Content:
-        return Content("small", self.temperature, f"{self.gene.word}: {text}", self.schema)
+        return Content("small", self.temperature, f"{self.word}: {text}", self.schema, self.tools)
 
     def value(self, content: Content) -> Any:
         return content.value
@@ -76,6 +82,35 @@ class AskList(Ask):
     """Asks for an object with a list."""
 
     gives = schema = "L"
+
+
+class Agent(Ask):
+    """Asks for a text, and has tools: their results shared or not, repeatable or not, or stubs in their place."""
+
+    tools = True
+
+    @property
+    def stubbed(self) -> bool:
+        return self.gene.number % 7 == 3
+
+    @property
+    def word(self) -> str:
+        return f"{self.gene.word} {'of stubs' if self.stubbed else 'of tools'}"
+
+    def keys(self) -> dict[str, Any]:
+        number = self.gene.number
+        look = {"side_effects": True} if number % 5 == 4 else {"cacheable": number % 2 == 0}
+        found = super().keys() | {"tools": {"tools/agents.py:look": look, "tools/agents.py:fail": {}}}
+        if self.stubbed:
+            stubs = {"look": {"cel": "'found ' + args.word"}, "fail": {"error": "ValueError: nothing there"}}
+            found |= {"tools_mode": "stub", "tool_stubs": stubs}
+        return found
+
+
+class AgentForm(Agent):
+    """One that asks for an object."""
+
+    gives = schema = "A"
 
 
 class AskField(Ask):
@@ -286,7 +321,7 @@ class Grouped(Ask):
 
 
 OPERATORS: dict[str, type[Operator]] = {
-    "ask": Ask, "ask_form": AskForm, "ask_list": AskList, "ask_field": AskField, "filter": Filter, "select": Select,
-    "rename": Rename, "function": Function, "sieve": Sieve, "risky": Risky,
-    "many": Many, "dedupe": Dedupe, "group": Grouped,
+    "ask": Ask, "ask_form": AskForm, "agent": Agent, "agent_form": AgentForm, "ask_list": AskList,
+    "ask_field": AskField, "filter": Filter, "select": Select, "rename": Rename, "function": Function, "sieve": Sieve,
+    "risky": Risky, "many": Many, "dedupe": Dedupe, "group": Grouped,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from property.answering import BAD
+from property.answering import BAD, TOOLS
 from property.graph_operators import OPERATORS, Ask, Dedupe, Filter, Function, Many, Rename, Select
 from property.graph_stages import ANSWERS, NAMES, Gene, Operator, Row, Shape, Upstream
 from property.graph_walk import Levels, Outcome, Walk
@@ -191,6 +191,7 @@ class Graph:
     def tools(self) -> dict[str, str]:
         """The project's functions, by their files."""
         found = {f"tools/{stage.name}.py": stage.tool() for stage in self.all.values()}
+        found["tools/agents.py"] = TOOLS
         return {path: text for path, text in found.items() if text is not None}
 
     def walk(self, rows: Sequence[Row]) -> Outcome:

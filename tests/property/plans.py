@@ -6,7 +6,8 @@ asked. Where a stage is not `exact`, how many rows come to it is a guess, and no
 
 Narrower than one might wish, since stages that run side by side decide by chance, or by what fails: a stage is left out
 beside which rows leave (the plan counts it as if they did not), and of one that makes rows only the most is compared
-while a stage beside it is open or blocked (a row that fails makes no others; the plan counts them all the same).
+while a stage beside it is open or blocked (a row that fails makes no others; the plan counts them all the same), and
+nothing where rows are kept for others that are like them.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Plan:
         for position, count in self.project.query(
             "SELECT ifnull((SELECT min(t.stage) FROM task t JOIN row r ON r.key = t.row_key WHERE r.run_id = ? "
             "AND t.fingerprint = a.fingerprint AND t.settled_at >= ?), stage) AS first, count(DISTINCT fingerprint) "
-            "FROM attempt a WHERE event_id = ? AND purpose = 'ask' GROUP BY first",
+            "FROM attempt a WHERE event_id = ? AND purpose IN ('ask', 'turn') GROUP BY first",
             run, at, event,
         ):  # fmt: skip
             found[self.graph.order[position]].asked = count
@@ -97,8 +98,11 @@ class Plan:
             open_above = any(
                 plan[other]["run"] or plan[other]["in_flight"] or not plan[other]["exact"] for other in above
             )
-            made = any(self.graph.all[other].makes for other in (name, *above))
-            if one["exact"] and not open_above and not (made and any(is_open(plan[other]) for other in beside)):
+            makers = {self.graph.all[other].makes for other in (name, *above)} - {None}
+            open_beside = any(is_open(plan[other]) for other in beside)
+            if open_beside and "kept" in makers:
+                continue  # where a row fails, another one that is like it is kept
+            if one["exact"] and not open_above and not (makers and open_beside):
                 self.is_known(one, came[name])
             elif one["exact"]:
                 self.is_at_most(one, came[name])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from agac.core.types import Usage
 from agac.providers.prices import BATCH, cost, lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Price, Provider
-from agac.providers.table import OPENAI, SHIPPED, SIMULATOR
+from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, build_providers
+from agac.spec.project_models import ProviderSpec
 
 MILLION = 1_000_000
 
@@ -21,6 +22,7 @@ def known(provider: Provider, model: str, tier: str | None = None) -> Price:
 
 
 PRICE = Price(input=0.25, output=2.0, cached_input=0.025)
+KEPT = Price(1.0, 5.0, 0.1, cache_write=1.25, cache_write_1h=2.0, uses={"web_search": 10.0, "web_fetch": 0.0})
 LONG = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0, 20.0))))
 
 
@@ -33,6 +35,14 @@ LONG = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0,
         (Usage(0, MILLION, reasoning_tokens=MILLION), PRICE, 2.0),
         # cached tokens cost what others do where no price says otherwise
         (Usage(MILLION, 0, cached_tokens=MILLION), Price(0.25, 2.0), 0.25),
+        # so do those that are written to a cache; each token counts once
+        (Usage(MILLION, 0, cache_write_tokens=MILLION), PRICE, 0.25),
+        (Usage(MILLION, 0, cache_write_tokens=MILLION), KEPT, 1.25),
+        (Usage(MILLION, 0, 400_000, cache_write_tokens=600_000, cache_write_1h_tokens=200_000), KEPT, 0.94),
+        (Usage(MILLION, 0, MILLION, cache_write_tokens=MILLION, cache_write_1h_tokens=MILLION), KEPT, 0.1),
+        # tools that the provider ran: of a price that nobody knows nothing is said
+        (Usage(0, 0, server_tools={"web_search": 3, "web_fetch": 2}), KEPT, 0.03),
+        (Usage(MILLION, 0, server_tools={"x_search": 1}), KEPT, None),
         # a long prompt can have another price
         (Usage(200_000, 0), LONG, 0.2),
         (Usage(200_001, 0), LONG, 0.400002),
@@ -123,6 +133,19 @@ def test_what_a_tier_costs_without_a_factor_and_without_a_price_of_cached_input(
     assert price_of(provider, "m", "flex") == price_of(provider, "m", "priority") == Price(1.0, 10.0)
     provider = Provider("p", "openai-chat", "https://h/v1", prices={"*": Price(1.0, 10.0, flex=0.5)})
     assert cost(Usage(MILLION, 0, cached_tokens=MILLION), price_of(provider, "m", "flex")) == pytest.approx(0.5)
+
+
+def test_what_caches_and_a_providers_tools_cost_is_known_and_agac_yml_wins() -> None:
+    found = known(SHIPPED["anthropic"], "claude-sonnet-4-5-20250929", BATCH)
+    assert found.cache_write == pytest.approx(found.input * 1.25)
+    assert found.cache_write_1h == pytest.approx(found.input * 2)
+    assert found.uses["web_search"] == 10.0  # a batch makes searches no cheaper
+    assert known(SHIPPED["xai-responses"], "grok-4.6").uses["x_search"] == 5.0
+    own = ProviderSpec.model_validate(
+        {"tool_prices": {"web_search": 4}, "prices": {"m": {"input": 1, "output": 2, "cache_write": 3}}}
+    )
+    priced = known(build_providers({"responses": own}, {})[0]["responses"], "m")
+    assert (priced.cache_write, priced.uses) == (3, {"web_search": 4})
 
 
 def batching(price: Price | None, traits: BatchTraits | None) -> Provider:

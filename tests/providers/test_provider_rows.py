@@ -46,6 +46,17 @@ def test_every_shipped_row_is_usable_and_its_batches_can_be_made(row: Provider) 
         assert row.batch.unsupported.keys() <= {field.name for field in fields(Params)}
 
 
+def test_what_is_kept_of_a_prompt_and_who_takes_tools_is_known_or_said() -> None:
+    own = {"tools": False, "tools_with_schema": True, "cache": "automatic", "cache_min_tokens": 256}
+    rows = build(local=spec("openai-chat", AT), told=spec("openai-chat", AT, **own), openai=spec(cache_min_tokens=7))
+    models = {"claude-haiku-4-5": 4096, "claude-opus-4-7": 2048, "claude-opus-5-5": 512, "claude-new": 1024}
+    assert {model: rows["anthropic"].least_cached(model) for model in models} == models
+    assert [rows[name].least_cached("m") for name in ("local", "told", "openai")] == [None, 256, 7]
+    assert [(rows[name].tools, rows[name].tools_with_schema) for name in ("local", "told", "openai", "vllm")] == [
+        (True, False), (False, True), (True, True), (True, False),
+    ]  # fmt: skip
+
+
 def test_a_key_comes_from_the_environment_and_is_missed_only_when_its_provider_is_used() -> None:
     providers = build({"OPENAI_API_KEY": " sk-secret-1\n"}, local=spec("openai-chat", AT))
     openai = providers["openai"]

@@ -119,7 +119,8 @@ def test_flags_carry_every_setting(tmp_path: Any) -> None:
 
     settings = Settings(
         host="localhost", port=1, seed=-2, latency="normal:1,2", slots=3, rpm=4, tpm=5, burst=6, batch_seconds=0.25,
-        state=tmp_path / "s.db", websocket=False, faults=tmp_path / "f.yml",
+        state=tmp_path / "s.db", websocket=False, script=tmp_path / "r.yml", tool_turns=2, tool_calls=3, serving="h100",
+        faults=tmp_path / "f.yml",
     )  # fmt: skip
     assert parse_arguments(settings.arguments())[0] == settings
     assert parse_arguments([])[0] == Settings()

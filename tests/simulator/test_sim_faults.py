@@ -318,7 +318,7 @@ def test_all_that_is_wrong_with_rules_is_said_at_once() -> None:
         ("f.yml", b"- caf\xe9\n", "{path}: byte 6 is not UTF-8; save the file as UTF-8"),
         ("f.yml", b"kind: cut", "{path}: a faults file is a list of rules"),
         ("f.yml", None, "no such file: {path}"),
-        (".", None, "{path}: the faults file cannot be read: "),
+        (".", None, "{path}: the file cannot be read: "),
     ],
 )
 def test_unreadable_faults_file_is_named(tmp_path: Path, name: str, text: bytes | None, problem: str) -> None:

@@ -168,6 +168,8 @@ def holding(node: dict[str, Any]) -> dict[str, Any]:
 
 IN_SCHEMA = "output_config.format.schema: "
 OPEN = {"type": "object", "properties": {}}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "a", "input": {}}]}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": ""}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, "temprature: Extra inputs are not permitted"),
     ({"max_tokens": None}, "max_tokens: Field required"),
@@ -181,7 +183,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1.5}, "temperature: Input should be a number from 0 to 1"),
     ({"stop_sequences": [" "]}, "stop_sequences: Input should be a list of strings that are not blank"),
     ({"service_tier": "flex"}, "service_tier: Input should be 'auto' or 'standard_only'"),
-    ({"tools": [{}]}, "tools: not supported by the simulator: leave it out"),
+    ({"tools": {}}, "tools: Input should be a list"),
+    ({"tools": [{}]}, "tools.0.name: String should match pattern"),
+    ({"tools": [{"name": "a"}]}, "tools.0.custom.input_schema: Input should be a schema"),
+    ({"tools": [{"name": "web_fetch", "type": "web_search_20250305"}]}, "tools.0.name: String should match"),
+    ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools.0: Input should be a tool of type 'custom'"),
+    (
+        {"tools": [{"name": "a", "input_schema": {"type": "object"}, "strict": True}]},
+        "tools.0.custom.input_schema: For 'object' type",
+    ),
+    (
+        {"tools": [{"name": "a", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "b"}},
+        "tool_choice: Input should",
+    ),
+    ({"messages": [CALLED]}, "messages: tool calls must be followed by their results; missing: t1."),
+    ({"messages": [CALLED, {"role": "user", "content": "so?"}]}, "messages.1: tool calls must be followed by"),
+    ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0: no tool call found for the result of 't1'"),
+    (
+        {"messages": [CALLED, {"role": "user", "content": [{"type": "text", "text": "so"}, RESULT]}]},
+        "messages.1: thoughts must come before calls, and `tool_result` blocks before text",
+    ),
+    ({"messages": [CALLED, {"role": "user", "content": [RESULT]}]}, "tools: Requests which include"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "y"}]}]},
+        "messages.0: Invalid `signature`",
+    ),
+    (
+        {
+            "messages": [CALLED, {"role": "user", "content": [RESULT]}],
+            "max_tokens": 2000,
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+        },
+        "messages.0: thoughts must come before calls",
+    ),
     ({"thinking": {"type": "so"}}, "thinking.type: Input should be 'adaptive', 'enabled', 'disabled'"),
     ({"thinking": {"type": "adaptive", "budget_tokens": 1}}, "thinking.adaptive.budget_tokens: Extra inputs"),
     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.enabled.budget_tokens: Input should be greater"),

@@ -141,7 +141,6 @@ MALFORMED: dict[str, tuple[Any, str, str | None]] = {
     "seed": (body(seed=1), "seed", "unknown_parameter"),
     "stop": (body(stop=["x"]), "stop", "unknown_parameter"),
     "too hot": (body(temperature=3), "temperature", "invalid_type"),
-    "tools": (body(tools=[{"type": "web_search"}]), "tools", None),
     "background": (body(background=True), "background", None),
     "a format that is none": (body(text={"format": {"type": "xml"}}), "text.format.type", None),
     "an unnamed schema": (body(text={"format": UNNAMED}), "text.format.name", "missing_required_parameter"),

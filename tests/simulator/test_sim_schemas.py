@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from support.soak import campaign
 
-from agac.simulator.openai import CHAT
+from agac.simulator.chat import CHAT
 from agac.simulator.replies import AnswerWriter, ApiError
 
 NAMES = st.sampled_from(["sentiment", "reason", "score", "tags", "name", "rating", "x y", "é"])
@@ -246,7 +246,7 @@ REFUSED = {
     "circle": ({"$ref": "#"}, "no finite value"),
     "circle of allOf": ({"allOf": [{"$ref": "#"}], "type": "string"}, "lead back to themselves"),
     "false": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "no finite value"),
-    "no such type": ({"type": "str"}, 'type "str" does not exist'),
+    "no such type": ({"type": "str"}, "type must be of object, array, "),
     "no such definition": ({"$ref": "#/$defs/nope"}, "points at nothing"),
     "elsewhere": ({"$ref": "https://example.com/schema.json"}, "must point into the schema itself"),
     "no regular expression": ({"type": "string", "pattern": "("}, "is no regular expression"),

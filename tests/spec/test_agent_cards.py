@@ -28,8 +28,8 @@ def test_front_matter_and_instruction(tree: Tree) -> None:
         "request_params: {max_tokens: 200, temperature: 0, topP: 0.5, stopSequences: [END], service_tier: fast}\n"
         "---\n\nAssign one\ntopic label.\n\n",
     )
-    assert (card.name, card.description, card.file) == ("my_tagger", "Tags.", "agentcards/c.md")
-    assert (card.instruction, card.model) == ("Assign one\ntopic label.", "openai/gpt-4.1-mini")
+    assert (card.name, card.keys.description, card.file) == ("my_tagger", "Tags.", "agentcards/c.md")
+    assert (card.instruction, card.keys.model) == ("Assign one\ntopic label.", "openai/gpt-4.1-mini")
     sampling = {"max_tokens": 200, "temperature": 0, "top_p": 0.5}
     assert card.params == {**sampling, "stop": ("END",), "service_tier": "priority"}
     assert str(card.where["model"]) == "agentcards/c.md:4:8"
@@ -59,14 +59,14 @@ def test_each_problem_of_a_card_has_its_own_place(tree: Tree) -> None:
     _, problems = load(tree, "---\nmodle: x\nshell: true\nname: ${NOBODY}\n---\n{{x}} ${y}")
     assert len(problems) == 5
     _, problems = load(tree, "---\n---\n\nAt ${vars.tone} {{currentDate}} {{nope}}\n$${ \\{{x}} {{ y }}", tone="x")
-    assert [problem.split(";")[0] for problem in problems] == [
-        "agentcards/c.md:4:17: {{currentDate}} is not supported yet",
+    assert [problem.split(";")[0].split(", and")[0] for problem in problems] == [
+        "agentcards/c.md:4:17: warning: {{currentDate}} makes other requests every day",
         "agentcards/c.md:4:33: unknown placeholder {{nope}}",
         "agentcards/c.md:5:12: unknown placeholder {{ y }}",
     ]
     card, [problem] = load(tree, "---\nuse_history: true\n---\nText.")
     assert card is not None
-    assert problem == "agentcards/c.md:2:1: warning: use_history: rows share no history; this has no effect"
+    assert problem == "agentcards/c.md:2:1: warning: use_history: has no effect: rows share no history"
     tree.write("agentcards/c.md", "---\nmodle: x\n---\n")
     text = "input: {path: data/reviews.csv}\nstages:\n  - {name: a, agent: c}\n  - {name: b, agent: c}\n"
     assert tree.problems(text) == ["agentcards/c.md:2:1: modle: unknown key; did you mean 'model'?"]
@@ -85,7 +85,7 @@ def test_variables_fill_the_instruction_once_in_both_spellings(tree: Tree) -> No
 def test_environment_variables_fill_front_matter_once_and_not_the_body(tree: Tree) -> None:
     tree.env = {"WHO": "${NOT} {{x}}", "MODEL": "m"}
     card = good(tree, "name: n\nmodel: a/${MODEL}\ndescription: ${NONE:x}\ninstruction: I am ${WHO}.\n", "c.yml")
-    assert (card.model, card.description, card.instruction) == ("a/m", "x", "I am ${NOT} {{x}}.")
+    assert (card.keys.model, card.keys.description, card.instruction) == ("a/m", "x", "I am ${NOT} {{x}}.")
     _, problems = load(tree, "---\n---\nI am ${WHO}.")
     assert "move ${WHO} into prompt" in problems[0]
 

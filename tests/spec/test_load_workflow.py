@@ -278,7 +278,7 @@ def test_every_problem_of_every_file_comes_at_once_in_file_order(tree: Tree) -> 
         "outptu: {}\n"
     )
     assert [line.rpartition(": ")[0] for line in tree.problems(text)] == [
-        "agac.yml:1:1: defalts", "agentcards/c.md:2:1: shell", "agentcards/c.md:4:1",
+        "agac.yml:1:1: defalts", "agentcards/c.md:2:8: shell: `shell: true` is not supported", "agentcards/c.md:4:1",
         "prompts/p.md:1:3: placeholder is never closed", "schemas/s.json:1:10: type",
         "workflows/w.yml:1:9: input.pth", "workflows/w.yml:3:6: stages[0].nmae",
         "workflows/w.yml:4:61: stages[1].temperature", "workflows/w.yml:5:1: outptu",

@@ -14,7 +14,9 @@ Counts = Counter[tuple[Any, ...]]
 
 OUTCOMES = {1: "done", 2: "failed", 3: "dropped", 4: "dropped", 5: "skipped"}
 PENDING, DONE, FAILED, FILTERED, SKIPPED, GONE = 0, 1, 2, 4, 5, 6
-KEPT_TABLES = ("row", "task", "result", "attempt", "counter", "made", "member", "alike", "timing")
+KEPT_TABLES = (
+    "row", "task", "result", "attempt", "counter", "made", "member", "alike", "timing", "agent_turn", "tool_call",
+)  # fmt: skip
 
 
 def assert_recounted(query: Query) -> None:
@@ -26,9 +28,13 @@ def assert_recounted(query: Query) -> None:
     assert _summed(told) == counted_rows(query)
     told = query(
         "SELECT run_id, stage, outcome, error_type, count FROM counter "
-        "WHERE stage <> '' AND outcome NOT IN ('call', 'how', 'agreement')"
+        "WHERE stage <> '' AND outcome NOT IN ('call', 'how', 'agreement', 'turn', 'tool')"
     )
     assert _summed(told) == counted_tasks(query)
+    told = query(
+        "SELECT run_id, stage, outcome, error_type, model, count FROM counter WHERE outcome IN ('turn', 'tool')"
+    )
+    assert _summed(told) == counted_conversations(query)
     counted_made = query(
         "SELECT run_id, origin, state, coalesce(error_stage, ''), coalesce(error_type, ''), count(*) FROM row "
         "WHERE origin IS NOT NULL AND place >= 0 AND state <> 6 GROUP BY 1, 2, 3, 4, 5"
@@ -73,6 +79,18 @@ def counted_tasks(query: Query) -> Counts:
     for run, stage, outcome, error, count in rows:
         found[run, names[run][stage], outcome, error] += count
     return found
+
+
+def counted_conversations(query: Query) -> Counts:
+    """The turns and the calls of tools of each run by stage, these by how they were served and by tool."""
+    names = stage_names(query)
+    rows = query(
+        "SELECT r.run_id, t.stage, 'turn', iif(t.number = t.conversation, 'first', ''), t.agent, count(*) "
+        "FROM agent_turn t JOIN row r ON r.key = t.row_key GROUP BY 1, 2, 4, 5 UNION ALL "
+        "SELECT r.run_id, c.stage, 'tool', iif(c.how <> '' OR c.state = 'done', c.how, c.state), c.name, count(*) "
+        "FROM tool_call c JOIN row r ON r.key = c.row_key WHERE c.result IS NOT NULL GROUP BY 1, 2, 4, 5"
+    )
+    return _summed([(run, names[run][stage], *rest) for run, stage, *rest in rows])
 
 
 def stage_names(query: Query) -> dict[int, list[str]]:

@@ -16,14 +16,15 @@ from agac.core.keys import custom_id
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.caller import CHARACTERS_A_TOKEN, Answer, Caller, request_for_model
+from agac.engine.caller import Answer, Caller, NextTurn, request_for_model
 from agac.engine.effects import ActiveRow
+from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
-from agac.store.batches import BatchRecord, LiveTask, ReadyTask, last_reply, live_tasks
+from agac.store.batches import BatchRecord, LiveTask, ReadyTask, conversations_left, last_reply, live_tasks
 from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
 
@@ -105,8 +106,8 @@ class OpenBatch:
 
 
 class Question(NamedTuple):
-    """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks; in a batch, for the
-    `round`-th time, unless it `calls`."""
+    """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks (of a conversation,
+    after so many turns); in a batch, for the `round`-th time, unless it `calls`."""
 
     request: Request
     position: int = 0
@@ -127,6 +128,7 @@ class Enrolment:
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._spools: list[Spool] = []
+        self._left: dict[int, bool] = {}
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
         self.asked: dict[int, bytearray] = {}
@@ -134,6 +136,7 @@ class Enrolment:
     def begin_again(self) -> bool:
         """Rows are walked once more: whether for some tasks a budget had no room the last time."""
         held_back, self.held_back = self.held_back, 0
+        self._left.clear()
         return held_back > 0
 
     async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, LiveTask]:
@@ -158,16 +161,19 @@ class Enrolment:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
             question = await self._after(ready, active, stage, question)
-        if not question.calls:
+        if stage.agent_spec is None and not question.calls:
             return await self._enrol(active, stage, fingerprint, question, replica)
-        request, position, quoted, *_ = question
+        request, position, quoted, _, calls = question
         try:
             return await self._caller.ask(
-                active, stage, fingerprint, request, replica, position=position, quoted=quoted
+                active, stage, fingerprint, request, replica, position=position, quoted=quoted, in_batch=not calls
             )  # fmt: skip
         except BlockedByBatches:
             self.held_back += 1
             return Parked.PARKED
+        except NextTurn as due:
+            question = question._replace(request=due.request, position=due.position, quoted=due.turns)
+            return await self._enrol(active, stage, fingerprint, question, replica)
 
     async def _after(self, ready: ReadyTask, active: ActiveRow, stage: PlannedStage, first: Question) -> Question:
         """How a task is asked again after what came of it in a batch; `first` is how it would be the first time."""
@@ -176,15 +182,26 @@ class Enrolment:
             position = min(ready.position + 1, len(stage.models) - 1)
             return first._replace(position=position, calls=first.calls or (stage.index, position) not in forms)
         form = forms.get((stage.index, ready.position))
-        request, position, quoted = first.request, 0, ready.repairs + (then == "repair")
+        request, position = first.request, 0
+        quoted = 0 if stage.agent_spec is not None else ready.repairs + (then == "repair")
         if form is not None:
             position = ready.position
             if quoted:  # also where the batch with a re-ask was lost: the question itself was answered
                 quoting = await self._quoting(form, active, ready, request)
                 request, quoted = (request, 0) if quoting is None else (quoting, quoted)
         by_call = form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
-        number = 1 if then == "repair" else ready.round + (then == "batch" and ready.error is not None)
+        by_call = by_call or (then == "turn" and await self._few_are_left(stage))
+        number = (
+            1 if then in ("repair", "turn", "answer") else ready.round + (then == "batch" and ready.error is not None)
+        )
         return Question(request, position, quoted, number, first.calls or by_call)
+
+    async def _few_are_left(self, stage: PlannedStage) -> bool:
+        """Whether so few conversations of the stage go on that another batch for them is not worth its wait."""
+        if stage.index not in self._left:
+            left, every = await conversations_left(self._context.database, self._context.run, stage.index)
+            self._left[stage.index] = left < stage.batch.tail * every
+        return self._left[stage.index]
 
     def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
         """The row waits for an equal task that is in a batch."""
@@ -235,6 +252,8 @@ class Enrolment:
                 return held
             if filling is None:
                 filling = self._filling[lane] = await self._begin(form, fingerprint)
+                if stage.agent_spec is not None and repairs:  # others may wait for a slow tool for long
+                    asyncio.get_running_loop().call_later(stage.batch.linger, self._close, lane, filling)
             if budget is not None and not budget.reserve_for_batch(filling.record.id, stage.name, worst):
                 self.held_back += 1
                 return Parked.PARKED
@@ -277,9 +296,13 @@ class Enrolment:
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""
-        for filling in self._filling.values():
-            self.full.put_nowait(filling)
-        self._filling.clear()
+        for lane, filling in list(self._filling.items()):
+            self._close(lane, filling)
+
+    def _close(self, lane: tuple[int, int], filling: OpenBatch) -> None:
+        """A batch is full as it is; unless it is no longer filled."""
+        if self._filling.get(lane) is filling:
+            self.full.put_nowait(self._filling.pop(lane))
 
     def drop(self) -> None:
         """What is half filled when an invocation stops is enrolled again by the next one."""

@@ -15,20 +15,22 @@ from typing import Any, Literal, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
+from agac.engine.agent import asks_for_more
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount
-from agac.engine.settle import how_answered, record_call
+from agac.engine.settle import how_answered, record_call, stored_reply
 from agac.engine.validate import ValidReply
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_lines
 from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, BatchStep, PlacedTask, TaskState, tasks_at, tasks_left
 from agac.store.db import sql
-from agac.store.records import HOW, Call, EndedTask, NewRow, Result, WriteBatch
-from agac.store.rows import State, earlier_results
+from agac.store.records import FIRST, HOW, TURN, AgentTurn, Call, EndedTask, NewRow, Result, WriteBatch
+from agac.store.rows import LastTurn, State, earlier_results, last_turns
 
-Then = Literal["batch", "repair", "fallback", "sync", "run"]
-"""What is next for a task: another batch, one that quotes what was wrong, the next model, a call, or the user's run."""
+Then = Literal["batch", "repair", "turn", "answer", "fallback", "sync", "run"]
+"""What is next for a task: another batch, one that quotes what was wrong, the next turn of its conversation or the
+answer that this turn is, the next model, a call, or the user's run."""
 
 MissingAnswer = Literal["expired", "cancelled", "unanswered", "missing", "malformed"]
 """Why there is no answer: the batch ran out of time, was cancelled, the provider failed; no line, or a wrong one."""
@@ -169,6 +171,7 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
         reader.write.results = [result for result in results if result.fingerprint not in known]
         kept += len(reader.write.results)
         reader.write.ended.clear()
+        reader.write.turns.clear()
         await reader.put()
     return kept, reader.counts["done"] - kept
 
@@ -176,7 +179,8 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
 @dataclass(slots=True)
 class ResultReader:
     """One reading of a batch's results. `counts` by what lines came to; `real` what they cost; `ours`: lines that name
-    a task of it and cannot be read. `late`: its tasks went into other batches, and have their ends."""
+    a task of it and cannot be read. `late`: its tasks went into other batches, and have their ends. `turns` are the
+    last ones of its tasks."""
 
     context: BatchContext
     record: BatchRecord
@@ -187,6 +191,7 @@ class ResultReader:
     unpriced: int = 0
     ours: int = 0
     write: WriteBatch = field(default_factory=WriteBatch)
+    turns: dict[bytes, LastTurn] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
     """Places whose ends are being committed: the store does not show them yet."""
 
@@ -228,6 +233,9 @@ class ResultReader:
         if odd:
             await asyncio.to_thread(_append, self.context.path(self.record, STRANGE), odd)
         tasks = await tasks_at(self.context.database, self.record.id, list(named))
+        if self.form.stage.agent_spec is not None:
+            prints = [task.fingerprint for task in tasks.values()]
+            self.turns = await last_turns(self.context.database, prints, self.context.workflow)
         under_way, self.under_way = self.under_way, set(named)
         for place, (mark, result) in named.items():
             task = tasks.get(place)
@@ -246,9 +254,9 @@ class ResultReader:
         form, answer = self.form, self.form.read(line)
         reply = answer if isinstance(answer, Reply) else None
         if isinstance(answer, Fault):
-            checked: ValidReply | RowError = RowError(answer.type, answer.message)
-        else:
-            checked = form.checker.check(answer, enforced=form.enforced)
+            checked: ValidReply | RowError | None = RowError(answer.type, answer.message)
+        else:  # what a turn of a conversation is worth is seen when its row goes on with it
+            checked = None if form.stage.agent_spec is not None else form.check(answer)
         call = self._call(task, line, reply, checked)
         if line.ended == "too_large":
             call = replace(call, body=None, **self._held())
@@ -257,13 +265,27 @@ class ResultReader:
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
             self._failed(task, checked, may_pass=may_pass)
             return
+        self.counts["done"] += 1
+        if checked is None:
+            assert reply is not None
+            self._turn(task, call, reply)
+            return
         how = how_answered(call.purpose, task.position, checked)
         now = self.context.clocks.wall()
         self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
         if how:
             self.write.tally((form.stage.name, HOW, how, "")).count += 1
         self._ended(task, None, None)
-        self.counts["done"] += 1
+
+    def _turn(self, task: PlacedTask, call: Call, reply: Reply) -> None:
+        """A reply within a conversation, which its row goes on with."""
+        _, number, conversation = self.turns.get(task.fingerprint, (b"", 0, 0))
+        stage, row = self.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
+        where = (row, stage.index, task.fingerprint, number + 1, conversation if task.repairs else number + 1)
+        came = (call.number, self.context.clocks.wall(), call.status or 0, stored_reply(call.body) or "", None)
+        self.write.turns.append(AgentTurn(*where, self.form.model.lane, "", *came))
+        self.write.tally((stage.name, TURN, "" if task.repairs else FIRST, "")).count += 1
+        self._ended(task, "turn" if asks_for_more(reply) else "answer", None)
 
     async def without_line(self) -> None:
         """The tasks without a line. One that may have been answered, and paid, is kept as a call."""
@@ -320,13 +342,15 @@ class ResultReader:
         if self.record.run_id == self.context.run:
             self.context.totals.count_call(call, spent, form.stage)
 
-    def _call(self, task: PlacedTask, line: ResultLine, reply: Reply | None, checked: ValidReply | RowError) -> Call:
+    def _call(
+        self, task: PlacedTask, line: ResultLine, reply: Reply | None, checked: ValidReply | RowError | None
+    ) -> Call:
         record, form = self.record, self.form
         usage, price = reply.usage if reply is not None else Usage(), form.price(BATCH)
-        began = record.submitted_at or record.planned_at
+        began, again = record.submitted_at or record.planned_at, "turn" if form.stage.agent_spec else "repair"
         return Call(
             number=task.round + task.repairs, endpoint=form.endpoint(reply),
-            purpose="repair" if task.repairs else "fallback" if task.position else "ask", started_at=began,
+            purpose=(again if task.repairs else "fallback" if task.position else "ask"), started_at=began,
             duration=max((record.ended_at or began) - began, 0.0),
             status=line.status if reply is not None or not 200 <= line.status < 300 else None,
             error=checked if isinstance(checked, RowError) else None, ambiguous=False, usage=usage,

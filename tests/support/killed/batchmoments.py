@@ -3,7 +3,7 @@ commit in the store and each file on the disk.
 
 A moment is `WHERE.METHOD.before`, `.after`, or (downloads) `.amid`: what is there is cut in half then, as a kill in the
 middle of it leaves it. `provider` is whichever batch API is spoken, `journal` the steps in the store, `spool` the file
-that is submitted, `results` what is read into the store.
+that is submitted, `results` what is read into the store, `tool` what a conversation calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ JOURNAL = (
 )  # fmt: skip
 """Methods of `Journal`, and statements that it writes by their names."""
 
-METHODS = {"provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("lines", "put")}
+METHODS = {
+    "provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("lines", "put"), "tool": ("call",),
+}  # fmt: skip
 
 Happens = Callable[[str], None]
 
@@ -37,10 +39,11 @@ def tell(happens: Happens) -> None:
     from agac.engine.batch.ingest import ResultReader
     from agac.engine.batch.lifecycle import Journal
     from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches
+    from agac.tools.pool import ToolPool
 
     classes: dict[str, list[type]] = {
         "provider": [OpenAIBatches, AnthropicBatches], "journal": [Journal], "spool": [Spool],
-        "results": [ResultReader],
+        "results": [ResultReader], "tool": [ToolPool],
     }  # fmt: skip
     for owner, methods in METHODS.items():
         for made in classes[owner]:

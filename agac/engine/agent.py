@@ -1,0 +1,596 @@
+"""Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it what they gave, and so
+on until it answers.
+
+What decides the next request is in `TaskConversation`, and can be made anew from the store: the opening messages, the
+replies as they came, the results of tools. `Agents` sends, calls and stores. A reply is durable before the next request
+is made of it, and before a call that must not be repeated; such a call is stored as intended before it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, storable
+from agac.core.keys import called_agent, is_job, job_alias
+from agac.core.types import (
+    AssistantMessage,
+    Fault,
+    Finish,
+    JSONValue,
+    Message,
+    Reply,
+    Request,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
+from agac.engine.caller import Answer, Caller, CapReached, ModelConnection, NextTurn, TaskAttempts, request_for_model
+from agac.engine.invocation import InvocationContext
+from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
+from agac.engine.retry_policy import RowDeadlineExceeded
+from agac.engine.settle import how_answered, stored_reply
+from agac.engine.validate import ValidReply, complaint
+from agac.plan.render import Preparer
+from agac.plan.stage import PlannedStage
+from agac.spec.tools import AgentSpec, ToolSpec
+from agac.spec.workflow import RowBudget, family
+from agac.store.history import reply_bytes
+from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
+from agac.store.rows import StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls
+from agac.store.runs import read_run
+from agac.store.writer import ToolCache
+from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
+
+RECORDED = Path("tools") / "recorded"
+"""Where results of tools are noted, a file a workflow (`tools_mode: record`)."""
+
+MOST_AT_ONCE = 8
+"""Calls of one turn that are made at the same time."""
+
+ALIKE = 3
+"""So many turns in a row that ask for the same, or fail alike, end a conversation."""
+
+MAX_TURN_CHARS = 64_000
+"""Characters of the results of a turn, where no tool's own `max_chars` is larger."""
+
+MOST_ANEW = 2
+"""So often a conversation begins anew whose server lost its session."""
+
+ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
+"""What the model is told where its tools and the form of its answer do not go together in one request."""
+
+NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."
+"""What the model is told of such a call, where the user says so."""
+
+NOT_MADE = "This call was not made: no more tools can be called. Answer with what is known."
+"""What the model is told where the row may call no more."""
+
+_EITHER = "--repeat-calls calls it again, --skip-calls tells the model that nobody knows whether it happened"
+
+_NO_TOOLS = AgentSpec()
+
+End = ValidReply | RowError
+"""How a conversation ends."""
+
+
+def how_ended(end: End | None) -> str | None:
+    """How a conversation ended, as its last turn says in the store; None: it goes on."""
+    return None if end is None else "done" if isinstance(end, ValidReply) else "failed"
+
+
+class BeginAnew(Exception):
+    """The session of a server is lost with its state: what was said before means nothing to a new one."""
+
+    def __init__(self, error: RowError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass(slots=True)
+class Turn:
+    """A reply, and what follows from it: the results of its calls (None: they are still to be had), or what we said."""
+
+    number: int
+    reply: Reply
+    results: list[ToolResult] | None = None
+    said: str = ""
+
+
+def asks_for_more(reply: Reply) -> bool:
+    """Whether a conversation goes on after a reply: it asks for tools, or is not finished."""
+    return reply.finish is Finish.PAUSED or (bool(reply.calls) and reply.finish in (Finish.TOOLS, Finish.STOP))
+
+
+@dataclass(slots=True)
+class TaskConversation:
+    """A task's conversation with one model. `request` is its opening, `first` the number of its first turn. `by_form`:
+    the form of the answer alone is asked for now. `bound`: what of the row's budget is used up, so that no tools are
+    called any more. `stored` has what is known of calls, by turn and place; `end` is how stored turns ended,
+    `raised` what stops a child, and so this."""
+
+    attempts: TaskAttempts
+    request: Request
+    first: int
+    turns: list[Turn] = field(default_factory=list)
+    repairs: int = 0
+    by_form: bool = False
+    bound: str = ""
+    durable: bool = True
+    stored: dict[tuple[int, int], StoredCall] = field(default_factory=dict)
+    end: End | None = None
+    raised: Exception | None = None
+
+    @property
+    def connection(self) -> ModelConnection:
+        """The model that is asked."""
+        return self.attempts.connection
+
+    @property
+    def stage(self) -> PlannedStage:
+        """The stage whose tools these are."""
+        return self.connection.stage
+
+    @property
+    def spec(self) -> AgentSpec:
+        """What makes it an agent."""
+        return self.stage.agent_spec or _NO_TOOLS
+
+    @property
+    def _without_schema(self) -> bool:
+        """Whether the form of the answer is not asked for yet: it does not go together with tools."""
+        if self.stage.schema is None or self.by_form or not self.spec.tools:
+            return False
+        together = self.connection.model.provider.tools_with_schema
+        return self.spec.structured == "defer" or (self.spec.structured == "auto" and not together)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether its turns are used up: the model is asked once more, and may not call tools."""
+        return bool(self.bound) or sum(asks_for_more(turn.reply) for turn in self.turns) >= self.stage.tooling.max_turns
+
+    def next_request(self) -> Request:
+        """What the model is asked now."""
+        if self._is_last and self._without_schema:
+            self.by_form = True
+        messages: list[Message] = list(self.request.messages)
+        for turn in self.turns:
+            messages.append(AssistantMessage("assistant", turn.reply.text, turn.reply.calls, turn.reply.wire))
+            if turn.results:
+                messages.append(ToolMessage("tool", "", tuple(turn.results)))
+            elif turn.said:
+                messages.append(Message("user", turn.said))
+        together = not self.by_form or self.connection.model.provider.tools_with_schema
+        offers = together and not (self.spec.structured == "no_tools" and self.stage.schema is not None)
+        return replace(
+            self.request,
+            messages=tuple(messages),
+            schema=None if self._without_schema else self.request.schema,
+            tools=self.connection.tools if offers else (),
+            tool_choice="none" if self._is_last or self.by_form else "auto",
+            parallel_tools=self.spec.parallel,
+        )
+
+    def judge(self, reply: Reply) -> End | None:
+        """The result that a reply is, or why it is none; None: the conversation goes on."""
+        if asks_for_more(reply):
+            if self._is_last:
+                most = self.stage.tooling.max_turns
+                message = (
+                    f"the model did not answer in {most} turns (max_turns), nor when it was asked to without tools"
+                )
+                return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
+            before = [turn.reply.calls for turn in self.turns[-ALIKE + 1 :]]
+            if reply.calls and len(before) == ALIKE - 1 and all(_same(calls, reply.calls) for calls in before):
+                message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
+                return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
+            return None
+        whole = replace(reply, finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
+        enforced = self.connection.enforced and not self._without_schema
+        found = self.connection.checker.check(whole, enforced=enforced)
+        mismatch = isinstance(found, RowError) and found.type is ErrorType.SCHEMA_MISMATCH
+        return None if mismatch and self._without_schema else found
+
+    def take(self, turn: Turn, judged: End | None) -> End | None:
+        """One more turn: how the conversation ends with it, if it does."""
+        self.turns.append(turn)
+        turn.results = None if judged is None and turn.reply.calls else []
+        if judged is None and not asks_for_more(turn.reply):
+            turn.said, self.by_form = ASK_FORM, True
+        wrong = isinstance(judged, RowError) and judged.type is ErrorType.SCHEMA_MISMATCH
+        if isinstance(judged, RowError) and wrong and self.repairs < self.stage.repair:
+            self.repairs += 1
+            turn.said = complaint(judged.message, wants_json=self.stage.wants_json)
+            judged = None
+        return judged
+
+    def take_results(self, turn: Turn, results: list[ToolResult]) -> End | None:
+        """What the calls of the last turn gave: how the conversation ends with them, if it does."""
+        turn.results = results
+        failed = [_failures(one) for one in self.turns[-ALIKE:]]
+        if len(failed) == ALIKE and failed[0] and failed.count(failed[0]) == ALIKE:
+            what = "; ".join(f"{name}: {text}" for name, text in failed[0])
+            return RowError(ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}")
+        if self.spec.result_mode != "passthrough":
+            turn.results = _bounded(results, max(MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)))
+            return None
+        for call, result in zip(turn.reply.calls, results, strict=True):
+            if result.is_error:
+                return RowError(ErrorType.TOOL_SERVER_ERROR, f"{call.name}: {result.text}")
+        texts = [result.text for result in results]
+        if not self.stage.wants_json:
+            texts = ["\n\n".join(texts)]
+        passed = Reply(texts[0], Finish.STOP, Usage(), turn.reply.model, others=tuple(texts[1:]))
+        return self.connection.checker.check(passed)
+
+    def replay(self, stored: Sequence[StoredTurn], calls: Iterable[StoredCall]) -> None:
+        """Goes through stored turns as they were gone through before."""
+        self.stored = {(call.turn, call.place): call for call in calls}
+        for one in stored:
+            reply = self.connection.parse(one.status, {}, reply_bytes(one.reply) or b"")
+            if isinstance(reply, Fault):  # which was a reply to the agac that stored it
+                self.end = RowError(reply.type, reply.message)
+                return
+            turn, goes_on = Turn(one.number, reply), one is not stored[-1] and asks_for_more(reply)
+            self.end = self.take(turn, None if goes_on else self.judge(reply))
+            known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
+            if turn.results is None and all(call is not None and call.result is not None for call in known):
+                pairs = zip(reply.calls, filter(None, known), strict=True)
+                self.end = self.take_results(turn, [told(call, old.result or "", old.state) for call, old in pairs])
+
+
+def told(call: ToolCall, text: str, state: str) -> ToolResult:
+    """What the model is told of a call that is in this state."""
+    return ToolResult(call.id, text, is_error=state != "done")
+
+
+def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
+    """The results of a turn: where they are more than `most` characters together, all of the longest cut alike."""
+    left, share, why = most + 100 * len(results), most, f": a turn's results have {most:,} at most"  # and their notes
+    for count, length in zip(range(len(results), 0, -1), sorted(len(one.text) for one in results), strict=True):
+        share = left // count
+        if length > share:
+            break
+        left -= length
+    return [replace(one, text=cut(one.text, share, why)) for one in results]
+
+
+def _same(one: Sequence[ToolCall], other: Sequence[ToolCall]) -> bool:
+    return sorted((c.name, c.arguments) for c in one) == sorted((c.name, c.arguments) for c in other)
+
+
+def shown(calls: Iterable[ToolCall]) -> str:
+    shown = ", ".join(f"{call.name}({call.arguments})" for call in calls)
+    return shown if len(shown) <= 300 else f"{shown[:300]}…"
+
+
+def _failures(turn: Turn) -> list[tuple[str, str]]:
+    """What the calls of a turn said, where all of them failed."""
+    results = turn.results or []
+    failed = [(call.name, one.text) for call, one in zip(turn.reply.calls, results, strict=False) if one.is_error]
+    return failed if results and len(failed) == len(results) else []
+
+
+@asynccontextmanager
+async def open_agents(context: InvocationContext, caller: Caller, since: float) -> AsyncIterator[None]:
+    """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when one cannot be had.
+    `since`: earlier conversations count that began then or later, in seconds since 1970."""
+    work, stages = context.work, [stage for stage in context.plan.asking if stage.agent_spec is not None]
+    if not stages:
+        yield
+        return
+    agents = caller.agents = Agents(context, caller, since)
+    database, clock = context.places.database, work.clocks.wall
+    for run in {stage.tooling.replay for stage in stages}:
+        if run is not None and await read_run(database, run) is None:
+            remedy = "`agac runs` lists them."
+            raise UsageError(f"--run {run}: there is no such run to take calls of tools from", remedy=remedy)
+    tools = ToolContext(
+        root=work.root, redactor=work.redactor, monotonic=work.clocks.monotonic, env=work.env, web=work.web,
+        functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
+        go_on=context.stop_signal.check, stops=RunStopped,
+        later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
+        recorded=partial(recorded_calls, database), record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+    )  # fmt: skip
+    async with open_tools(stages, tools) as agents.pool:
+        yield
+
+
+class Agents:
+    """Asks the models of stages with tools."""
+
+    pool: ToolPool
+
+    def __init__(self, context: InvocationContext, caller: Caller, since: float) -> None:
+        plan = context.plan
+        self._caller, self._since, self._budget = caller, since, plan.rules.row or RowBudget()
+        self._children = {child.name: child for stage in plan.asking for child in family(stage) if child is not stage}
+        self._preparer = Preparer(tuple(self._children.values()), plan.vars, context.places.run)
+        self._database, self._workflow, self._run = context.places.database, context.plan.workflow, context.places.run
+        self._ledger, self._stop_signal, self._clocks = context.ledger, context.stop_signal, context.work.clocks
+        self._clean = context.work.redactor.clean
+        self._choice = context.work.retry.calls if context.work.retry else context.work.calls
+        self._stored: dict[bytes, tuple[list[StoredTurn], list[StoredCall]]] = {}
+        self._open: dict[bytes, TaskConversation] = {}
+
+    async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
+        """As Conversing says."""
+        own, index = attempts.fingerprint, attempts.connection.stage.index
+        turns = await newest_turns(self._database, own, self._workflow)
+        if not turns:
+            return attempts.position
+        first, last = turns[0], turns[-1]
+        attempts.turns = last.number
+        active, stage = attempts.active, attempts.stage
+        old = stage.max_age is not None and first.at < self._clocks.wall() - stage.max_age
+        again = first.at < active.takes_since(stage.index, self._since)
+        if again or last.ended == "lost" or (old and last.ended == "done"):
+            return attempts.position
+        calls = await calls_since(self._database, own, self._workflow, first.number)
+        made = sum(call.result is not None and call.state != "refused" for call in calls)
+        active.tool_calls, forgotten = max(active.tool_calls, made), False
+        for call in calls:
+            found = self.pool.check(index, call.name, call.arguments)
+            if call.state == "refused" or isinstance(found, str):
+                continue
+            forgotten |= last.ended != "done" and self._choice != "skip" and self.pool.remembers(index, found[0])
+            if self._changes(attempts.connection.stage, found[0]):
+                attempts.changed = shown([ToolCall("", call.name, call.arguments)])
+        lanes = [connection.model.lane for connection in models]
+        broken = last.ended == "failed" or first.number != first.conversation  # of which a part was dropped
+        if broken or old or forgotten or first.model not in lanes[attempts.position :]:
+            return attempts.position
+        self._stored[own] = turns, calls
+        return lanes.index(first.model, attempts.position)
+
+    def _changes(self, stage: PlannedStage, tool: ToolSpec) -> bool:
+        """Whether a call changes something, by itself or by the agent that it asks, so that no other conversation makes
+        it again without being asked."""
+        child = self._children[f"{stage.name}/{tool.source}"] if tool.kind == "agent" else None
+        own = child.agent_spec.tools if child is not None and child.agent_spec is not None else ()
+        return self.pool.changes(stage.index, tool) or any(self._changes(child, one) for one in own if child)
+
+    async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
+        """As Conversing says."""
+        opening = request_for_model(attempts.connection.model, request, attempts.position, attempts.replica)
+        known = self._stored.pop(attempts.fingerprint, None)
+        if known is None and attempts.changed:
+            if self._choice != "repeat":
+                what = f"{attempts.changed} was called in a conversation without an answer; a new one may call it again"
+                return self._undecided(attempts, what, "--repeat-calls begins a new one")
+            attempts.changed = ""
+        answer: Answer | RowError | None = None
+        for tried in range(MOST_ANEW + 1):
+            talk = TaskConversation(attempts, opening, attempts.turns + 1)
+            if known is not None:
+                talk.first = known[0][0].number
+                talk.replay(*known)
+                known = None
+            self._open[attempts.fingerprint] = talk
+            try:
+                answer = await self._to_the_end(talk)
+            except BeginAnew as lost:
+                answer = self._lost(talk, lost.error, tried)
+            except (RowDeadlineExceeded, RowBudgetExceeded, CapReached, BlockedByBatches):
+                await self._ledger.durable()
+                raise
+            finally:
+                del self._open[attempts.fingerprint]
+                await self.pool.end(attempts.fingerprint)
+            if answer is not None:
+                break
+        assert answer is not None
+        if isinstance(answer, RowError):  # an equal task may be next, and goes by what is stored
+            await self._ledger.durable()
+        return answer
+
+    async def run_child(self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope) -> ToolOutcome:
+        """An agent's answer to what another one asks it, for the row that asks."""
+        talk = self._open[scope.fingerprint]
+        child, active = self._children[f"{talk.stage.name}/{tool.source}"], talk.attempts.active
+        prepared = self._preparer.prepare(child, self._preparer.view(dict(arguments)), active.new.row.id)
+        if isinstance(prepared, RowError):
+            return ToolOutcome(prepared.message, error=True)
+        own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
+        try:
+            answer = await self._caller.ask(active, child, own, prepared.request, of=talk.attempts.stage)
+        except (RunStopped, BlockedByBatches) as stopped:
+            talk.raised = stopped
+            return ToolOutcome("", lost=RowError(ErrorType.PROVIDER_ERROR, "the run stops"))  # with no result
+        if isinstance(answer, Answer):
+            return ToolOutcome(answer.value if isinstance(answer.value, str) else answer.result.value)
+        ends_row = answer.type in (ErrorType.BUDGET_EXCEEDED, ErrorType.TOOL_OUTCOME_UNKNOWN)
+        lost = answer if ends_row or active.deadline.over else None
+        return ToolOutcome(f"{tool.source} gave no answer: {answer.message}", error=True, lost=lost)
+
+    def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
+        """Why a conversation whose server lost its session ends; None: it begins anew."""
+        attempts = talk.attempts
+        if attempts.changed and self._choice != "repeat":
+            what = f"{error.message}; {attempts.changed} was called before, and a new conversation may call it again"
+            return self._undecided(attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session")
+        self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
+        attempts.changed = ""
+        return error if tried == MOST_ANEW else None
+
+    def _undecided(self, attempts: TaskAttempts, what: str, options: str) -> RowError:
+        command = f"agac retry {self._run} --row {shlex.quote(str(attempts.active.new.row.id))}"
+        command = f"agac resume {job_alias(self._run)}" if is_job(self._workflow) else command
+        return RowError(ErrorType.TOOL_OUTCOME_UNKNOWN, f"{what}. {command} {options}")
+
+    async def _to_the_end(self, talk: TaskConversation) -> Answer | RowError:
+        """Takes turns until the conversation ends, or cannot go on for now."""
+        end = talk.end
+        self._note_end(talk, end)  # where a batch brought it
+        while end is None:
+            last = talk.turns[-1] if talk.turns else None
+            if last is not None and last.results is None:
+                end = await self._use_tools(talk, last)
+            if end is None:
+                end = await self._ask(talk)
+        if isinstance(end, RowError):
+            return end
+        attempts, reply = talk.attempts, talk.turns[-1].reply
+        how = how_answered("repair" if talk.repairs else "ask", attempts.position, end)
+        endpoint, now = talk.connection.endpoint(reply), self._clocks.wall()
+        return Answer(Result(attempts.fingerprint, end.text, endpoint, now, how=how), end.value)
+
+    async def _ask(self, talk: TaskConversation) -> End | None:
+        """One more turn; the error with which it cannot be had leaves the conversation open."""
+        if not talk.durable:
+            await self._ledger.durable()
+        attempts, first = talk.attempts, not talk.turns
+        if (most := self._budget.turns) is not None:
+            left, used = most - max(attempts.active.turns, len(talk.turns)), f"row_budget: the {most} turns of the row"
+            if left <= 0:
+                return RowError(ErrorType.BUDGET_EXCEEDED, f"{used} are used up; raise row_budget.turns")
+            talk.bound = talk.bound or (used if left == 1 else "")
+        attempts.active.turns += 1
+        if attempts.in_batch:
+            raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
+        attempts.request, attempts.judge, attempts.ambiguous = talk.next_request(), talk.judge, 0
+        purpose = "ask" if not attempts.position else "fallback"
+        said = "repair" if talk.turns and talk.turns[-1].said and not talk.by_form else "turn"
+        attempts.purpose = "child" if attempts.of else purpose if first else said
+        reply, judged = await self._caller.reply(attempts)
+        if isinstance(reply, Fault):
+            return judged
+        call, attempts.turns, talk.durable = attempts.last, attempts.turns + 1, False
+        assert call is not None
+        end = talk.take(Turn(attempts.turns, reply), judged)
+        batch, stage, child = self._ledger.batch, attempts.stage, talk.stage.name if attempts.of else ""
+        batch.turns.append(
+            AgentTurn(
+                attempts.active.new, stage.index, attempts.fingerprint, attempts.turns, talk.first,
+                talk.connection.model.lane, child, call.number, self._clocks.wall(),
+                call.status or 0, stored_reply(call.body) or "", how_ended(end),
+            )
+        )  # fmt: skip
+        batch.tally((stage.name, TURN, FIRST if first else "", child)).count += 1
+        return end
+
+    async def _use_tools(self, talk: TaskConversation, turn: Turn) -> End | None:
+        """Makes the calls of the last turn, and stores what they give."""
+        self._stop_signal.check()
+        places = asyncio.Semaphore(MOST_AT_ONCE)
+        works = [self._used(talk, turn, place, places) for place in range(len(turn.reply.calls))]
+        durable = [] if talk.durable else [self._ledger.durable()]
+        together = asyncio.gather(*works, *durable, return_exceptions=True)
+        found = await talk.attempts.active.deadline.wait(together)
+        talk.durable = True
+        for one in (talk.raised, *found):
+            if isinstance(one, BaseException):
+                raise one
+        results = [one for one in found if isinstance(one, ToolResult)]
+        for one in found:
+            if isinstance(one, RowError):
+                return one
+        end = talk.take_results(turn, results)
+        self._note_end(talk, end)
+        return end
+
+    def _note_end(self, talk: TaskConversation, end: End | None) -> None:
+        """Stores that a conversation ended with its last turn, which is stored already, if it did."""
+        if (how := how_ended(end)) is not None:
+            self._ledger.batch.turn_ends.append((how, talk.attempts.fingerprint, talk.turns[-1].number))
+
+    async def _used(
+        self, talk: TaskConversation, turn: Turn, place: int, places: asyncio.Semaphore
+    ) -> ToolResult | RowError:
+        """What a call gave, or gave before; the error with which its row waits for its user, or fails. Raises
+        BeginAnew."""
+        call, old = turn.reply.calls[place], talk.stored.get((turn.number, place))
+        if old is not None and old.result is not None:
+            return told(call, old.result, old.state)
+        index, fingerprint = talk.stage.index, talk.attempts.fingerprint
+        async with places:
+            found = self.pool.check(index, call.name, call.arguments)
+            if isinstance(found, str):
+                return self._keep(talk, turn, place, "refused", found)
+            if not self._counts(talk):
+                return self._keep(talk, turn, place, "refused", NOT_MADE)
+            tool, arguments = found
+            once, changes = not self.pool.is_repeatable(index, tool), self._changes(talk.stage, tool)
+            if old is not None and old.state != "refused" and (once or old.state == "lost"):
+                decided = self._decided(talk, turn, place, lost=old.state == "lost")
+                if decided is not None:
+                    return decided
+            before = talk.attempts.changed
+            if changes:
+                talk.attempts.changed = shown([call])
+                self._keep(talk, turn, place, "intent", None)
+                await self._ledger.durable()
+            at, begun = self._clocks.wall(), self._clocks.monotonic()
+            row = talk.attempts.active.new.row.id
+            try:
+                scope = CallScope(index, fingerprint, turn.number, place, row)
+                outcome = await self.pool.call(tool, arguments, scope)
+            except (AgacError, RunStopped) as error:
+                self._not_made(talk, turn, place, before)
+                if isinstance(error, AgacError):  # the tool cannot be had; calls of models that were sent are paid for
+                    self._stop_signal.lose_input(error)
+                raise RunStopped from None
+            took = self._clocks.monotonic() - begun
+        if outcome.lost is not None:
+            if not outcome.made:
+                self._not_made(talk, turn, place, before)
+            if outcome.anew:
+                self._keep(talk, turn, place, "lost", None, at=at, took=took)
+                raise BeginAnew(outcome.lost)
+            return outcome.lost
+        state = "error" if outcome.error else "done"
+        result = self._keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
+        if changes:  # a kill that comes now would leave a question
+            await self._ledger.durable()
+        return result
+
+    def _decided(self, talk: TaskConversation, turn: Turn, place: int, *, lost: bool) -> ToolResult | RowError | None:
+        """What becomes of a call that was begun and has no end; None: it is made again. `lost`: with its session, of
+        which a new one knows nothing. Raises BeginAnew."""
+        call = turn.reply.calls[place]
+        if self._choice == "skip":
+            return self._keep(talk, turn, place, "unknown", NOT_KNOWN)
+        if lost:
+            raise BeginAnew(RowError(ErrorType.TOOL_SERVER_ERROR, f"the server of {call.name} lost its session"))
+        if self._choice == "ask":
+            what = f"{shown([call])} was begun, and agac was ended before it knew what came of it, so it is not"
+            return self._undecided(talk.attempts, f"{what} called again without being asked", _EITHER)
+        return None
+
+    def _counts(self, talk: TaskConversation) -> bool:
+        """Counts one more call of a tool, if the row may make it."""
+        active, most = talk.attempts.active, self._budget.tool_calls
+        if most is not None and active.tool_calls >= most:
+            talk.bound = f"row_budget: the {most} calls of tools of the row"
+            return False
+        active.tool_calls += 1
+        return True
+
+    def _not_made(self, talk: TaskConversation, turn: Turn, place: int, before: str) -> None:
+        """A call that was only meant to be made: `before` is what had changed something by then."""
+        self._keep(talk, turn, place, "refused", None)
+        if talk.attempts.changed == shown([turn.reply.calls[place]]):
+            talk.attempts.changed = before
+
+    def _keep(
+        self, talk: TaskConversation, turn: Turn, place: int, state: str, text: str | None, how: str = "",
+        *, at: float | None = None, took: float | None = None,
+    ) -> ToolResult:  # fmt: skip
+        """Stores a call of a tool in a state, with what the model is told of it."""
+        call, stage, batch = turn.reply.calls[place], talk.attempts.stage, self._ledger.batch
+        text = None if text is None else storable(self._clean(text))
+        batch.tool_calls.append(
+            ToolCallRecord(
+                talk.attempts.active.new, stage.index, talk.attempts.fingerprint, turn.number, place, call.id,
+                call.name, call.arguments, state, text, how, self._clocks.wall() if at is None else at, took,
+            )
+        )  # fmt: skip
+        if text is not None:
+            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), call.name)).count += 1
+        return told(call, text or "", state)

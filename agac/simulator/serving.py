@@ -1,0 +1,300 @@
+"""A model of an inference server: slots, how fast prompts are read and answers written, and what of them is cached.
+Times are seconds of any clock: an engine can be stepped through in no time; `submit` runs it by the loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from agac.simulator.replies import ModelAnswer, ModelCall, canonical
+from agac.simulator.settings import SimulatorError
+
+CHARACTERS = 4  # of a token
+
+LIFETIMES = {"5m": 300.0, "1h": 3600.0}
+"""Seconds that an entry of Anthropic's cache lives after its last use."""
+
+LEAST_CACHED = 1024
+"""Tokens of the shortest prompt that a hosted provider caches."""
+
+HOSTED_BLOCK = 128
+LOGGED = 20_000
+LOOK_BACK = 20
+"""Blocks before a breakpoint among which Anthropic looks for an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """How fast an engine is: tokens of prompts a second (`prefill`); seconds that a `step` takes, that each sequence in
+    it that is being written adds (`decode`), and that a request takes before it queues (`overhead`); tokens of a step
+    (`budget`) and of a `block` of the cache. As an H100 with a model of 32B."""
+
+    prefill: float = 8300
+    step: float = 0.033
+    decode: float = 0.0006
+    overhead: float = 0.06
+    budget: float = 8192
+    block: float = 16
+
+
+def parse_speed(text: str) -> EngineSpeed | None:
+    """The engine that `--serving` describes, None for `hosted`; raises SimulatorError."""
+    if text in ("h100", "hosted"):
+        return EngineSpeed() if text == "h100" else None
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        speed = EngineSpeed(**{name: float(number) for name, number in pairs})
+        if min(speed.prefill, speed.budget, speed.block) >= 1 and min(speed.step, speed.decode, speed.overhead) >= 0:
+            return speed
+    except (TypeError, ValueError):
+        pass
+    forms = "h100, hosted, or prefill, step, decode, overhead, budget and block, as in prefill=4000,step=0.02"
+    raise SimulatorError([f"serving {text!r} is none that the simulator knows; write {forms}"])
+
+
+@dataclass(eq=False, slots=True)
+class ServedRequest:
+    """One request and what became of it; a time is None as long as it is not known. `blocks` name the prompt's
+    beginnings; `unread` and `unwritten` are the tokens of the prompt and of the answer that are still to come."""
+
+    conversation: str
+    queued: float
+    prompt_tokens: int
+    unwritten: int = 1
+    blocks: tuple[bytes, ...] = ()
+    slot: int = -1
+    started: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    cached_tokens: int = 0
+    unread: int = 0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FixedSlots:
+    """Slots (None: no end of them) for requests that take as long as is said of each, first come first served."""
+
+    def __init__(self, slots: int | None) -> None:
+        self.slots = slots or math.inf
+        self.free: list[tuple[float, int]] = []
+
+    def serve(self, request: ServedRequest, seconds: float) -> float:
+        """Gives a request a slot; the moment at which it ends."""
+        at, request.slot = request.queued, len(self.free)
+        if self.free and (self.free[0][0] <= at or request.slot >= self.slots):
+            at, request.slot = heapq.heappop(self.free)
+        request.started = max(at, request.queued)
+        ended = request.first_token = request.ended = request.started + seconds
+        heapq.heappush(self.free, (ended, request.slot))
+        return ended
+
+
+class ServingEngine:
+    """An engine that works in steps: each sequence whose prompt is read gets a token, the rest of the step's tokens go
+    to prompts, begun ones first; requests come in while some are left. What a step has read can be hit once it has
+    ended, and is kept for ever. Nothing is preempted."""
+
+    def __init__(self, speed: EngineSpeed, slots: int | None = None) -> None:
+        self.speed, self.block, self.now = speed, int(speed.block), 0.0
+        self.cache: set[bytes] = set()
+        self.waiting: deque[ServedRequest] = deque()
+        self.running: list[ServedRequest] = []
+        self.free = list(range(slots or 256))
+        self.prompt_tokens = self.cached_tokens = self.written = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def step(self) -> list[ServedRequest]:
+        """Does the next step and moves `now` to its end; gives the requests that were worked on, none without work."""
+        speed, ready = self.speed, self.waiting[0].queued + self.speed.overhead if self.waiting else math.inf
+        if not self.running and ready < math.inf:
+            self.now = max(self.now, ready)
+        writing = [one for one in self.running if not one.unread]
+        budget, reading = int(speed.budget) - len(writing), list[tuple[ServedRequest, int]]()
+        queue = (one for one in self.running if one.unread)
+        while budget > 0 and (one := next(queue, None) or self.admit()) is not None:
+            reading.append((one, min(budget, one.unread)))
+            budget -= reading[-1][1]
+        if writing or reading:
+            self.now += speed.step + sum(n for _, n in reading) / speed.prefill + speed.decode * len(writing)
+        for one, tokens in reading:
+            one.unread -= tokens
+            self.cache.update(one.blocks[: (one.prompt_tokens - one.unread) // self.block])
+            if not one.unread:
+                one.first_token, one.blocks = self.now, ()
+                writing.append(one)
+        for one in writing:
+            one.unwritten -= 1
+            self.written += 1
+            if one.unwritten <= 0:
+                one.ended = self.now
+                self.running.remove(one)
+                heapq.heappush(self.free, one.slot)
+        return writing + [one for one, _ in reading if one.unread]
+
+    def admit(self) -> ServedRequest | None:
+        """Gives the next request a slot, if it is there by now; what is cached of its prompt need not be read."""
+        if not (self.free and self.waiting and self.waiting[0].queued + self.speed.overhead <= self.now):
+            return None
+        one = self.waiting.popleft()
+        one.slot, one.started = heapq.heappop(self.free), self.now
+        hit = next((i for i, name in enumerate(one.blocks) if name not in self.cache), len(one.blocks)) * self.block
+        one.cached_tokens = min(hit, one.prompt_tokens - 1)
+        one.unread = one.prompt_tokens - one.cached_tokens
+        self.prompt_tokens += one.prompt_tokens
+        self.cached_tokens += one.cached_tokens
+        self.running.append(one)
+        return one
+
+    def submit(self, request: ServedRequest) -> None:
+        """Queues a request, to be served in real time: its events are set when it has begun and when it is done."""
+        self.waiting.append(request)
+        if self.task is None:
+            self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while worked := self.step():
+            await sleep_until(self.now)
+            for request in worked:
+                for event, at in ((request.begun, request.first_token), (request.done, request.ended)):
+                    if at is not None:
+                        event.set()
+        self.task = None
+
+    def metrics(self) -> str:
+        """What vLLM and SGLang tell of themselves, under the names of both."""
+        prompt, cached, written = self.prompt_tokens, self.cached_tokens, self.written
+        told = {
+            "vllm:prefix_cache_queries_total": prompt, "vllm:prefix_cache_hits_total": cached,
+            "vllm:prompt_tokens_total": prompt, "vllm:generation_tokens_total": written,
+            "vllm:num_requests_running": len(self.running), "vllm:num_requests_waiting": len(self.waiting),
+            "sglang:num_running_reqs": len(self.running), "sglang:num_queue_reqs": len(self.waiting),
+            "sglang:prompt_tokens_total": prompt, "sglang:generation_tokens_total": written,
+            "sglang:cached_tokens_total": cached,
+            'sglang:realtime_tokens_total{mode="prefill_compute"}': prompt - cached,
+        }  # fmt: skip
+        return "".join(f"{name} {value}\n" for name, value in told.items())
+
+
+async def sleep_until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - asyncio.get_running_loop().time()))
+
+
+def prompt_parts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts of a prompt in a model's order, each with the lifetime of the cache entry to end there, or none."""
+    for name in ("tools", "system", "instructions", "messages", "input"):
+        value = data.get(name) or ()
+        for item in [value] if isinstance(value, str) else value:
+            content = item.get("content") if isinstance(item, dict) else None
+            for block in content if isinstance(content, list) else [content or item]:
+                text, mark = block, None
+                if isinstance(block, dict):
+                    rest = {key: one for key, one in block.items() if key != "cache_control"}
+                    mark = block.get("cache_control")
+                    text = block["text"] if block.get("type") == "text" else canonical(rest)
+                yield f"{text}\n", mark.get("ttl", "5m") if isinstance(mark, dict) else ""
+
+
+PromptEnds = list[tuple[bytes, int, str]]
+"""Ends of prompts: the name of all that is before, its tokens, and the lifetime of an entry there, empty for none."""
+
+
+def prompt_ends(data: Mapping[str, Any], block: int | None) -> tuple[int, PromptEnds]:
+    """How many tokens a prompt is, and its ends: after each `block` of tokens, or else (None) after its parts."""
+    parts = [(text.encode("utf-8", "replace"), ttl) for text, ttl in prompt_parts(data)]
+    length, at, ends = sum(len(text) for text, _ in parts), 0, PromptEnds()
+    if block is not None:
+        whole, size = b"".join(text for text, _ in parts), block * CHARACTERS
+        parts = [(whole[start : start + size], "5m") for start in range(0, length - size + 1, size)]
+    digest = blake2b(f"{data['model']}/{data.get('prompt_cache_key')}/".encode(), digest_size=12)
+    for text, ttl in parts:
+        digest.update(text)
+        at += len(text)
+        ends.append((digest.digest(), at // CHARACTERS, ttl))
+    return max(1, length // CHARACTERS), ends
+
+
+class PromptCache:
+    """A hosted provider's cache: an entry can be read once the first answer begins, until unused for its lifetime."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, tuple[float, float]] = {}
+
+    def look_up(self, ends: PromptEnds, now: float) -> tuple[int, dict[str, int], dict[bytes, str]]:
+        """How many tokens are read, and written for each lifetime, and the entries to keep once the answer begins."""
+        marked = [index for index, (_, tokens, ttl) in enumerate(ends) if ttl and tokens >= LEAST_CACHED]
+        looked = (end for index in reversed(marked) for end in reversed(ends[max(0, index - LOOK_BACK) : index + 1]))
+        since_until = ((tokens, *self.entries.get(name, (math.inf, 0.0))) for name, tokens, _ in looked)
+        read = next((tokens for tokens, since, until in since_until if since <= now < until), 0)
+        written, at = dict[str, int](), read
+        for _, tokens, ttl in (ends[index] for index in marked):
+            written[ttl] = written.get(ttl, 0) + max(0, tokens - at)
+            at = max(at, tokens)
+        return read, written, {ends[index][0]: ends[index][2] for index in marked}
+
+    def keep(self, entries: Mapping[bytes, str], now: float) -> None:
+        """Makes entries readable, or live longer."""
+        for name, ttl in entries.items():
+            self.entries[name] = (min(now, self.entries.get(name, (now, 0))[0]), now + LIFETIMES.get(ttl, 300.0))
+
+
+class ModelServer:
+    """What the model of a simulator takes: time, by an engine, in slots or neither, and tokens from a cache."""
+
+    def __init__(self, serving: str | None, slots: int | None) -> None:
+        speed = parse_speed(serving) if serving else None
+        self.engine = ServingEngine(speed, slots) if speed else None
+        self.slots = FixedSlots(slots) if slots else None
+        self.prompts = PromptCache() if serving else None
+        self.log: deque[ServedRequest] = deque(maxlen=LOGGED)
+
+    async def serve(
+        self, call: ModelCall, answer: ModelAnswer, seconds: float, *, marked: bool
+    ) -> tuple[ModelCall, Callable[[], Awaitable[Any]] | None]:
+        """Serves a request that takes so many `seconds` besides; gives it with what was cached of its prompt, and what
+        to wait for before the second half of a stream. `marked`: breakpoints say what is cached."""
+        clock = asyncio.get_running_loop().time
+        if seconds > 0 and (self.engine is not None or self.slots is None):
+            await asyncio.sleep(seconds)
+        if self.prompts is None and self.slots is None:
+            return call, None
+        request = ServedRequest(call.conversation.hex(), clock(), call.prompt_tokens, answer.tokens)
+        if self.prompts is not None:
+            request.prompt_tokens, ends = prompt_ends(call.data, self.engine.block if self.engine else HOSTED_BLOCK)
+            request.blocks = tuple(name for name, _, _ in ends) if self.engine else ()
+            read, written, entries = self.prompts.look_up(prompt_ends(call.data, None)[1] if marked else ends, clock())
+            call = replace(call, prompt_tokens=request.prompt_tokens, cached_tokens=read)
+            call = replace(call, cache_written=written) if marked else call
+        self.log.append(request)
+        if self.engine is not None:
+            self.engine.submit(request)
+            await (request.begun if call.stream else request.done).wait()
+            call = call if marked else replace(call, cached_tokens=request.cached_tokens)
+        elif self.slots is not None:
+            await sleep_until(self.slots.serve(request, seconds))
+        if self.prompts is not None:
+            self.prompts.keep(entries, clock())
+        return call, request.done.wait if self.engine is not None else None
+
+    def report(self) -> dict[str, Any]:
+        """The log, in the order in which the requests came in; times are epoch seconds."""
+        offset = time.time() - asyncio.get_running_loop().time()
+        found = []
+        for one in self.log:
+            at = {name: getattr(one, name) for name in ("queued", "started", "first_token", "ended")}
+            shown = {name: getattr(one, name) for name in ("conversation", "slot", "prompt_tokens", "cached_tokens")}
+            found.append(shown | {name: None if when is None else when + offset for name, when in at.items()})
+        return {"requests": found}
+
+    def forget(self) -> None:
+        self.log.clear()
+        for cache in (self.prompts and self.prompts.entries, self.engine and self.engine.cache):
+            if cache:
+                cache.clear()

@@ -1,0 +1,144 @@
+"""Every mapping of an AgentCard's front matter as one frozen model, as `spec/models` has those of workflow files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from agac.spec import validation as check
+from agac.spec.models import FileModel, NonEmpty, Paths, key
+from agac.spec.project_models import TARGET, ApiKey, Headers, ServerName, Target
+from agac.spec.tools import MAX_TURNS, StructuredTools
+
+
+class RequestParamsFile(FileModel):
+    """Sampling and service parameters of a card, and bounds of its conversations."""
+
+    max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
+    temperature: float | None = key("Sampling temperature.", ge=0, le=2)
+    top_p: float | None = key("Nucleus sampling; also written topP.", ge=0, le=1)
+    top_k: int | None = key("Of how many tokens one is chosen; also written topK.", ge=1)
+    min_p: float | None = key("How likely a token must be beside the likeliest; also written minP.", ge=0, le=1)
+    repetition_penalty: float | None = key("Also written repetitionPenalty.", gt=0)
+    presence_penalty: float | None = key("Also written presencePenalty.", ge=-2, le=2)
+    frequency_penalty: float | None = key("Also written frequencyPenalty.", ge=-2, le=2)
+    stop_sequences: list[NonEmpty] | None = key("Texts that end a reply.", min_length=1)
+    service_tier: Literal["auto", "default", "flex", "priority", "standard_only", "fast"] | None = key(
+        "Service tier; `fast` means priority."
+    )
+    max_iterations: int | None = key(f"The most replies in a conversation; else {MAX_TURNS}.", ge=1, le=1_000)
+    parallel_tool_calls: bool = key("Whether the model may ask for several tools at once.", default=True)
+    structured_tool_policy: StructuredTools = key(
+        "How tools go with a schema: in each request (`always`), in the last alone (`defer`), `no_tools`, or `auto`.",
+        default="auto",
+    )
+    tool_result_mode: Annotated[Literal["postprocess", "passthrough"], BeforeValidator(check.result_mode)] = key(
+        "With a tool's result the model goes on (`postprocess`), or it is the row's (`passthrough`).",
+        default="postprocess",
+    )
+    streaming_timeout: float | None = key("Seconds that a streamed answer may be silent.", gt=0)
+    structured_schema: dict[str, Any] | None = key("JSON Schema of the result, where the stage has no output_schema.")
+    metadata: dict[str, Any] | None = key("Not sent.")
+
+
+class McpConnectFile(FileModel):
+    """An MCP server of a card's own."""
+
+    name: ServerName | None = key("Its name, where servers are a list; made of the target when left out.")
+    target: Target | None = key(TARGET)
+    description: NonEmpty | None = key("What it is for.")
+    headers: Headers = key("Headers for its URL; secrets as `${VARIABLE}`.", default={})
+    access_token: ApiKey | None = key("Sent as `Authorization: Bearer`; as `${VARIABLE}`.")
+    auth: dict[str, Any] | None = key("Nobody can log in while rows run: `{oauth: false}`.")
+    management: Annotated[Literal["client"], BeforeValidator(check.managed_here)] = key("By agac.", default="client")
+    connector_id: Annotated[NonEmpty, AfterValidator(check.no_connector)] | None = key("Not supported.")
+    defer_loading: bool = key("Without effect.", default=False)
+    protocol_mode: Literal["auto", "modern", "legacy"] = key("Without effect: each is understood.", default="auto")
+
+    @model_validator(mode="after")
+    def _is_reached(self) -> McpConnectFile:
+        if self.target is None:
+            raise check.refused("names no target; give a URL, or the command that starts the server")
+        if (self.headers or self.access_token) and "://" not in self.target:
+            raise check.refused("headers and tokens are for a URL, and target is a command; remove them")
+        check.header_value(f"Bearer {self.access_token or ''}")
+        if self.access_token and any(name.lower() == "authorization" for name in self.headers):
+            raise check.refused("access_token is the header Authorization, which is given too; keep one of them")
+        if self.auth and self.auth.get("oauth") and not (self.access_token or self.headers):
+            raise check.refused("nobody can log in while rows run; give an access_token or headers in place of oauth")
+        return self
+
+
+class FunctionToolFile(FileModel):
+    """A function of the project as a tool."""
+
+    entrypoint: NonEmpty = Field(description="`file.py:function`, relative to the card or to the project.")
+    variant: Literal["code"] | None = key("Without effect: how a chat shows its calls.")
+    code_arg: NonEmpty = key("Without effect, as `variant`.", default="code")
+    language: NonEmpty = key("Without effect, as `variant`.", default="python")
+
+
+_WrittenFunctions = NonEmpty | list[NonEmpty | FunctionToolFile] | FunctionToolFile
+_WrittenServers = dict[NonEmpty, McpConnectFile] | list[McpConnectFile]
+_HISTORY = "Without effect: rows share no history."
+_AnyCase = Literal["agent"] | Annotated[str, Field(pattern="^[Aa][Gg][Ee][Nn][Tt]$")]
+
+
+class CardFile(FileModel):
+    """The front matter of an AgentCard of type agent."""
+
+    type: Annotated[Literal["agent"], BeforeValidator(check.card_type, json_schema_input_type=_AnyCase)] = key(
+        "Kind of the card.", default="agent"
+    )
+    name: NonEmpty | None = key("Name; the file's name when left out.")
+    description: NonEmpty | None = key("What the agent is for; where it is a tool, what the model is told.")
+    instruction: NonEmpty | None = key("System message; instead of the text below.")
+    model: NonEmpty | None = key("Model as `provider/model?key=value`.")
+    request_params: Annotated[RequestParamsFile, BeforeValidator(check.camel_case)] = key(
+        "Sampling and service parameters, and bounds of its conversations.", default=RequestParamsFile()
+    )
+    messages: Paths | None = key("Files of messages that stand before the prompt.", min_length=1)
+    function_tools: Annotated[
+        list[FunctionToolFile], BeforeValidator(check.entrypoints, json_schema_input_type=_WrittenFunctions)
+    ] = key("Functions that the model may call, as `file.py:function`.", default=[])
+    servers: list[ServerName] = key("MCP servers of agac.yml that the model may use.", default=[])
+    mcp_connect: Annotated[
+        dict[ServerName, McpConnectFile], BeforeValidator(check.named_servers, json_schema_input_type=_WrittenServers)
+    ] = key("MCP servers of its own, by name.", default={})
+    tools: dict[NonEmpty, list[NonEmpty]] = key("By server, the tools that may be called, or patterns.", default={})
+    agents: list[NonEmpty] = key("Other cards that the model may call as tools.", default=[])
+    max_parallel: int | None = key("The most calls of each of its agents at a time.", gt=0)
+    child_timeout_sec: float | None = key("Seconds that a call of one of its agents may take.", gt=0)
+    tool_input_schema: dict[str, Any] | None = key("JSON Schema of what it is given as a tool; else a `message`.")
+    skills: Annotated[list[NonEmpty], BeforeValidator(check.paths, json_schema_input_type=str | list[str])] = key(
+        "Folders of skills that the model may read; none when left out.", default=[]
+    )
+    variables: dict[NonEmpty, str] = key("Values for `{{name}}` that neither `vars` nor --var give.", default={})
+    schema_version: int = key("Version of the card format.", default=1, ge=1, le=1)
+    default: bool = key("The card to take where a folder holds several.", default=False)
+    tool_only: bool = key("Only other agents may call it: no stage may name it.", default=False)
+    history_source: Literal["none", "messages", "child", "orchestrator"] = key(_HISTORY, default="none")
+    history_merge_target: Literal["none", "child", "orchestrator"] = key(_HISTORY, default="none")
+    use_history: bool = key(_HISTORY, default=False)
+    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = key("Must be false.", default=False)
+    shell: Annotated[bool, AfterValidator(check.no_shell)] = key("Must be false.", default=False)
+    cwd: NonEmpty | None = key("Without effect: no model is given a shell.")
+    api_key: ApiKey | None = key("The variable of its provider's key, as `${VARIABLE}`.")
+    tool_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key("Not supported.", default={})
+    lifecycle_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key("Not supported.", default={})
+    commands: dict[str, Any] = key("Without effect: nobody types in a run.", default={})
+    resources: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
+    prompts: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
+    max_display_instances: int = key("Without effect: it is for a display.", default=20, gt=0)
+    trim_tool_history: bool = key("Without effect: prefixes would not be the same.", default=False)
+    save_trajectory: bool = key("Without effect; agac keeps every turn in its store.", default=False)
+    subagents: Annotated[bool, AfterValidator(check.no_subagents)] = key("Must be false.", default=False)
+    subagent_model: NonEmpty | None = key("Without effect: each agent's card says its own model.")
+    harness_tools: Annotated[bool, AfterValidator(check.no_harness)] = key("Must be false.", default=False)
+
+    @model_validator(mode="after")
+    def _runs_somewhere(self) -> CardFile:
+        if self.default and self.tool_only:
+            raise check.refused("default and tool_only exclude each other; remove one of them")
+        return self

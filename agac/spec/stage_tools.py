@@ -1,0 +1,239 @@
+"""Tools of a stage as its card, the stage itself and agac.yml name them: read and checked here, imported for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
+from agac.core.keys import canonical, digest
+from agac.spec.agent_cards import Card, Skill
+from agac.spec.card_models import CardFile, McpConnectFile
+from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
+from agac.spec.models import StageFile
+from agac.spec.paths import Refused, home_of, inside, matching
+from agac.spec.python_code import FORM, parse_reference
+from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
+from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, ToolSettings, ToolsMode, function_name
+from agac.spec.workflow import Overrides, ProjectSpec
+from agac.spec.yaml import Document
+
+BUILT_IN: Mapping[str, tuple[str, ...]] = {
+    "read_file": ("root",), "http_get": ("allow",), "run_sql": ("database",), "web_search": ("url", "api_key", "shape"),
+}  # fmt: skip
+"""Tools that agac brings, with the keys that only they take."""
+
+_NEEDED = {"http_get": "allow: [example.com]", "run_sql": "database: shop.db", "web_search": "url: https://…"}
+_FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "reads")
+
+
+@dataclass(slots=True)
+class ToolReader:
+    """Reads the tools of one stage, whose keys stand at `path` of `document`. `tools` are the agents that it may call,
+    and then all. Problems gather in `problems`."""
+
+    project: ProjectSpec
+    document: Document
+    path: Path_
+    overrides: Overrides
+    card: Card | None
+    written: StageFile
+    tools: list[NamedTool]
+    skills: tuple[Skill, ...]
+    servers: list[McpServer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self) -> dict[str, Any]:
+        """The fields of a WrittenStage that say what its agent is; none where it has no tools."""
+        written, over, params = self.written, self.overrides, self.card.keys.request_params if self.card else None
+        self.tools += self._of_card(self.card) if self.card else ()
+        if self.skills:
+            home, where = home_of(self.project.root), self._at("skills")
+            files = (file for one in self.skills for file in (home / one.folder).rglob("*") if file.is_file())
+            skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
+            settings = {"skills": skills, "hash": _hash_of(files, home)}
+            self.tools.append(NamedTool("skill", "read_skill", where, settings=settings))
+        for name in written.tools or {}:
+            if not any(name in _names(one) for one in self.tools):
+                self.tools += self._of_stage(name)
+        if not self.tools:
+            for key in written.model_fields_set & {*_FOR_TOOLS}:
+                self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
+            return {}
+        given: ToolsMode | None = "stub" if over.tool_stubs else "replay" if over.replay else written.tools_mode
+        mode = over.tools_mode or given or "live"
+        if mode == "replay" and over.replay is None:
+            self._note(self._at("tools_mode"), "replay needs the run whose calls of tools are taken; say --run N")
+        how: dict[str, Any] = {
+            "result_mode": params.tool_result_mode, "parallel": params.parallel_tool_calls,
+            "structured": params.structured_tool_policy,
+        } if params else {}  # fmt: skip
+        turns = over.max_turns or written.max_turns or (params.max_iterations if params else None) or MAX_TURNS
+        tools = tuple(map(self._with_keys, self.tools))
+        written_stubs, run = self._stubs(), {"run": over.replay}
+        stubs = written_stubs if mode == "stub" else run if mode == "replay" else {}
+        told, card = "live" if mode == "record" else mode, self.card.name if self.card else None
+        reads = None if written.reads is None else self._hash(written.reads, self._at("reads"))
+        return {
+            "agent_spec": AgentSpec((), card, mode=told, stubs=stubs, reads=reads, **how),
+            "tooling": ToolSettings({}, tuple(self.servers), turns, mode == "record", over.replay),
+            "named_tools": tools,
+        }  # fmt: skip
+
+    def _at(self, *key: str | int) -> Where:
+        return self.document.where((*self.path, *key))
+
+    def _note(self, where: Where, message: str) -> None:
+        self.problems.append(Problem(where, message))
+
+    def _of_card(self, card: Card) -> Iterator[NamedTool]:
+        keys, at = card.keys, card.document.where
+        for index, one in enumerate(keys.function_tools):
+            yield from self._function(one.entrypoint, at(("function_tools", index)), card)
+        for index, name in enumerate(keys.servers):
+            self._server(name, at(("servers", index)))
+        servers = card_servers(keys, self.project)
+        for name in keys.tools.keys() - {one.name for one in servers}:
+            known = did_you_mean(name, [one.name for one in servers], "it uses")
+            self._note(at(("tools", name), key=True), f"the card uses no server {name!r}; {known}")
+        if servers:
+            place = self.project.paths.agentcards / f"{card.name}.md" if card.remote else card.path
+            yield from self._locked(servers, place, at(("mcp_connect",)), keys.tools)
+
+    def _of_stage(self, name: str) -> Iterable[NamedTool]:
+        where = self._at("tools", name)
+        server, _, pattern = name.partition(":")
+        if name in self.project.functions:
+            return [NamedTool("function", name, where, function=self.project.functions[name])]
+        if ".py:" in name:
+            return self._function(name, where, None)
+        if name in BUILT_IN:
+            return [NamedTool("builtin", name, where)]
+        if server in self.project.file.mcp:
+            place, allow = self.project.paths.agentcards / server, {server: [pattern]} if pattern else {}
+            return self._locked(self._server(server, where), place, where, allow)
+        known = [*BUILT_IN, *self.project.file.mcp, *(other for one in self.tools for other in _names(one))]
+        message = f"no tool {name!r}; {did_you_mean(name, known, 'there are')}. A function is {FORM}"
+        self._note(where, message)
+        return ()
+
+    def _function(self, text: str, where: Where, card: Card | None) -> Iterator[NamedTool]:
+        base = card.path.parent if card and not card.remote else None
+        found, problems = parse_reference(text, where, home_of(self.project.root), tool=True, base=base)
+        self.problems += problems
+        if found and any(one.source == str(found) for one in self.tools):
+            self._note(where, f"{found} is named twice; name it once")
+        elif found:
+            yield NamedTool("function", str(found), where, function=found)
+
+    def _server(self, name: str, where: Where) -> list[McpServer]:
+        """The server of agac.yml that is called `name`; none, and a problem, where there is none."""
+        if not (found := card_servers([name], self.project)):
+            known = did_you_mean(name, self.project.file.mcp, "there are")
+            message = f"agac.yml has no MCP server {name!r}; {known}; add `mcp: {{{name}: {{target: …}}}}` to it"
+            self._note(where, message)
+        return found
+
+    def _locked(
+        self, servers: Sequence[McpServer], card: Path, where: Where, allow: Mapping[str, Sequence[str]]
+    ) -> Iterator[NamedTool]:
+        """The tools of servers, by what was written down of them beside `card`."""
+        shown, command = self.project.shown(lock_file(card)), f"agac card lock {card.stem}"
+        try:
+            locks = read_lock(lock_file(card), shown, command)
+            specs, held = locked_tools(servers, locks, shown, command, allow)
+        except UsageError as error:
+            self._note(where, f"{error.message}. {error.remedy or ''}".strip())
+            return
+        self.servers += held
+        yield from (NamedTool("mcp", spec.source, where, spec=spec) for spec in specs)
+
+    def _with_keys(self, tool: NamedTool) -> NamedTool:
+        """A tool with what agac.yml and the stage say of it. What it does not take, or lacks, is noted."""
+        keys: dict[str, Any] = {}
+        for level in (self.project.file.tools, self.written.tools or {}):
+            for said in (level[name] for name in _names(tool) if name in level):
+                keys |= {key: getattr(said, key) for key in said.model_fields_set}
+        own = BUILT_IN.get(tool.source, ()) if tool.kind == "builtin" else ()
+        settings = {key: keys.pop(key) for key in sorted(own) if key in keys}  # as a stored run has them
+        for other, special in BUILT_IN.items():
+            for key in keys.keys() & {*special}:
+                self._note(tool.where, f"{tool.source}: {key} is for {other} alone; remove it")
+        if own and (needs := _NEEDED.get(tool.source, "root").partition(":")[0]) not in settings and needs != "root":
+            message = f"{tool.source} needs {needs}; write `tools: {{{tool.source}: {{{_NEEDED[tool.source]}}}}}`"
+            self._note(tool.where, f"{message} on the stage, or into agac.yml")
+        for key in settings.keys() & {"root", "database"}:
+            try:
+                path = inside(home_of(self.project.root), str(settings[key]))
+                if not (path.is_dir() if key == "root" else path.is_file()):
+                    raise Refused(f"{settings[key]!r} is not there")
+            except Refused as error:
+                self._note(tool.where, f"{tool.source}: {key}: {error}")
+        if tool.source in ("read_file", "run_sql") and own and self.written.reads is None:
+            message = "answers are reused although what it reads changed; name it as `reads` to have them asked again"
+            self.problems.append(Problem(tool.where, f"{tool.source}: {message}", "warning"))
+        return replace(tool, keys=keys, settings={**tool.settings, **settings})
+
+    def _stubs(self) -> dict[str, Any]:
+        """The stand-ins, each file of theirs with a hash of what it holds."""
+        over, home, found = self.overrides.tool_stubs, home_of(self.project.root), dict[str, Any]()
+        own = {name for tool in self.tools for name in _names(tool)}
+        try:
+            over = read_stubs(Path(over), home) if isinstance(over, str) else over
+        except ValueError as error:
+            self._note(Where(str(over)), str(error))
+            return {}
+        for name, stub in (over or self.written.tool_stubs or {}).items():
+            if (over or "/" in self.written.name) and name not in own:
+                continue  # it is for another stage, or for another agent of this one
+            found[name] = stub
+            if fault := stub_fault(stub):
+                self._note(self._at("tool_stubs", name), fault)
+            elif file := stub_file(stub):
+                found[name] = stub | {"hash": self._hash([file], self._at("tool_stubs", name))}
+                try:
+                    recorded_calls(home / file, found[name]["hash"])
+                except (OSError, ValueError) as error:
+                    self._note(self._at("tool_stubs", name), str(error))
+        return found
+
+    def _hash(self, patterns: Sequence[str], where: Where) -> str:
+        home = home_of(self.project.root)
+        try:
+            for pattern in patterns:
+                inside(home, pattern)
+            if files := [home / name for name in matching(home, patterns)]:
+                return _hash_of(files, home)
+            raise Refused("matches no file of the project")
+        except Refused as error:
+            self._note(where, str(error))
+            return ""
+
+
+def _names(tool: NamedTool) -> tuple[str, ...]:
+    """The names by which `tools` may mean a tool, the most general first."""
+    if tool.spec:
+        return tool.source.partition(":")[0], tool.source, tool.spec.name
+    return tool.source, function_name(tool.function) if tool.function else f"agent__{tool.source}"
+
+
+def card_servers(names: CardFile | Sequence[str], project: ProjectSpec) -> list[McpServer]:
+    """The MCP servers of a card, or those with these names in agac.yml; names that it has not are left out."""
+    known, own = project.file.mcp, list[McpServer]()
+    if isinstance(names, CardFile):
+        own = [_connected(name, one) for name, one in names.mcp_connect.items()]
+        names = names.servers
+    return [*own, *(McpServer(**{"name": name, **dict(known[name])}) for name in names if name in known)]
+
+
+def _connected(name: str, written: McpConnectFile) -> McpServer:
+    token = {"Authorization": f"Bearer {written.access_token}"} if written.access_token else {}
+    return McpServer(name, written.target or "", {**written.headers, **token})
+
+
+def _hash_of(files: Iterable[Path], home: Path) -> str:
+    """Stands for what files hold, and what they are called."""
+    texts = {file.relative_to(home).as_posix(): digest(file.read_bytes().decode("latin-1")).hex() for file in files}
+    return digest(canonical(texts)).hex()

@@ -1,0 +1,119 @@
+"""Stand-ins for tools (`tool_stubs`): what a call gives without its tool being run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agac.core.keys import canonical
+from agac.core.types import JSONValue
+from agac.spec.cel import cel_library
+from agac.spec.guard_checks import refusals
+from agac.spec.guards import FAILURES
+from agac.spec.yaml import read_yaml
+
+WAYS = ("value", "file", "cel", "echo", "error")
+"""What a stub may be, one of them, with a `delay` in seconds; any other value stands for itself."""
+
+
+def stub_file(written: JSONValue) -> str | None:
+    """The file of recorded calls that a stub names."""
+    return _parts(written).get("file")
+
+
+class StubAnswer(NamedTuple):
+    """What a model is told, after so many seconds."""
+
+    text: str
+    error: bool = False
+    delay: float = 0.0
+
+
+def _parts(written: JSONValue) -> Mapping[str, Any]:
+    said = isinstance(written, dict) and bool(written) and written.keys() <= {*WAYS, "delay", "hash"}
+    return written if said and isinstance(written, dict) else {"value": written}
+
+
+def stub_fault(written: JSONValue) -> str | None:
+    """What is wrong with a stub, and what to write instead."""
+    parts = _parts(written)
+    delay = parts.get("delay", 0)
+    if len(parts.keys() & set(WAYS)) != 1:
+        return f"a stub is a value, or one of {', '.join(f'{{{way}: …}}' for way in WAYS)}, with a `delay` if need be"
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= 600:
+        return f"delay is a number of seconds up to 600, not {delay!r}"
+    if not all(isinstance(parts.get(way, ""), str) for way in ("file", "cel", "error")):
+        return "file, cel and error are texts"
+    if "cel" in parts:
+        try:
+            cel_library().compile(parts["cel"])
+        except ValueError as error:
+            return next(iter(refusals(parts["cel"], str(error))), str(error))
+    return None
+
+
+def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue], root: Path) -> StubAnswer:
+    """What a sound stub of the tool `name` gives for a call."""
+    parts = _parts(written)
+    delay = float(parts.get("delay", 0))
+    if "error" in parts:
+        return StubAnswer(parts["error"], True, delay)
+    if "file" in parts:
+        key = name, canonical(dict(arguments))
+        found = recorded_calls(root / parts["file"], parts.get("hash")).get(key)
+        missing = f"no result is recorded in {parts['file']} for {name} with {key[1]}; record it, or add a line"
+        return (found or StubAnswer(missing, True))._replace(delay=delay)
+    value: Any = dict(arguments) if "echo" in parts else parts.get("value")
+    if "cel" in parts:
+        try:
+            value = _program(parts["cel"]).execute({"args": dict(arguments)})
+        except FAILURES as error:
+            return StubAnswer(f"the stub of {name} cannot be computed: {error}", True, delay)
+    return StubAnswer(value if isinstance(value, str) else canonical(value), delay=delay)
+
+
+@cache
+def _program(text: str) -> Any:
+    return cel_library().compile(text)
+
+
+@lru_cache(maxsize=16)
+def recorded_calls(file: Path, version: str | None) -> dict[tuple[str, str], StubAnswer]:
+    """The results in a file of recorded calls, by tool and arguments; of several the last. `version` stands for what
+    it holds; a line is `{"tool": …, "arguments": {…}, "result": …}`, with `"error": true` if so. Raises ValueError."""
+    found: dict[tuple[str, str], StubAnswer] = {}
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        try:
+            one = json.loads(line or "null")
+            text = one["result"] if isinstance(one["result"], str) else canonical(one["result"])
+            found[one["tool"], canonical(one["arguments"])] = StubAnswer(text, one.get("error") is True)
+        except (ValueError, TypeError, LookupError):
+            if line.strip():
+                form = '{"tool": …, "arguments": {…}, "result": …}'
+                raise ValueError(f"line {number} of {file.name} is no recorded call; write {form}") from None
+    return found
+
+
+def read_stubs(file: Path, root: Path) -> dict[str, Any]:
+    """The stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises ValueError."""
+    try:
+        if file.suffix == ".jsonl":
+            shown = file.resolve().relative_to(root.resolve()).as_posix()
+            return {name: {"file": shown} for name, _ in recorded_calls(file.resolve(), str(file.stat().st_mtime_ns))}
+        document = read_yaml(file, file.name)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}; name a file of stubs") from None
+    for problem in document.problems:
+        raise ValueError(problem.message)
+    if not isinstance(document.data, dict):
+        raise ValueError("holds no stubs; write `tool: stub` lines")
+    return document.data
+
+
+def recorded_line(name: str, arguments: Mapping[str, JSONValue], text: str, error: bool) -> str:
+    """A call as a line of such a file."""
+    more = {"error": True} if error else {}
+    return json.dumps({"tool": name, "arguments": dict(arguments), "result": text, **more}, ensure_ascii=False) + "\n"

@@ -1,0 +1,221 @@
+"""The tools that agac brings: files and skills of the project, addresses of the web, a database, a web search."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from html import unescape
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from agac.core.errors import AgacError, UsageError, did_you_mean
+from agac.core.keys import canonical, digest
+from agac.core.types import JSONValue
+from agac.spec.paths import Refused, home_of, inside
+from agac.spec.tools import ToolKind, ToolSpec
+from agac.spec.yaml import expand
+from agac.store.query import answered
+from agac.tools.tool_functions import ToolFailed, ToolFunction
+
+if TYPE_CHECKING:
+    from agac.data.remote import RemoteContents
+
+VERSION = "1"  # of what these tools do: part of fingerprints
+Changes = Callable[[Mapping[str, JSONValue]], JSONValue]  # tells calls apart that have the same arguments
+MOST_BYTES = 1_000_000  # of a file, or of a page: what follows is not read
+MOST_ROWS, QUERY_S = 200, 20.0  # of a query: the rows that are given, and the seconds that it may take
+
+
+def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[ToolFunction, Changes]:
+    """What runs a tool that agac brings, and what tells equal calls of it apart. Raises UsageError."""
+    key = str(spec.settings.get("api_key") or "")
+    if web is not None and (missing := expand(key, web.env)[1]):
+        remedy = f"Export it, or write {missing[0]}=… into the project's .env file."
+        raise UsageError(f"{spec.name} needs the variable {missing[0]}", remedy=remedy)
+    if key and not str(spec.settings["url"]).startswith("https:"):
+        raise UsageError(f"{spec.name} sends its api_key over https:// alone", remedy="Write https:// in its url.")
+    own = Builtins(spec.settings, home_of(root).resolve(), web)
+    return ToolFunction(getattr(own, spec.source), spec.source, root), own.changes
+
+
+def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -> ToolSpec:
+    """What a model is told of a tool that agac brings, with these settings. `read_skill`: `skills` are folders by the
+    skill's name, `hash` stands for what is in them."""
+    kind: ToolKind = "skill" if name == "read_skill" else "builtin"
+    made, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
+    return ToolSpec(name, made.description, made.parameters, kind, name, VERSION, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Builtins:
+    """The functions of these tools, for the settings of one; their docstrings are what models are told."""
+
+    settings: Mapping[str, Any]
+    home: Path
+    web: RemoteContents | None
+
+    def changes(self, arguments: Mapping[str, JSONValue]) -> JSONValue:
+        """What tells equal calls apart: a file may be another one meanwhile, and addresses may be asked as somebody
+        else."""
+        if self.web is not None and self.settings.keys() & {"allow", "url"}:
+            sent = (one for own in self.web.rules.headers.values() for one in own.values())
+            texts = (self.settings.get("api_key") or "", *sent)
+            return digest(canonical([expand(one, self.web.env)[0] for one in texts])).hex()
+        try:
+            path = self.settings.get("database") or f"{self.settings.get('root') or '.'}/{arguments['path']}"
+            files = [file for end in ("", "-wal") if (file := self.home / f"{path}{end}").exists()]
+            return [[stat.st_mtime_ns, stat.st_size] for stat in (file.stat() for file in files)] or None
+        except (KeyError, OSError, ValueError):
+            return None
+
+    def read_file(self, path: str) -> str:
+        """Reads a text file; of a folder it lists the names.
+
+        Args:
+            path: Where the file is, relative to the folder that may be read.
+        """
+        return self._file(self.settings.get("root") or ".", path)
+
+    def read_skill(self, name: str, file: str = "SKILL.md") -> str:
+        """Reads a skill: its instructions, or another file of its folder that they name.
+
+        Args:
+            name: Name of the skill.
+            file: Path of the file in the skill's folder.
+        """
+        skills = self.settings["skills"]
+        if name not in skills:
+            raise ToolFailed(f"there is no skill {name!r}; {did_you_mean(name, skills, 'skills')}")
+        return self._file(skills[name], file)
+
+    def _file(self, folder: str, path: str) -> str:
+        try:
+            base = inside(self.home, folder)
+            file = inside(base, path)
+        except Refused as error:
+            raise ToolFailed(str(error)) from None
+        if any(part.startswith(".") for part in file.relative_to(base).parts):
+            raise ToolFailed(f"{path!r} is hidden, and is not read")
+        try:
+            if file.is_dir():
+                names = (one.name + "/" * one.is_dir() for one in sorted(file.iterdir()))
+                return "\n".join(name for name in names if not name.startswith("."))
+            with file.open("rb") as opened:
+                data = opened.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise ToolFailed(f"{path!r} cannot be read: {error.strerror or error}") from None
+        if b"\0" in data[:1024]:
+            raise ToolFailed(f"{path!r} is no text")
+        return _text(data)
+
+    def run_sql(self, query: str) -> str:
+        """Runs one SQL statement that reads (SQLite). Gives the names of the columns, and rows.
+
+        Args:
+            query: The statement. `SELECT name, sql FROM sqlite_master` lists the tables.
+        """
+        try:
+            path = inside(self.home, self.settings["database"])
+            rows, size = list[Any](), 0
+            with answered(path, query, until=monotonic() + QUERY_S) as answer:
+                for row in answer:
+                    rows.append([f"{len(v):,} bytes" if isinstance(v, bytes) else v for v in row])
+                    size += sum(len(v) for v in rows[-1] if isinstance(v, str))
+                    if len(rows) > MOST_ROWS or size > MOST_BYTES:
+                        break
+        except KeyboardInterrupt:
+            raise ToolFailed(f"the query took longer than {QUERY_S:g} s; ask for less") from None
+        except (Refused, AgacError) as error:
+            raise ToolFailed(str(error).replace("`agac sql`", "this tool")) from None
+        more = {"more": True} if len(rows) > MOST_ROWS or size > MOST_BYTES else {}
+        return canonical({"columns": list(answer.columns), "rows": rows[:MOST_ROWS], **more})
+
+    def http_get(self, url: str) -> str:
+        """Fetches a page of the web as text.
+
+        Args:
+            url: Its address, https:// first.
+        """
+        assert self.web is not None
+        kind, data = _fetched(replace(self.web, hosts=tuple(self.settings["allow"])), url)
+        return _plain_text(_text(data)) if "html" in kind else _text(data)
+
+    def web_search(self, query: str, count: int = 5) -> str:
+        """Searches the web. Gives title, address and a short text of each page found.
+
+        Args:
+            query: What to look for.
+            count: How many pages.
+        """
+        assert self.web is not None
+        parts = urlsplit(self.settings["url"])
+        shape = {**SHAPES[""], **SHAPES.get(parts.hostname or "", {}), **self.settings.get("shape", {})}
+        given: dict[str, Any] = {shape["query"]: query, shape["count"]: count}
+        key, headers = self.settings.get("api_key", ""), {}
+        if key and shape["key"].startswith("?"):
+            given[shape["key"][1:]] = expand(key, self.web.env)[0]
+        elif key:
+            headers = {shape["key"]: f"Bearer {key}" if shape["key"] == "Authorization" else key}
+        rules = {"allow": [*self.web.rules.allow, parts.hostname], "http": True, "headers": {parts.netloc: headers}}
+        web = replace(self.web, hosts=(parts.hostname or "",), rules=self.web.rules.model_copy(update=rules))
+        posts = shape["method"].upper() == "POST"
+        asked = "" if posts else urlencode(given, quote_via=quote)
+        url = parts._replace(query="&".join(filter(None, (parts.query, asked)))).geturl()
+        _, data = _fetched(web, url, canonical(given) if posts else None)
+        try:
+            found: Any = json.loads(data)
+            for part in shape["results"].split("."):
+                found = found.get(part) or {}
+        except (ValueError, AttributeError):
+            raise ToolFailed("the search gave an answer that cannot be read") from None
+        names = {"title": shape["title"], "url": shape["link"], "text": shape["text"]}
+        pages = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return canonical([{to: one[name] for to, name in names.items() if name in one} for one in pages[:count]])
+
+
+SHAPES: Mapping[str, Mapping[str, str]] = {
+    "": {
+        "method": "GET", "query": "q", "count": "count", "key": "Authorization",
+        "results": "results", "title": "title", "link": "url", "text": "content",
+    },
+    "api.search.brave.com": {"key": "X-Subscription-Token", "results": "web.results", "text": "description"},
+    "serpapi.com": {"count": "num", "key": "?api_key", "results": "organic_results", "link": "link", "text": "snippet"},
+}  # fmt: skip
+"""How web searches are asked, and where in their answers the pages are, by the host. `key`: the header of the key, or
+with a `?` its parameter."""
+
+
+def _fetched(web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
+    """The kind and the beginning of what is at an address. Raises ToolFailed."""
+    try:
+        return web.beginning(url, MOST_BYTES, body)
+    except Refused as error:
+        raise ToolFailed(str(error), again=True) from None
+
+
+def _text(data: bytes) -> str:
+    return data[:MOST_BYTES].decode("utf-8", "replace")
+
+
+_TAG = re.compile(r"<(/?)([a-zA-Z!][\w-]*+)[^<>]*+>")
+_HIDDEN = ("script", "style", "noscript", "template", "svg")
+_BLOCKS = re.compile("address|article|br|dd|div|dt|h[1-6]|li|p|pre|section|t(able|d|h|itle|r)|ul")
+
+
+def _plain_text(page: str) -> str:
+    """The text of a page, a line a block."""
+    said, hidden = list[str](), ""
+    parts = [*_TAG.split(page), "", ""]
+    for text, slash, name in zip(parts[::3], parts[1::3], map(str.lower, parts[2::3]), strict=True):
+        said.append("" if hidden else re.sub(r"\s+", " ", unescape(text)))
+        if hidden:
+            hidden = "" if slash and name == hidden else hidden
+        elif name in _HIDDEN and not slash:
+            hidden = name
+        elif _BLOCKS.fullmatch(name):
+            said.append("\n")
+    return "\n".join(filter(None, map(str.strip, "".join(said).split("\n"))))

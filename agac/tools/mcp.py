@@ -1,0 +1,225 @@
+"""MCP servers at work: sessions that rows share or have alone, replaced when they end, and held to their lock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING, Any
+
+from agac.core.errors import UsageError, lack_of
+from agac.core.keys import canonical, digest
+from agac.spec.mcp_lock import SUFFIX, ServerLock, connection, difference, read_lock
+from agac.spec.tools import McpServer, ToolRules
+from agac.tools.tool_functions import SessionGone, ToolFailed, ToolLost, ToolTimeout
+
+if TYPE_CHECKING:
+    from agac.tools.mcp_session import McpSession
+
+MOST_FAILURES, BACKOFF_S, REST_S = 3, 0.5, 30.0
+"""Sessions of a server that may end or not begin without a call that worked between them; seconds before the second,
+which double; and those for which it is left alone then, until a call tries it once."""
+
+_GUARD = """\
+import os, signal, sys
+alive = set()
+for line in sys.stdin:
+    number = int(line)
+    alive.add(number) if number > 0 else alive.discard(-number)
+for group in alive:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+"""Ends processes once agac is gone, however it went."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """A server and its sessions, by the row's fingerprint or shared under an empty key; `used`: those with a state."""
+
+    spec: McpServer
+    failures: int = 0
+    why: str = ""
+    rests_until: float = 0.0
+    sessions: defaultdict[bytes, list[McpSession]] = field(default_factory=lambda: defaultdict(list))
+    used: dict[bytes, McpSession] = field(default_factory=dict)
+    opening: defaultdict[bytes, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    def __str__(self) -> str:
+        return f"MCP server {self.spec.name!r} ({self.spec.target})"
+
+    def failed(self, why: str) -> None:
+        self.failures, self.why = self.failures + 1, why
+        if self.failures >= MOST_FAILURES:
+            self.rests_until = time.monotonic() + REST_S
+
+    def down(self) -> ToolLost:
+        return ToolLost(f"{self} failed {MOST_FAILURES} times in a row: {self.why}", made=False)
+
+    def lost(self, why: str, *, made: bool) -> ToolLost:
+        return ToolLost(f"{self} lost its session, and what it knew: {why}", anew=True, made=made)
+
+
+async def listed_servers(servers: list[McpServer], root: Path, env: Mapping[str, str]) -> dict[str, ServerLock]:
+    """What servers say of themselves now, by name. Raises UsageError where one cannot be reached."""
+    async with aclosing(McpServers(root, env)) as pool:
+        try:
+            found = await asyncio.gather(*map(pool.listed, servers))
+        except ToolLost as lost:
+            remedy = "See that it works by itself; `agac --log-level info …` shows what it writes."
+            raise UsageError(str(lost), remedy=remedy) from None
+    return {server.name: one for server, one in zip(servers, found, strict=True)}
+
+
+class McpServers:
+    """The servers of an invocation, each connected when it is first called. `env`: what `${VAR}` is looked up in."""
+
+    def __init__(self, root: Path, env: Mapping[str, str]) -> None:
+        if lack := lack_of("An MCP server", "mcp"):
+            raise UsageError(lack)
+        self._root, self._env = root, env
+        self._served: dict[str, _Served] = {}
+        self._all: set[McpSession] = set()
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    async def call(
+        self, server: McpServer, tool: str, rules: ToolRules, arguments: dict[str, Any], fingerprint: bytes
+    ) -> str:
+        """The result of a tool as text. Where a session ends, the call is made again if it has no side effects and the
+        server no state. Raises ToolFailed for the model, ToolLost, UsageError: the server is not what its lock says."""
+        served, repeatable = self._of(server), not rules.side_effects
+        for _ in range(MOST_FAILURES):
+            session = await self._session(served, fingerprint)
+            try:
+                if session.changed:
+                    await self._compare(server, session)
+                text = await asyncio.wait_for(session.call(tool, arguments), rules.timeout)
+            except TimeoutError:
+                session.retire()
+                said = f"{tool} took longer than {rules.timeout:g} s, and was given up"
+                raise ToolTimeout(said, again=repeatable) from None
+            except ToolFailed:
+                served.failures = 0
+                raise
+            except SessionGone as gone:
+                if not session.retired:  # of all that it had, the first one counts
+                    served.failed(str(gone))
+                session.retire()
+                if server.state:
+                    served.used.pop(fingerprint, None)
+                    raise served.lost(str(gone), made=gone.sent) from None
+                if gone.sent and not repeatable:
+                    raise ToolLost(f"{served} ended in the middle of a call of {tool}: {gone}") from None
+            else:
+                served.failures = 0
+                return text
+        raise served.down()
+
+    def access(self, server: McpServer) -> str:
+        """Stands for how a server is reached, and as whom. Raises UsageError."""
+        return digest(canonical([asdict(server), str(connection(server, self._root, self._env))])).hex()
+
+    async def listed(self, server: McpServer) -> ServerLock:
+        """What a server says of itself. Raises ToolLost."""
+        session = await self._opened(self._of(server))
+        return replace(await session.listed(server.timeout), target=server.target)
+
+    async def end(self, fingerprint: bytes) -> None:
+        """A conversation ended: its own sessions end."""
+        for served in self._served.values():
+            served.used.pop(fingerprint, None)
+            served.opening.pop(fingerprint, None)
+            for session in served.sessions.pop(fingerprint, ()):
+                session.retire()
+
+    async def aclose(self) -> None:
+        """Every session ends, and every process."""
+        await asyncio.gather(*(session.close() for session in list(self._all)))
+        if self._guard is not None:
+            await asyncio.to_thread(self._guard.communicate)
+
+    def _of(self, server: McpServer) -> _Served:
+        return self._served.setdefault(canonical(asdict(server)), _Served(server))
+
+    async def _session(self, served: _Served, fingerprint: bytes) -> McpSession:
+        """The least busy of the sessions that a conversation may use."""
+        if (used := served.used.get(fingerprint)) is not None:
+            if used.gone or used.retired:
+                del served.used[fingerprint]
+                raise served.lost(used.gone or "a call took too long", made=False)
+            return used
+        key = fingerprint if served.spec.scope == "row" else b""
+        async with served.opening[key]:
+            sessions = [one for one in served.sessions[key] if not one.gone and not one.retired]
+            best = min(sessions, key=lambda one: one.calls, default=None)
+            if best is None or (best.calls and not key and len(sessions) < served.spec.pool):
+                best = await self._opened(served)
+                sessions.append(best)
+            served.sessions[key] = sessions
+        if served.spec.state:
+            served.used[fingerprint] = best
+        return best
+
+    async def _opened(self, served: _Served) -> McpSession:
+        from agac.tools.mcp_session import McpSession, environment  # 1 s
+
+        spec = served.spec
+        reached = connection(spec, self._root, self._env)
+        if reached.command:
+            path = {**environment(), **reached.env}["PATH"]
+            if which(reached.command[0], path=path) is None and not (reached.folder / reached.command[0]).is_file():
+                message = f"{served} cannot be started: there is no command {reached.command[0]!r}"
+                raise UsageError(message, remedy="Install it, or mend its target.")
+        while served.failures < MOST_FAILURES or time.monotonic() >= served.rests_until:
+            if served.failures:
+                await asyncio.sleep(BACKOFF_S * 2 ** (min(served.failures, MOST_FAILURES) - 1))
+            session = McpSession(spec.name, reached, self._watch)
+            self._all.add(session)
+            session.task.add_done_callback(lambda _, one=session: self._all.discard(one))  # type: ignore[misc]
+            try:
+                await session.open(spec.timeout)
+                await self._compare(spec, session)
+            except SessionGone as gone:
+                served.failed(str(gone))
+                await session.close()
+            except BaseException:
+                session.task.cancel()  # it may never come so far as to be told to end
+                raise
+            else:
+                return session
+        raise served.down()
+
+    async def _compare(self, spec: McpServer, session: McpSession) -> None:
+        """Raises UsageError where a server is not what its lock says."""
+        session.changed = False
+        found = await session.listed(spec.timeout)
+        if found.hash == spec.locked or not spec.locked:
+            return
+        session.changed = True
+        command = f"agac card lock {Path(spec.lock).name.removesuffix(SUFFIX)}"
+        lock = read_lock(self._root / spec.lock, spec.lock, command).get(spec.name)
+        if lock is None or lock.hash != spec.locked:
+            message = f"{spec.lock} was changed after this run was planned"
+            raise UsageError(message, remedy="Run the same command again: the plan is made anew.")
+        message = f"MCP server {spec.name!r} is not what {spec.lock} says of it:\n{difference(lock, found)}"
+        remedy = f"Look at what changed: accept it with `{command}` and run again, or restore the server."
+        raise UsageError(message, remedy=remedy)
+
+    def _watch(self, number: int) -> None:
+        """A process began, or with a number below 0 ended."""
+        if self._guard is None and hasattr(os, "killpg"):
+            how: dict[str, Any] = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+            self._guard = subprocess.Popen((sys.executable, "-ISE", "-c", _GUARD), **how)  # noqa: S603
+        if self._guard is not None and self._guard.stdin is not None:
+            with suppress(OSError):
+                self._guard.stdin.write(f"{number}\n".encode())

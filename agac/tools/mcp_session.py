@@ -1,0 +1,317 @@
+"""One session with an MCP server, by the `mcp` package: a process behind pipes, or HTTP. What it sends is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import sysconfig
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import Any, cast
+
+import anyio
+import httpx2
+from mcp import Client, MCPError
+from mcp import types as wire
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from agac.core.redact import Redactor
+from agac.core.text import plain
+from agac.spec.mcp_lock import LockedTool, ServerAddress, ServerLock
+from agac.tools.tool_functions import SessionGone, ToolFailed
+
+MAX_BYTES, MAX_TOOLS = 8_000_000, 1_000  # of a server's message, of which no more is held; and tools that it may list
+LOG_BYTES = 100_000  # of what a session writes besides messages; what follows is read and thrown away
+END_S, LISTEN_S = 2.0, 5.0  # for a process to end, after its input and SIGTERM each; to ask a server to tell of changes
+_TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are read"
+_UNREACHED = -32099  # the code of an error that HTTP gave, and not the server
+_CHUNK = 1 << 16
+
+_log = logging.getLogger("agac.mcp")
+for _name in ("mcp", "client", "httpx2"):  # what they say is said by our errors
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+
+def environment() -> dict[str, str]:
+    """The variables that every server's process gets. Programs beside the running Python are found last."""
+    own = get_default_environment()
+    return own | {"PATH": os.pathsep.join(filter(None, (own.get("PATH"), sysconfig.get_path("scripts"))))}
+
+
+class McpSession:
+    """A session, which a task of its own opens and closes, as the package wants it. `calls` are under way; `changed`:
+    its tools are others; `retired`: it takes no new calls, and ends with those that it has; `gone`: why it ended."""
+
+    def __init__(self, name: str, reached: ServerAddress, watch: Callable[[int], None]) -> None:
+        """`watch` is told of a process by its id, and of its end by the same number below 0."""
+        self.calls, self.changed, self.retired, self.gone = 0, False, False, ""
+        self._name, self._reached, self._watch = name, reached, watch
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._client.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._end, self._clean = asyncio.Event(), Redactor(reached.secrets).clean
+        self._said, self._logged = deque[str](maxlen=5), 0
+        self.task = asyncio.get_running_loop().create_task(self._own())
+
+    async def open(self, seconds: float) -> None:
+        """Waits until it is connected. Raises SessionGone."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self._client), seconds)
+        except TimeoutError:
+            raise SessionGone(f"it did not answer within {seconds:g} s", sent=False) from None
+
+    async def close(self) -> None:
+        """Ends the session, and its process."""
+        self.gone = self.gone or "it was closed"
+        self._end.set()
+        if self._client.done():
+            await asyncio.wait([self.task], timeout=4 * END_S)
+        self.task.cancel()
+        await asyncio.wait([self.task], timeout=4 * END_S)
+
+    def retire(self) -> None:
+        """No new calls; those that are under way go on."""
+        self.retired = True
+        if not self.calls:
+            self._end.set()
+
+    async def listed(self, seconds: float) -> ServerLock:
+        """What the server says of itself. Raises SessionGone."""
+        client, tools = self._client.result(), dict[str, LockedTool]()
+        params: wire.PaginatedRequestParams | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while params is None or params.cursor:
+                    page = await client.session.list_tools(params=params)
+                    tools |= {one.name: LockedTool(one.description or "", one.input_schema) for one in page.tools}
+                    params = wire.PaginatedRequestParams(cursor=page.next_cursor)
+                    if len(tools) > MAX_TOOLS:
+                        raise SessionGone(f"it lists more than {MAX_TOOLS:,} tools", sent=False)
+        except (MCPError, RuntimeError, ValidationError, TimeoutError) as error:
+            raise SessionGone(f"its tools cannot be listed: {self._why(error)}", sent=False) from None
+        info = client.server_info
+        server = f"{info.name} {info.version}".strip() if info else ""
+        return ServerLock("", tools, client.instructions or "", server, client.protocol_version)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """The result of a tool as text. Raises ToolFailed, SessionGone."""
+        if self._end.is_set():
+            raise SessionGone(self.gone, sent=False)
+        self.calls += 1
+        try:
+            result = await self._client.result().session.call_tool(tool, arguments, allow_input_required=True)
+        except MCPError as error:
+            ended = self._end.is_set() or error.code in (wire.CONNECTION_CLOSED, _UNREACHED)
+            if ended or "Session terminated" in error.message:
+                raise SessionGone(self._why(error)) from None
+            raise ToolFailed(self._clean(f"{tool}: {error.message}")) from None
+        except (RuntimeError, ValidationError) as error:
+            text = f"the result of {tool} is not what its server itself says it is: {error}"
+            raise ToolFailed(self._clean(text)) from None
+        finally:
+            self.calls -= 1
+            if self.retired:
+                self.retire()
+        if not isinstance(result, wire.CallToolResult):
+            raise ToolFailed(f"{tool} asks for what a person would have to answer, and there is none")
+        text = self._clean(_as_text(result))
+        if result.is_error:
+            raise ToolFailed(text or f"{tool} failed, and does not say why")
+        return text
+
+    async def _own(self) -> None:
+        try:
+            async with self._transport() as transport:
+                own = wire.Implementation(name="agac", version=version("agac"))
+                session = Client(transport, cache=None, message_handler=self._heard, client_info=own)
+                async with session as client, anyio.create_task_group() as group:
+                    with anyio.move_on_after(LISTEN_S):
+                        await group.start(self._listen, client)
+                    self._client.set_result(client)
+                    await self._end.wait()
+                    group.cancel_scope.cancel()
+        except BaseException as error:  # noqa: BLE001  (whatever the package raises, it is over)
+            self.gone = self._why(error)
+        self.gone = self.gone or "it ended"
+        self._end.set()
+        if not self._client.done():
+            self._client.set_exception(SessionGone(self.gone, sent=False))
+
+    async def _listen(self, client: Client, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Servers of the newer protocol tell of changes to those that asked for it."""
+        with suppress(Exception):
+            async with client.listen(tools_list_changed=True) as events:
+                task_status.started()
+                async for _ in events:
+                    self.changed = True
+            self.changed = True  # nobody tells of it any more
+            return
+        task_status.started()
+
+    async def _heard(self, message: Any) -> None:
+        self.changed |= isinstance(message, wire.ToolListChangedNotification)
+
+    def _why(self, error: BaseException) -> str:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        text = getattr(error, "message", "") or str(error) or type(error).__name__
+        return self.gone or self._clean(f"{text}: {plain(' / '.join(self._said))}" if self._said else text)
+
+    # What carries its messages.
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        if self._reached.command:
+            yield self._pipes()
+            return
+        timeout = httpx2.Timeout(30.0, read=None)  # calls have time-outs of their own
+        headers = {"accept-encoding": "identity", **self._reached.headers}
+        async with _BoundedHttp(headers=headers, timeout=timeout) as client:
+            yield streamable_http_client(self._reached.url, http_client=client, max_sse_event_size=MAX_BYTES)
+
+    @asynccontextmanager
+    async def _pipes(self) -> AsyncIterator[Any]:
+        command, cwd, env = self._reached.command, self._reached.folder, environment()
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        env |= self._reached.env
+        process = await asyncio.create_subprocess_exec(*command, cwd=cwd, env=env, start_new_session=True, **pipes)
+        self._watch(process.pid)
+        heard, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+        try:
+            async with heard, received, sent, to_send, anyio.create_task_group() as group:
+                group.start_soon(self._read, process, heard)
+                group.start_soon(self._write, process, to_send)
+                group.start_soon(self._overhear, process)
+                try:
+                    yield received, sent
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await _ended(process)
+                    self._watch(-process.pid)
+                    group.cancel_scope.cancel()
+        finally:
+            cast("Any", process)._transport.close()  # a grandchild may hold its pipes
+
+    async def _read(self, process: asyncio.subprocess.Process, heard: Any) -> None:
+        """Messages of the process, line by line; what is no message is logged."""
+        assert process.stdout is not None
+        line, size = bytearray(), 0
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+            while chunk := await process.stdout.read(_CHUNK):
+                *ends, rest = chunk.split(b"\n")
+                for part in ends:
+                    message = self._message(bytes(line + part[: MAX_BYTES + 1]), size + len(part))
+                    line, size = bytearray(), 0
+                    if message is not None:
+                        await heard.send(SessionMessage(message))
+                size += len(rest)
+                line += rest[: max(MAX_BYTES + 1 - len(line), 0)]
+        if not self.gone:
+            with suppress(TimeoutError):  # it, and its last words
+                await asyncio.wait_for(process.wait(), END_S / 2)
+            code = process.returncode
+            how = "closed its output" if code is None else f"ended with exit status {code}"
+            self.gone = self._why(RuntimeError(f"its process {how}"))
+        await heard.aclose()
+        self._end.set()
+
+    def _message(self, line: bytes, size: int) -> Any:
+        """A line as a message; one that is too large as an error for the call that it answers."""
+        if size > MAX_BYTES:
+            found = re.search(rb'"id"\s*:\s*(\d+)', line[:300])
+            error = wire.ErrorData(code=wire.INTERNAL_ERROR, message=_TOO_LARGE)
+            return found and wire.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error)
+        try:
+            return wire.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            return self._note(line[:_CHUNK])
+
+    async def _write(self, process: asyncio.subprocess.Process, to_send: Any) -> None:
+        assert process.stdin is not None
+        with suppress(ConnectionError):
+            async for one in to_send:
+                text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(f"{text}\n".encode())
+                await process.stdin.drain()
+
+    async def _overhear(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(_CHUNK):
+            self._note(chunk)
+
+    def _note(self, said: bytes) -> None:
+        for text in filter(str.strip, self._clean(said.decode("utf-8", "replace")).splitlines()):
+            self._said.append(text.strip()[:300])
+            before, self._logged = self._logged, self._logged + len(text)
+            if before < LOG_BYTES:
+                _log.info("%s: %s", self._name, text)
+            if before < LOG_BYTES <= self._logged:
+                _log.warning("%s: it writes more than %s kB; the rest is not logged", self._name, LOG_BYTES // 1000)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Closes its input, then ends it with all that it started. `wait` would wait for whoever has its pipes, too."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number in (0, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        last = number not in (0, signal.SIGTERM)
+        if number and (last or process.returncode is None):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number) if hasattr(os, "killpg") else process.kill()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                while process.returncode is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+
+
+class _BoundedHttp(httpx2.AsyncClient):
+    """Answers of bounded size; what goes wrong fails the request that it belongs to, and no other."""
+
+    async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        """Headers go to this client's one address: the package follows no redirect to another host."""
+        why, body = "", bytearray()
+        try:
+            response = await super().send(request, **how)
+            kind, status = response.headers.get("content-type", ""), response.status_code
+            if response.headers.get("content-encoding", "identity") != "identity":
+                why = "it sends a compressed answer, which was not asked for"
+            elif "json" in kind:  # events are bounded one by one
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        why = _TOO_LARGE
+                        break
+                else:
+                    return httpx2.Response(status, headers=response.headers, content=bytes(body), request=request)
+            elif status >= 400 and status != 404:
+                why = f"HTTP {status} {response.reason_phrase}".strip()
+            if not why:
+                return response
+            await response.aclose()
+        except httpx2.HTTPError as error:
+            why = str(error) or type(error).__name__
+        code = wire.INTERNAL_ERROR if why is _TOO_LARGE else _UNREACHED
+        refused = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
+        return httpx2.Response(502, json=refused, request=request)
+
+
+def _as_text(result: wire.CallToolResult) -> str:
+    parts = [_part(one) for one in result.content]
+    if not any(isinstance(one, wire.TextContent) for one in result.content) and result.structured_content is not None:
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
+    return "\n".join(parts)
+
+
+def _part(content: Any) -> str:
+    inner = getattr(content, "resource", content)
+    what = getattr(inner, "uri", "") or getattr(inner, "mime_type", "")
+    return str(getattr(inner, "text", f"[{content.type} {what}: not shown]"))

@@ -1,0 +1,478 @@
+"""Tools at work: each call checked, run once for all that ask the same, bounded, and its result cut to size."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from agac.core.errors import AgacError, RowError, did_you_mean
+from agac.core.keys import canonical, digest, idempotency_key, tool_key
+from agac.core.redact import Redactor
+from agac.core.types import JSONValue, RowId
+from agac.spec.json_schema import compiled
+from agac.spec.paths import home_of
+from agac.spec.tool_stubs import recorded_line, stub_answer
+from agac.spec.tools import ToolRules, ToolSpec
+from agac.spec.workflow import Stage
+from agac.store.rows import RecordedCall
+from agac.store.writer import ToolCache
+from agac.tools.builtin import Changes, builtin
+from agac.tools.functions import Threads, Unfit, exchanged, plain
+from agac.tools.mcp import McpServers
+from agac.tools.processes import THREADS
+from agac.tools.tool_functions import ToolFailed, ToolFunction, ToolLost, ToolTimeout, load_tool
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Draft202012Validator
+
+    from agac.data.remote import RemoteContents
+
+
+class CallScope(NamedTuple):
+    """To what a call of a tool belongs: the stage, the task by its fingerprint, and its place in the conversation, from
+    0. These three name a call for ever, so a tool that takes an idempotency key is given them."""
+
+    stage: int
+    fingerprint: bytes
+    turn: int
+    call: int
+    row: RowId = 0
+
+
+class ToolOutcome(NamedTuple):
+    """What came of a call: the text that the model is told. `error`: the tool failed, or was not run. `how`: "" where
+    it was run for this call, else what served it. `lost`: the row fails with it; `anew`: its conversation begins anew
+    first, some times, where nothing was done that must not be repeated; `made`: no where it was surely not made."""
+
+    text: str
+    error: bool = False
+    how: Literal["", "coalesced", "cached", "stub", "replayed"] = ""
+    lost: RowError | None = None
+    anew: bool = False
+    made: bool = True
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """What became of a tool's calls: `requested` by models, `executed` with all tries; `wait_s` for rate and places."""
+
+    requested: int = 0
+    executed: int = 0
+    coalesced: int = 0
+    cache_hits: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    truncated: int = 0
+    wait_s: float = 0.0
+    exec_s: float = 0.0
+
+
+GRACE = 0.5  # seconds that a call goes on which nobody waits for any more
+KEPT_BYTES, KEPT_EACH = 64_000_000, 300  # of results kept in memory for equal calls, and what each takes besides
+RETRY_S, MAX_RETRY_S = 0.5, 30.0  # the wait before the first further try, which doubles each time, and the longest
+MOST_PROBLEMS, MOST_CHARS = 5, 300  # how many faults of arguments a model is told, and characters of each
+HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
+Arguments = dict[str, JSONValue]
+Run = Callable[[Arguments, CallScope], Awaitable[str | ToolOutcome]]
+"""Runs a tool once: its result, or all that came of it. Raises ToolFailed, ToolLost; AgacError ends the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What tools need of whoever runs them. `functions`: a program's, by the `source` of their tools; `env`: what
+    `${VAR}` of servers means; `record`: the file that calls are added to; `recorded`: the calls of a row in a run;
+    `sleep` and `go_on` raise `stops` once no call is to begin."""
+
+    root: Path
+    redactor: Redactor
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    go_on: Callable[[], object] = bool
+    stops: type[Exception] = AgacError
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    web: RemoteContents | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_child: Callable[[ToolSpec, Arguments, CallScope], Awaitable[ToolOutcome]] | None = None
+    later: ToolCache | None = None
+    record: Path | None = None
+    recorded: Callable[[int, RowId], Awaitable[Sequence[RecordedCall]]] | None = None
+
+
+class _Runner(NamedTuple):
+    """What runs a tool, at `most` so many calls at a time. `takes_key`: repeated calls can be told; `changes` tells
+    equal calls apart; `key` makes it another tool. `remembers`: its server knows of earlier calls."""
+
+    run: Run
+    key: JSONValue = None
+    most: int | None = None
+    takes_key: bool = False
+    changes: Changes | None = None
+    remembers: bool = False
+
+
+@dataclass(slots=True)
+class _Tool:
+    """A tool of a stage; `bounds` are shared with equal ones. `how`: what serves its calls; `recorded`: note them."""
+
+    spec: ToolSpec
+    rules: ToolRules
+    runner: _Runner
+    counts: ToolCounts
+    timeout: float | None
+    bounds: _Bounds
+    validator: Draft202012Validator | None
+    how: Literal["", "stub", "replayed"]
+    recorded: bool
+
+
+class _Bounds:
+    """How often a tool is called, and how many times at once."""
+
+    def __init__(self, rules: ToolRules, most: int | None) -> None:
+        places = min(filter(None, (rules.concurrency, most)), default=None)
+        self.places = nullcontext() if places is None else asyncio.Semaphore(places)
+        self._rate, self._due = rules.rate, -math.inf
+
+    def wait(self, now: float) -> float:
+        """The seconds until one more call may begin, which is counted: of a second's calls all may begin at once."""
+        if self._rate is None:
+            return 0.0
+        self._due = max(self._due, now - max(1 - 1 / self._rate, 0.0))
+        wait = max(self._due - now, 0.0)
+        self._due += 1 / self._rate
+        return wait
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A call under way that several may wait for."""
+
+    task: asyncio.Task[ToolOutcome]
+    waiters: int = 0
+
+
+@asynccontextmanager
+async def open_tools(stages: Iterable[Stage], context: ToolContext) -> AsyncIterator[ToolPool]:
+    """The tools of these stages, those of their children included. Raises UsageError when one cannot be had."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(exchanged())
+        pool = ToolPool(context, stack)
+        stack.push_async_callback(pool.close)
+        waiting = list(stages)
+        while waiting:
+            stage = waiting.pop()
+            waiting += getattr(stage, "children", ())
+            for spec in stage.agent_spec.tools if stage.agent_spec else ():
+                pool.add(stage, spec)
+        yield pool
+
+
+class ToolPool:
+    """Runs the tools of an invocation. `counts` are by stage and name of the tool. A call that others may share runs in
+    a task of its own, which ends when nobody waits for it."""
+
+    def __init__(self, context: ToolContext, stack: AsyncExitStack) -> None:
+        self.counts: dict[tuple[int, str], ToolCounts] = {}
+        self._context, self._stack = context, stack
+        self._servers: McpServers | None = None
+        self._tools: dict[tuple[int, str], _Tool] = {}
+        self._runners: dict[str, _Runner] = {}
+        self._bounds: dict[tuple[str, ToolRules], _Bounds] = {}
+        self._flights: dict[bytes, _Flight] = {}
+        self._kept, self._kept_bytes = OrderedDict[bytes, tuple[str, float]](), 0
+        self._recorded, self._replayed = set[bytes](), dict[bytes, Counter[tuple[str, str]]]()
+
+    def add(self, stage: Stage, spec: ToolSpec) -> None:
+        """One more tool of a stage. Raises UsageError when it cannot be had."""
+        at, rules, agent = (stage.index, spec.name), stage.tooling.rules.get(spec.name), stage.agent_spec
+        assert agent is not None
+        if spec.kind == "mcp" and rules is None:  # it may do anything, whatever its server says of it
+            rules = ToolRules(side_effects=True)
+        how: Literal["", "stub", "replayed"] = ""
+        if agent.mode == "stub" and (spec.kind != "agent" or spec.name in agent.stubs):
+            how, runner = "stub", _Runner(partial(self._stub, spec.name, dict(agent.stubs)))
+        elif agent.mode == "replay" and spec.kind != "agent":
+            how, runner = "replayed", _Runner(partial(self._replay, spec.name, stage.tooling.replay or 0))
+        else:
+            runner = self._of_server(stage, spec, rules) if rules and spec.kind == "mcp" else self._runner(spec)
+        own = how or spec.kind == "mcp" or (spec.kind == "agent" and rules is None)
+        timeout = None if own else (rules or ToolRules()).timeout
+        rules = ToolRules() if how or rules is None else rules
+        self.counts[at] = ToolCounts()
+        bounds = self._bounds.setdefault((canonical(runner.key or [*at]), rules), _Bounds(rules, runner.most))
+        try:
+            validator = compiled(dict(spec.parameters))
+        except ValueError:  # a server's own, which it alone can read
+            validator = None
+        record = stage.tooling.record
+        self._tools[at] = _Tool(spec, rules, runner, self.counts[at], timeout, bounds, validator, how, record)
+
+    def _of_server(self, stage: Stage, spec: ToolSpec, rules: ToolRules) -> _Runner:
+        """What asks an MCP server, which is connected when it is first asked."""
+        if self._servers is None:
+            self._servers = McpServers(self._context.root, self._context.env)
+            self._stack.push_async_callback(self._servers.aclose)
+        name, _, tool = spec.source.partition(":")
+        server = next(one for one in stage.tooling.servers if one.name == name)
+        call = partial(self._servers.call, server, tool, rules)
+        key: JSONValue = [spec.kind, spec.source, spec.version, self._servers.access(server)]
+        return _Runner(lambda given, scope: call(given, scope.fingerprint), key, remembers=server.state)
+
+    def _runner(self, spec: ToolSpec) -> _Runner:
+        context = self._context
+        key: JSONValue = [spec.kind, spec.source, spec.version, spec.name, dict(spec.settings)]
+        if (known := canonical(key)) in self._runners:
+            return self._runners[known]
+        if spec.kind == "agent":
+            assert context.run_child is not None
+            return _Runner(partial(context.run_child, spec), key)
+        changes: Changes | None = None
+        if spec.kind == "function":
+            function = load_tool(spec, context.root, context.functions)
+        else:
+            function, changes = builtin(spec, context.root, context.web)
+        most = None if function.is_async else THREADS
+        self._runners[known] = _Runner(self._called(function, spec.name), key, most, function.takes_key, changes)
+        return self._runners[known]
+
+    def _called(self, function: ToolFunction, name: str) -> Run:
+        threads = Threads(lambda work: work[0].run(function.here, work[1]), THREADS)
+        self._stack.callback(threads.close)
+
+        async def called(arguments: Arguments, scope: CallScope) -> str:
+            given = function.given(arguments, partial(idempotency_key, *scope[1:4], name, arguments))
+            text: str = await (function.awaited(given) if function.is_async else threads.call((copy_context(), given)))
+            return text
+
+        return called
+
+    async def _stub(self, name: str, stubs: Mapping[str, JSONValue], arguments: Arguments, _: CallScope) -> ToolOutcome:
+        if name not in stubs:
+            return ToolOutcome(f"{name} has no stub, and tools_mode is stub; add one to tool_stubs", error=True)
+        answer = stub_answer(stubs[name], name, arguments, home_of(self._context.root))
+        if answer.delay:
+            await self._context.sleep(answer.delay)
+        return ToolOutcome(answer.text, answer.error)
+
+    async def _replay(self, name: str, run: int, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+        """What the call came to in a recorded run, the first, the second time. Raises ToolLost: not made there."""
+        assert self._context.recorded is not None
+        said = canonical(arguments)
+        made = [one for one in await self._context.recorded(run, scope.row) if one.name == name]
+        checked = [(one, self.check(scope.stage, name, one.arguments)) for one in made]
+        alike = [one for one, found in checked if not isinstance(found, str) and canonical(found[1]) == said]
+        seen = self._replayed.setdefault(scope.fingerprint, Counter())
+        seen[name, said] += 1
+        if not alike:
+            remedy = "run it with --tools-mode live, or replay a run in which it was made"
+            raise ToolLost(f"{name} was not called with {said[:MOST_CHARS]} in run {run}, and is not now; {remedy}")
+        one = alike[min(seen[name, said], len(alike)) - 1]
+        return ToolOutcome(one.result, one.error)
+
+    def check(self, stage: int, name: str, arguments: str) -> tuple[ToolSpec, Arguments] | str:
+        """The tool of the stage that a model asks for and its arguments, which fit their schema; or what is wrong."""
+        tool = self._tools.get((stage, name))
+        if tool is None:
+            known = [other for at, other in self._tools if at == stage]
+            return f"there is no tool {name[:MOST_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
+        try:
+            given = plain(json.loads(arguments or "{}", parse_float=_number))
+        except (ValueError, RecursionError, Unfit) as error:
+            return f"the arguments of {name} are not JSON: {error}"
+        if not isinstance(given, dict):
+            return f"the arguments of {name} are not an object; give one, with the parameters by name"
+        found = tool.validator.iter_errors(given) if tool.validator is not None else ()
+        said = [f"{'.'.join(map(str, one.instance_path)) or 'the object'}: {one.message}" for one in found]
+        if said:
+            problems = "; ".join(text[:MOST_CHARS] for text in said[:MOST_PROBLEMS])
+            return f"the arguments of {name} do not satisfy its schema: {problems}"
+        return tool.spec, _filled(tool.spec, given)
+
+    def remembers(self, stage: int, tool: ToolSpec) -> bool:
+        """Whether its server knows of earlier calls, which in a later invocation it does not."""
+        return self._tools[stage, tool.name].runner.remembers
+
+    def changes(self, stage: int, tool: ToolSpec) -> bool:
+        """Whether its calls have side effects."""
+        return self._tools[stage, tool.name].rules.side_effects
+
+    def is_repeatable(self, stage: int, tool: ToolSpec) -> bool:
+        """Whether a call may be made again: it has no side effects, or tells a repetition by its key."""
+        known = self._tools[stage, tool.name]
+        return known.runner.takes_key or not known.rules.side_effects
+
+    async def call(self, tool: ToolSpec, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+        """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for this caller alone."""
+        known = self._tools[scope.stage, tool.name]
+        known.counts.requested += 1
+        shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"  # a row pays for it
+        outcome = await (self._shared if shared else self._run)(known, arguments, scope)
+        known.counts.errors += outcome.error
+        if self._context.record is not None and known.recorded:
+            self._record(recorded_line(tool.name, arguments, outcome.text, outcome.error), self._context.record)
+        return outcome
+
+    def _record(self, line: str, file: Path) -> None:
+        if (mark := digest(line)) not in self._recorded:
+            self._recorded.add(mark)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(line)
+
+    async def end(self, fingerprint: bytes) -> None:
+        """A conversation ended: what was kept for it alone (a server's session) is closed."""
+        self._replayed.pop(fingerprint, None)
+        if self._servers is not None:
+            await self._servers.end(fingerprint)
+
+    async def close(self) -> None:
+        """Calls under way are cancelled."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _shared(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+        own = scope.fingerprint.hex() if tool.rules.scope == "row" else ""
+        changed = tool.runner.changes and tool.runner.changes(arguments)
+        key = tool_key([tool.runner.key, own, tool.spec.max_chars, changed], arguments)
+        if key in self._kept and self._kept[key][1] > self._context.monotonic():
+            self._kept.move_to_end(key)
+            tool.counts.cache_hits += 1
+            return ToolOutcome(self._kept[key][0], how="cached")
+        joined = (flight := self._flights.get(key)) is not None
+        if flight is None:
+            task = asyncio.get_running_loop().create_task(self._flown(key, tool, arguments, scope))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not anybody waits
+            flight = self._flights[key] = _Flight(task)
+        tool.counts.coalesced += joined
+        flight.waiters += 1
+        try:
+            outcome = await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            return ToolOutcome(f"{tool.spec.name} was ended before it gave a result", error=True)
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
+                asyncio.get_running_loop().call_later(GRACE, self._abandon, key, flight)
+        return outcome._replace(how="coalesced") if joined and not outcome.how else outcome
+
+    def _abandon(self, key: bytes, flight: _Flight) -> None:
+        """Nobody waits any longer, unless somebody came meanwhile."""
+        if not flight.waiters and not flight.task.done():
+            self._flights.pop(key, None)  # who comes now begins anew
+            flight.task.cancel()
+
+    async def _flown(self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+        """The one execution of equal calls; only what it gave without an error is kept."""
+        own, later = self._flights[key], self._context.later if tool.rules.cache == "persist" else None
+        try:
+            if later is not None and (text := await later.get(key)) is not None:
+                tool.counts.cache_hits += 1
+                outcome = ToolOutcome(text, how="cached")
+            else:
+                outcome = await self._run(tool, arguments, scope)
+            if not outcome.error:
+                self._keep(key, outcome.text, tool.rules.ttl)
+                if later is not None and not outcome.how:
+                    await later.put(key, tool.spec.name, outcome.text, tool.rules.ttl)
+            return outcome
+        finally:
+            if self._flights.get(key) is own:
+                del self._flights[key]
+
+    def _keep(self, key: bytes, text: str, ttl: float | None) -> None:
+        if key not in self._kept:
+            self._kept_bytes += KEPT_EACH
+        self._kept_bytes += len(text) - len(self._kept.pop(key, ("", 0))[0])
+        self._kept[key] = text, math.inf if ttl is None else self._context.monotonic() + ttl
+        while self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= KEPT_EACH + len(self._kept.popitem(last=False)[1][0])
+
+    async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+        """One execution, and further tries where its rules allow them."""
+        retries = 0 if tool.rules.side_effects and not tool.runner.takes_key else tool.rules.retries
+        for tried in range(retries):
+            outcome, again = await self._tried(tool, arguments, scope)
+            if not again:
+                return outcome
+            await self._context.sleep(min(RETRY_S * 2**tried, MAX_RETRY_S))
+        return (await self._tried(tool, arguments, scope))[0]
+
+    async def _tried(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> tuple[ToolOutcome, bool]:
+        """What one execution gave, and whether another one may give more."""
+        now, counts, name = self._context.monotonic, tool.counts, tool.spec.name
+        asked = now()
+        async with tool.bounds.places:
+            self._context.go_on()
+            if wait := tool.bounds.wait(now()):
+                await self._context.sleep(wait)
+            begun = now()
+            counts.wait_s += begun - asked
+            counts.executed += not tool.how
+            try:
+                async with asyncio.timeout(tool.timeout) as limit:
+                    found = await tool.runner.run(arguments, scope)
+                outcome = found if isinstance(found, ToolOutcome) else ToolOutcome(found)
+                return outcome._replace(text=self._cut(tool, outcome.text), how=tool.how or outcome.how), False
+            except ToolFailed as failed:
+                counts.timeouts += isinstance(failed, ToolTimeout)
+                return ToolOutcome(self._clean(str(failed)), error=True, how=tool.how), failed.again
+            except ToolLost as lost:
+                return ToolOutcome(self._clean(str(lost)), True, tool.how, lost.error, lost.anew, lost.made), False
+            except (AgacError, self._context.stops):
+                raise
+            except Exception as error:  # noqa: BLE001  (a fault of agac's own, or of a package: it fails one call)
+                if limit.expired():
+                    counts.timeouts += 1
+                    message = f"{name} took longer than {tool.timeout:g} s, and was given up"
+                else:
+                    message = self._clean(f"{name} failed: {type(error).__name__}: {error}")
+                return ToolOutcome(message, error=True), True
+            finally:
+                counts.exec_s += now() - begun
+
+    def _clean(self, text: str) -> str:
+        return self._context.redactor.clean(text)[: MOST_CHARS * MOST_PROBLEMS]
+
+    def _cut(self, tool: _Tool, text: str) -> str:
+        """A result without secrets, of a long one the beginning and the end."""
+        text = self._context.redactor.clean_bytes(text.encode()).decode()
+        tool.counts.truncated += len(text) > tool.spec.max_chars
+        return cut(text, tool.spec.max_chars)
+
+
+def cut(text: str, most: int, why: str = "") -> str:
+    """A text, or of a longer one as many characters of its beginning and its end."""
+    if len(text) <= most:
+        return text
+    head = int(most * HEAD)
+    left = f"\n[… {len(text) - most:,} of {len(text):,} characters are left out{why} …]\n"
+    return text[:head] + left + text[len(text) - (most - head) :]
+
+
+def _number(text: str) -> float:
+    """A number as it is, whole ones as such, so that 3.0 and 3 make the same call."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _filled(spec: ToolSpec, given: dict[str, JSONValue]) -> dict[str, JSONValue]:
+    """The arguments with the defaults that the schema of a tool of ours names."""
+    if spec.kind not in ("function", "builtin"):
+        return given
+    properties: Any = spec.parameters["properties"]
+    return {name: one["default"] for name, one in properties.items() if "default" in one} | given

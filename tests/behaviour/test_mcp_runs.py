@@ -1,0 +1,170 @@
+"""Runs with MCP servers: locked before, started at the first call, held to the lock, and what rows tell of them."""
+
+import json
+import shlex
+import sqlite3
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.project import ProjectFolder
+
+import agac
+
+SCRIPT = Path(__file__).parents[1] / "support" / "mcp_server.py"
+
+
+def target(*words: str) -> str:
+    return shlex.join([sys.executable, "-ISE", str(SCRIPT), *words])
+
+
+def card(project: ProjectFolder, **servers: str) -> None:
+    connected = json.dumps({name: {"target": one} for name, one in servers.items()})
+    project.write("agentcards/clerk.md", f"---\nmcp_connect: {connected}\n---\nBe brief.\n")
+
+
+def asking(*tools: str) -> list[dict[str, str]]:
+    """Rows whose models call a tool each."""
+    return [{"id": tool, "call": f'tool:{tool} {{"words": "hallo"}}'} for tool in tools]
+
+
+@pytest.fixture
+def clerk(project: ProjectFolder) -> ProjectFolder:
+    """A card with a server, locked, and a workflow whose row says what is called."""
+    project.configure()
+    card(project, raw=target("--tools", "echo,change,die"))
+    agac.lock_card("clerk", project=project.root)
+    project.workflow(stages=[{"name": "ask", "agent": "clerk", "prompt": "${call}"}], rows=asking("echo"))
+    return project
+
+
+def test_a_lock_is_written_and_compared(project: ProjectFolder) -> None:
+    project.configure()
+    card(project, raw=target("--tools", "echo"), other=target("--tools", "echo,count", "--instructions", "Ask."))
+    ran = project.agac("card", "lock", "clerk", code=0)
+    assert "raw: 1 tool: echo\nother: 2 tools: count, echo\n" in ran.out
+    assert "agentcards/clerk.lock.json is written" in ran.out
+    written = (project.root / "agentcards/clerk.lock.json").read_text()
+    assert json.loads(written)["servers"]["other"]["instructions"] == "Ask."
+    report = agac.lock_card("clerk", check=True, project=project.root)
+    assert (report.changes, report.written, report.servers["raw"]) == ({}, False, ["echo"])
+    card(project, raw=target("--tools", "echo,delete_all"))
+    ran = project.agac("card", "lock", "clerk", "--check", code=1)
+    assert "other is locked, and used no longer\n" in ran.out
+    assert "  added: delete_all\n" in ran.out
+    assert (project.root / "agentcards/clerk.lock.json").read_text() == written
+    card(project)
+    ran = project.agac("card", "lock", "clerk", code=2)
+    assert "agentcards/clerk.md uses no MCP server" in ran.err
+
+
+def test_a_server_of_agac_yml_has_a_lock_of_its_own(project: ProjectFolder) -> None:
+    project.configure()
+    with (project.root / "agac.yml").open("a") as file:
+        file.write(f"mcp: {{raw: {{target: {json.dumps(target('--tools', 'echo'))}}}}}\n")
+    project.workflow(stages=[{"name": "ask", "tools": ["raw"], "prompt": "${text}"}], rows=1)
+    with pytest.raises(agac.SpecError, match=r"agentcards/raw\.lock\.json is not there.*`agac card lock raw`"):
+        project.run()
+    agac.lock_card("raw", project=project.root)
+    assert agac.plan("reviews", project=project.root).calls > 0
+    with pytest.raises(agac.UsageError, match="and no MCP server of agac"):
+        agac.lock_card("rav", project=project.root)
+
+
+def test_rows_call_a_server(clerk: ProjectFolder) -> None:
+    clerk.run()
+    assert clerk.envelopes()[0]["error"] is None
+    assert clerk.query("SELECT name, state, result FROM tool_call") == [("echo", "done", "hallo")]
+
+
+def test_a_server_that_changes_its_tools_ends_the_run(clerk: ProjectFolder) -> None:
+    calls = "\n\n".join(row["call"] for row in asking("change", "echo"))  # in two turns
+    clerk.rows([{"id": "both", "call": calls}])
+    with pytest.raises(agac.UsageError, match=r"is not what agentcards/clerk\.lock\.json says of it:\n  added: delete"):
+        clerk.run()
+    card(clerk, raw=target("--tools", "echo,change"))
+    with pytest.raises(agac.SpecError, match=r"clerk\.lock\.json has server 'raw' at .*agac card lock clerk"):
+        clerk.run()
+
+
+def test_a_call_that_was_never_made_is_made_by_the_next_run(clerk: ProjectFolder) -> None:
+    tools = clerk.write("tools.txt", "echo")
+    card(clerk, raw=target("--tools", f"@{tools}"))
+    agac.lock_card("clerk", project=clerk.root)
+    tools.write_text("echo,more")
+    with pytest.raises(agac.UsageError, match="added: more"):
+        clerk.run()
+    tools.write_text("echo")
+    clerk.run()
+    assert clerk.envelopes()[0]["error"] is None
+    assert len(clerk.query("SELECT 1 FROM agent_turn")) == 2  # the first turn of the first run served
+
+
+def test_a_call_whose_end_is_not_known_asks(clerk: ProjectFolder) -> None:
+    clerk.rows(asking("die"))
+    clerk.run()
+    error = clerk.envelopes()[0]["error"]
+    assert error["type"] == "ToolServerError"
+    assert (
+        "ended in the middle of a call of die: its process ended with exit status 3: its last words" in error["message"]
+    )
+    clerk.run()
+    assert clerk.envelopes()[0]["error"]["type"] == "ToolOutcomeUnknown"
+
+
+def test_a_conversation_whose_session_is_lost_begins_anew_where_it_changed_nothing(project: ProjectFolder) -> None:
+    project.configure()
+    raw = json.dumps({"target": target("--tools", "echo,die"), "state": True})
+    with (project.root / "agac.yml").open("a") as file:
+        file.write(f"mcp: {{raw: {raw}}}\n")
+    agac.lock_card("raw", project=project.root)
+    text = 'tool:echo {"words": "hallo"}\n\ntool:die {}\n\nThen answer.'
+    ends = "SELECT number, conversation, ended FROM agent_turn WHERE event_id = ? ORDER BY number"
+    for changes, error, turns in ((False, "ToolServerError", [(1, "lost"), (3, "lost"), (5, "lost")]),
+                                  (True, "ToolOutcomeUnknown", [(7, None)])):  # fmt: skip
+        stage = {"name": "ask", "tools": {"raw": {"side_effects": changes}}, "prompt": "${text}"}
+        project.workflow(stages=[stage], rows=[{"id": "r-1", "text": text}])
+        report = project.run(fresh=True)
+        assert project.envelopes()[0]["error"]["type"] == error
+        assert report.invocation["calls"] == 2 * len(turns)
+        found = [one for first, end in turns for one in ((first, first, None), (first + 1, first, end))]
+        assert project.query(ends, project.query("SELECT max(id) FROM event")[0][0]) == found
+    assert "--skip-calls goes on with a new session" in project.envelopes()[0]["error"]["message"]
+    assert project.run().invocation["calls"] == 0
+    report = agac.retry("last", agac.Retry(calls="skip"), project=project.root)
+    assert (report.exit_code, report.invocation["calls"]) == (0, 1)
+    assert project.query("SELECT name, state FROM tool_call WHERE turn > 6") == [("echo", "done"), ("die", "unknown")]
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_after_a_kill_a_server_with_a_state_begins_anew(project: ProjectFolder, state: bool) -> None:
+    project.configure()
+    keys = {"mcp": {"raw": {"target": target("--tools", "echo"), "state": state}}}
+    keys |= {"defaults": {"model": "simulator/small"}, "tools": {"raw": {"side_effects": False}}}
+    project.write("agac.yml", json.dumps(keys))
+    agac.lock_card("raw", project=project.root)
+    calls = "\n\n".join(f'tool:echo {{"words": "{turn}"}}' for turn in range(7))
+    rows = [{"id": "r", "call": calls}]
+    project.workflow(stages=[{"name": "ask", "tools": ["raw"], "prompt": "${call}"}], rows=rows)
+    for commits in range(1, 20):
+        assert project.agac("run", "-a", "reviews", kill=f"commit:{commits}").code < 0
+        with suppress(sqlite3.OperationalError):  # there are no tables yet
+            if project.query("SELECT 1 FROM tool_call"):
+                break
+    asked = len(project.query("SELECT 1 FROM agent_turn"))
+    project.run()
+    assert project.envelopes()[0]["error"] is None
+    again = state and asked < 8  # else it had ended: that needs no session
+    assert len(project.query("SELECT 1 FROM agent_turn")) == (asked + 8 if again else 8)
+
+
+def test_a_server_with_a_state_is_not_asked_between_batches(clerk: ProjectFolder) -> None:
+    lock = json.loads((clerk.root / "agentcards/clerk.lock.json").read_text())
+    clerk.write("agentcards/raw.lock.json", json.dumps(lock))
+    mcp = {"raw": {"target": target("--tools", "echo,change,die"), "state": True}}
+    clerk.write("agac.yml", json.dumps({"mcp": mcp, "defaults": {"model": "simulator/small", "run_mode": "batch"}}))
+    clerk.workflow(stages=[{"name": "ask", "tools": ["raw"], "prompt": "${call}"}], rows=asking("echo"))
+    [problem] = agac.validate("reviews", project=clerk.root).problems
+    assert "batches end a session with each turn, and server 'raw' keeps a state in it" in problem.message

@@ -1,0 +1,323 @@
+"""Tasks from Python, without a workflow file: typed results, at once or as rows end, and plan, map and reduce."""
+
+import asyncio
+import inspect
+import os
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+from pydantic import BaseModel
+from support.project import ProjectFolder
+from support.server import Faulty, Server
+
+import agac
+from agac import testing
+from agac.api.report import WatchedRun
+
+TEXTS = ["the tent", "the lamp", "the stove"]
+
+
+class Opinion(BaseModel):
+    sentiment: str
+    reason: str
+
+
+async def _later() -> AsyncIterator[dict[str, str]]:
+    for text in TEXTS:
+        yield {"input": text}
+
+
+class Mail(BaseModel):
+    input: str
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "texts": lambda: TEXTS,
+    "dicts": lambda: [{"input": text} for text in TEXTS],
+    "a generator": lambda: (text for text in TEXTS),
+    "models": lambda: [Mail(input=text) for text in TEXTS],
+    "an async iterable": _later,
+    "a frame": lambda: pd.DataFrame({"input": TEXTS}),
+    "another frame": lambda: pl.DataFrame({"input": TEXTS}),
+    "a column": lambda: pd.Series(TEXTS),
+}
+
+
+def test_results_are_typed_whatever_rows_come_as_and_the_same_call_pays_nothing(
+    project: ProjectFolder, server: Server
+) -> None:
+    for number, (what, inputs) in enumerate(GIVEN.items()):
+        text = ("Of {input}", "Of ${input}", "Of {{input}}")[number % 3]
+        found = agac.run(task=text, inputs=inputs(), output_schema=Opinion, project=project.root)
+        assert [type(one.output) for one in found] == [Opinion] * 3, what
+        assert [one.input["input"] for one in found] == TEXTS
+        assert [one.row_id for one in found] == [one.job_id for one in found] == [1, 2, 3]
+        assert all(one.ok and one.error is None for one in found)
+        assert found.report.invocation["calls"] == (3 if not number else 0)
+        assert {one.turns for one in found} == {int(number % 3 == 0)}  # of which the first one made calls
+    assert server.account()["charged"] == 3
+    path = project.rows([{"id": "r-1", "input": TEXTS[0]}])
+    (one,) = agac.run(task="Of {input}", inputs=path, id_field="id", model="local/small", project=project.root)
+    assert (one.row_id, one.turns, one.cost) == ("r-1", 1, None)
+    assert isinstance(one.output, str)
+    assert not (project.root / "output").exists()
+    project.assert_sound()
+
+
+def test_other_keys_are_those_of_a_stage_and_what_is_wrong_names_the_argument(project: ProjectFolder) -> None:
+    for keys, message in (
+        ({"task": "Of {input.}}{{input", "inputs": TEXTS, "syntax": "dollars"}, "agac.run: syntax: "),
+        ({"task": "Of ${input", "inputs": TEXTS}, "agac.run: task: placeholder is never closed"),
+        ({"task": "Of {input}", "inputs": "no.csv"}, "no.csv"),
+        ({"task": "Of {input}", "inputs": TEXTS, "temprature": 1}, "agac.run: temprature: unknown key; did you mean"),
+        ({"task": "Of {input}", "inputs": iter(())}, "the iterator has nothing left"),
+        ({"task": "Of {input}", "inputs": [3]}, "row 1 is of type int"),
+        ({"workflow": "reviews", "task": "Of {input}", "inputs": TEXTS}, "either a workflow or a task"),
+        ({}, "either a workflow or a task"),
+    ):
+        with pytest.raises((agac.SpecError, agac.UsageError), match=message):
+            agac.run(**keys, project=project.root)  # type: ignore[call-overload]
+    with pytest.raises(agac.SpecError, match=r"agac.map_reduce: map: promt: unknown key"):
+        agac.map_reduce(map={"promt": "x"}, reduce="All", inputs=TEXTS, project=project.root)
+    (wrong,) = agac.run(task="Of {inptu}", inputs=["tent"], project=project.root)
+    assert wrong.error is not None
+    assert wrong.error.message == "stage 'result': this row has no {inptu}; visible are: input, row_json"
+    assert agac.run(task="Of {input}", inputs=[], project=project.root) == []
+
+
+def test_rows_that_fail_have_an_error_and_a_run_that_cannot_go_on_raises(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([{"kind": "refusal", "match": "lamp"}, {"kind": "unauthorized", "match": "tower"}]))
+    first, second, _ = agac.run(task="Of {input}", inputs=TEXTS, project=project.root)
+    assert (first.ok, second.ok) == (True, False)
+    assert (second.output, second.error.type if second.error else None, second.turns) == (None, "Refused", 1)
+    with pytest.raises(agac.AgacError, match=r"the task was stopped: .*401"):
+        agac.run(task="Of {input}", inputs=["tower"], project=project.root)
+    with pytest.raises(agac.AgacError, match=r"the task was stopped: .*401"):
+        list(agac.stream(task="Of {input}", inputs=["tower", "tower 2"], project=project.root))
+
+
+def test_each_form_gives_the_same_and_works_where_a_loop_runs(project: ProjectFolder, server: Server) -> None:
+    pairs = [("run", "arun"), ("stream", "astream"), ("map_reduce", "amap_reduce")]
+    for plain, awaited in pairs:
+        assert inspect.signature(getattr(agac, plain)) == inspect.signature(getattr(agac, awaited))
+    keys: dict[str, Any] = {"task": "Of {input}", "inputs": TEXTS, "project": project.root}
+    phases: dict[str, Any] = {"map": "Of {item}", "reduce": "All", "inputs": TEXTS, "project": project.root}
+
+    async def awaited_forms() -> list[Any]:
+        streamed = [one async for one in agac.astream(**keys)]
+        results, answer = await agac.amap_reduce(**phases)
+        return [*await agac.arun(**keys), *sorted(streamed, key=_place), *results, answer]
+
+    def plain_forms() -> list[Any]:
+        results, answer = agac.map_reduce(**phases)
+        return [*agac.run(**keys), *sorted(agac.stream(**keys), key=_place), *results, answer]
+
+    async def within_a_loop() -> list[Any]:
+        return plain_forms()
+
+    first = plain_forms()
+    assert first == asyncio.run(awaited_forms()) == asyncio.run(within_a_loop())
+    assert server.account()["charged"] == 4  # the items are asked as the rows were
+
+
+def _place(one: agac.AgentResult) -> int:
+    return int(one.row_id)
+
+
+def test_a_stream_gives_rows_as_they_end_and_who_leaves_it_pays_for_no_more(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    server = project.asks(faulty([{"kind": "slow_first_byte", "seconds": 1, "match": "of 0"}], "--latency", "0.03"))
+    texts = [f"number {n} of {n}" for n in range(60)]
+    keys: dict[str, Any] = {"inputs": texts, "project": project.root, "max_inflight": 2}
+    given = agac.stream(task="Of {input}", **keys)
+    assert next(given).input != {"input": texts[0]}  # which is still asked
+    given.close()
+    assert 1 <= server.account()["charged"] < 60
+
+    async def leave() -> None:
+        async with aclosing(agac.astream(task="Of {input}", **keys)) as results:
+            async for _ in results:
+                break
+
+    asyncio.run(leave())
+    assert server.account()["charged"] < 60
+    assert {one.row_id for one in agac.stream(task="Of {input}", **keys)} == set(range(1, 61))
+    assert server.account()["charged"] == server.account()["requests"] == 60
+    project.assert_sound()
+
+
+def test_ctrl_c_ends_a_stream_in_good_order(project: ProjectFolder, faulty: Faulty) -> None:
+    server = project.asks(faulty([{"kind": "slow_first_byte", "seconds": 1, "at": [1, 2]}]))
+
+    async def interrupt(_: WatchedRun) -> None:
+        while server.account()["requests"] < 2:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    texts = [f"number {n}" for n in range(20)]
+    with pytest.raises(KeyboardInterrupt):
+        list(agac.stream(task="{input}", inputs=texts, max_inflight=2, progress=interrupt, project=project.root))
+    account = server.account()
+    (run,) = agac.status(project=project.root).runs
+    assert account["requests"] == account["charged"] == run["rows"]["done"] == 2
+
+
+PHASES: dict[str, dict[str, Any]] = {
+    "planned": {"plan": "Topics of {topic}", "inputs": {"topic": "tents"}},
+    "given": {"inputs": ["poles", "pegs"]},
+}
+
+
+@pytest.mark.parametrize("given", PHASES.values(), ids=PHASES)
+def test_items_are_planned_or_given_each_is_asked_and_one_answer_is_made(
+    given: dict[str, Any], project: ProjectFolder, server: Server
+) -> None:
+    keys: dict[str, Any] = {
+        **given, "map": {"prompt": "Part {index}: {item}", "output_schema": Opinion}, "project": project.root,
+        "reduce": {"prompt": "Sum {rows_count} up", "output_schema": Opinion, "model": "local/large"},
+    }  # fmt: skip
+    results, answer = agac.map_reduce(**keys)
+    assert [one.input["index"] for one in results] == [0, 1]
+    assert {type(one.output) for one in (*results, answer)} == {Opinion}
+    (run,) = agac.status(project=project.root).runs
+    assert results.report.summary["run"] == run["run"]
+    charged = server.account()["charged"]
+    assert agac.map_reduce(**keys) == (results, answer)
+    assert server.account()["charged"] == charged == 3 + ("plan" in given)
+    asked = agac.inspect(run["run"], answer.row_id, project=project.root)
+    assert "Part" not in str(asked)
+    assert [one.turns for one in (*results, answer)] == [1, 1, 1]
+
+
+def test_a_plan_that_fails_or_has_no_items_is_the_error_of_the_answer(project: ProjectFolder, faulty: Faulty) -> None:
+    project.asks(faulty([{"kind": "refusal", "match": "Topics"}, {"kind": "refusal", "match": "pegs"}]))
+    found = agac.map_reduce(plan="Topics", map="{item}", reduce="All", project=project.root)
+    assert (list(found[0]), found[1].error.type if found[1].error else None) == ([], "Refused")
+    results, answer = agac.map_reduce(map="{item}", reduce="All", inputs=["poles", "pegs"], project=project.root)
+    assert ([one.ok for one in results], answer.ok) == ([True, False], True)
+    results, answer = agac.map_reduce(map="{item}", reduce="All", inputs=[], project=project.root)
+    assert list(results) == []
+    assert answer.error is not None
+    assert answer.error.message == "there is no item of which an answer could be made"
+
+
+@agac.tool(name="look-up", cacheable=True)
+async def search(query: str) -> dict[str, str]:
+    """Looks something up."""
+    ASKED.append(query)
+    return {"found": f"much about {query}"}
+
+
+ASKED: list[str] = []
+
+
+def length(text: str) -> int:
+    """Counts."""
+    return len(text)
+
+
+def test_functions_of_a_program_are_tools_and_their_calls_are_turns(project: ProjectFolder) -> None:
+    project.configure()
+    script = [
+        {"match": "fail", "turn": 1, "calls": [{"name": "missing", "arguments": {}}]},
+        {"turn": 1, "calls": [{"name": "look-up", "arguments": {"query": "poles"}}]},
+        {"match": "the tent", "turn": 2, "calls": [{"name": "length", "arguments": {"text": "four"}}]},
+        {"reply": {"sentiment": "good", "reason": "done"}},
+    ]
+    keys: dict[str, Any] = {
+        "task": "Of {input}", "tools": [search, length], "output_schema": Opinion, "model": "simulator/small",
+        "inputs": ["the tent", "the lamp", "fail"], "project": project.root,
+    }  # fmt: skip
+    ASKED.clear()
+    with testing.simulator(script=script) as sim:
+        found = agac.run(**keys)
+        assert [type(one.output) for one in found] == [Opinion] * 3, found
+        assert [one.turns for one in found] == [3, 2, 2]
+        assert ASKED == ["poles"]
+        asked = len(sim.requests)
+        assert agac.run(**keys) == found
+        with pytest.raises(agac.SpecError, match="max_turns: "):
+            agac.run(**keys, max_turns=0)
+        (few,) = agac.run(**keys | {"inputs": ["the boat"]}, max_turns=1)
+        assert len(sim.requests) == asked + 2  # of which the last one may not call anything
+    assert "much about poles" in str(sim.requests[1:])
+    assert (few.turns, few.ok) == (2, True)
+    project.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([3], "tools: 3 is no tool"),
+        ([search, lambda text: text], "the name of a tool|no type"),
+        (["serch"], "no tool 'serch'"),
+        ([agac.Tool.http_get], "http_get needs allow"),
+        ([agac.Tool.read_file(rate=-1)], "rate"),
+    ],
+)
+def test_what_is_no_tool_is_refused_before_anything_is_asked(
+    tools: list[Any], message: str, project: ProjectFolder, server: Server
+) -> None:
+    with pytest.raises((agac.SpecError, agac.UsageError), match=message):
+        agac.run(task="{input}", inputs=["x"], tools=tools, project=project.root)
+    assert server.account()["requests"] == 0
+
+
+def test_a_card_is_tried_with_a_message_or_a_row_live_or_with_stand_ins(project: ProjectFolder) -> None:
+    project.configure()
+    project.write("tools/find.py", "def find_order(number: str) -> dict:\n    return {'number': number}\n")
+    project.write("agentcards/helper.md", "---\nfunction_tools: ../tools/find.py:find_order\n---\nHelp {{who}}.\n")
+    project.write("stubs.yml", "find_order: {state: lost}\n")
+    project.rows([{"id": "r-1", "text": "O-1"}, {"id": "r-2", "text": "O-2"}])
+    script = [
+        {"turn": 1, "match": "O-2", "calls": [{"name": "find_order", "arguments": {"number": "O-2"}}]},
+        {"turn": 1, "calls": [{"name": "find_order", "arguments": {"number": "?"}}]},
+        {"reply": "It is on its way."},
+    ]
+    with testing.simulator(script=script) as sim:
+        given = agac.RunOptions(vars={"who": "Ada"})
+        tried = agac.try_card("helper", row=f"{project.root}/data/rows.csv:2", options=given, project=project.root)
+        assert (tried.row, tried.output, tried.error, tried.replies) == (2, "It is on its way.", None, 2)
+        (call,) = tried.turns[0]["calls"]
+        assert (call["arguments"], call["result"]) == ('{"number": "O-2"}', '{"number":"O-2"}')
+        assert sim.requests[0]["messages"][0]["content"] == "Help Ada."
+        with_stubs = agac.RunOptions(vars={"who": "Bo"}, tool_stubs=f"{project.root}/stubs.yml")
+        stubbed = asyncio.run(agac.atry_card("helper", "O-2?", options=with_stubs, project=project.root))
+        assert [one["result"] for turn in stubbed.turns for one in turn["calls"]] == ['{"state":"lost"}']
+        assert (len(sim.requests), stubbed.simulated) == (4, True)
+    shown = project.agac("card", "try", "helper", "where is O-2?", "--var", "who=Ada", code=0)
+    assert shown.err.startswith("turn 1: 1 call\n  find_order(")
+    assert "2 replies, " in shown.err
+    for words, message in (
+        (["helper", "x"], "unknown placeholder {{who}}"),
+        (["helper"], "one message or one row is asked"),
+        (["helper", "x", "--row", "data/rows.csv:1"], "one message or one row is asked"),
+        (["helper", "--row", "data/rows.csv:9", "--var", "who=Bo"], "data/rows.csv:9 is not there"),
+        (["nobody", "x"], "no agent 'nobody'"),
+    ):
+        assert message in project.agac("card", "try", *words, code=2).err
+
+
+def test_a_server_is_a_tool_and_what_it_offers_is_locked_once(project: ProjectFolder) -> None:
+    project.configure()
+    target = shlex.join([sys.executable, str(Path(__file__).parents[1] / "support/mcp_server.py"), "--tools", "echo"])
+    keys: dict[str, Any] = {"task": "{input}", "inputs": ["x"], "model": "simulator/small", "project": project.root}
+    script = [{"turn": 1, "calls": [{"name": "echo", "arguments": {"words": "hello"}}]}, {"reply": "done"}]
+    with testing.simulator(script=script) as sim:
+        (one,) = agac.run(tools=[agac.McpServer("local", target)], **keys)
+    assert (one.output, one.turns) == ("done", 2), one
+    assert "hello" in str(sim.requests[1]["messages"][-1])
+    assert (project.root / "agentcards/local.lock.json").exists()
+    with pytest.raises(agac.UsageError, match=r"McpServer\('local'\): pool "):
+        agac.run(tools=[agac.McpServer("local", target, pool=0)], **keys)

@@ -1,0 +1,137 @@
+"""Tools of a workflow: shared, kept for later runs, stood in for, recorded and replayed."""
+
+import json
+from typing import Any
+
+import pytest
+from support.project import ProjectFolder
+
+import agac
+from agac import testing
+
+LOOKUP = """\
+from pathlib import Path
+
+def lookup(order: str, more: int = 1) -> dict:
+    \"\"\"Looks an order up.\"\"\"
+    with Path(__file__).with_name("seen.txt").open("a") as seen:
+        seen.write(order + "\\n")
+    return {"order": order, "state": "sent"}
+"""
+SCRIPT: list[dict[str, Any]] = [
+    {"turn": 1, "calls": [{"name": "lookup", "arguments": {"order": "A17"}}]},
+    {"reply": "It is there."},
+]
+
+
+@pytest.fixture
+def shop(project: ProjectFolder) -> ProjectFolder:
+    """Two rows whose model looks the same order up."""
+    project.configure()
+    project.write("tools/orders.py", LOOKUP)
+    return project
+
+
+def ran(shop: ProjectFolder, rules: Any = None, script: Any = SCRIPT, **options: Any) -> agac.RunReport:
+    """A run of two rows, with these rules of the tool."""
+    tools = {"tools/orders.py:lookup": {"cacheable": True, **(rules or {})}}
+    stage = {"name": "answer", "model": "simulator/large", "tools": tools, "prompt": "${text}"}
+    shop.workflow(rows=2, stages=[stage])
+    with testing.simulator(script=script):
+        return shop.run(**options)
+
+
+def made(shop: ProjectFolder) -> int:
+    """How often the tool was really run."""
+    file = shop.root / "tools/seen.txt"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def results(shop: ProjectFolder, run: int) -> list[tuple[Any, ...]]:
+    """What the models of a run were told, and from where it came."""
+    of_run = "row_key IN (SELECT key FROM row WHERE run_id = ?)"
+    return shop.query(f"SELECT DISTINCT result, how FROM tool_call WHERE {of_run} ORDER BY how", run)
+
+
+SENT, LOST = '{"order":"A17","state":"sent"}', '{"order":"A17","state":"lost"}'
+
+
+def test_results_are_shared_in_a_run_and_with_persist_kept_for_later_ones(shop: ProjectFolder) -> None:
+    assert ran(shop).exit_code == 0
+    assert made(shop) == 1
+    assert len(results(shop, 1)) == 2  # one was run, the other came along or later
+    for run, (rules, options, so_far) in enumerate(
+        [
+            ({"cache": "persist", "ttl": 3600}, {}, 2),
+            ({"cache": "persist", "ttl": 3600}, {}, 2),
+            ({"cache": "persist", "ttl": 3600}, {"refresh_tools": True}, 3),
+            ({}, {}, 4),
+        ],
+        2,
+    ):
+        assert ran(shop, rules, fresh=True, **options).summary["run"] == run
+        assert made(shop) == so_far, run
+    assert shop.query("SELECT name, result, expires > at FROM tool_cache") == [("lookup", SENT, 1)]
+    with shop.changed() as change:
+        change("UPDATE tool_cache SET expires = 1")
+    ran(shop, {"cache": "persist"}, fresh=True)
+    assert made(shop) == 5
+    with shop.changed() as change:
+        change("UPDATE tool_cache SET at = 1")
+    agac.gc(keep_runs=1, project=shop.root)
+    assert shop.query("SELECT * FROM tool_cache") == []
+
+
+def test_a_tool_is_stood_in_for_recorded_and_replayed(shop: ProjectFolder) -> None:
+    assert ran(shop, tools_mode="record").exit_code == 0
+    recorded = shop.root / "tools/recorded/reviews.jsonl"
+    assert [json.loads(line) for line in recorded.read_text().splitlines()] == [
+        {"tool": "lookup", "arguments": {"more": 1, "order": "A17"}, "result": SENT}
+    ]
+    shop.write("stubs.yml", 'lookup: {cel: \'{"order": args.order, "state": "lost"}\'}\nother: 1\n')
+    for run, (options, result, how) in enumerate(
+        [
+            ({"tool_stubs": str(shop.root / "stubs.yml")}, LOST, "stub"),
+            ({"tool_stubs": str(recorded)}, SENT, "stub"),
+            ({"tool_stubs": {"lookup": "gone"}}, "gone", "stub"),
+            ({"replay": 2, "fresh": True}, LOST, "replayed"),
+        ],
+        2,
+    ):
+        report = ran(shop, **options)
+        assert (report.summary["run"], report.exit_code, results(shop, run)) == (run, 0, [(result, how)])
+    assert made(shop) == 1
+    assert ran(shop).summary["run"] == 1  # whose answers no stub has changed
+    other = [{"turn": 1, "calls": [{"name": "lookup", "arguments": {"order": "B2"}}]}, {"reply": "No."}]
+    report = ran(shop, script=other, tools_mode="replay", replay=1, fresh=True)
+    [error] = {row.error.message for row in report.results() if row.error}
+    assert error.startswith('lookup was not called with {"more":1,"order":"B2"} in run 1, and is not now; ')
+    assert (report.exit_code, made(shop)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "stubs", "said"),
+    [
+        ({"tools_mode": "replay"}, None, "replay needs the run whose calls of tools are taken; say --run N"),
+        ({"tools_mode": "live", "replay": 1}, None, "--run 1 is for --tools-mode replay"),
+        ({"replay": 9}, None, "--run 9: there is no such run to take calls of tools from"),
+        ({"tool_stubs": "none.yml"}, None, "none.yml: cannot be read: No such file or directory"),
+        ({"tool_stubs": {"lookup": {"delay": 1}}}, None, "a stub is a value, or one of"),
+        ({"tool_stubs": "stubs.yml"}, "[1]", "stubs.yml: holds no stubs"),
+        (
+            {"tool_stubs": "stubs.yml"},
+            "lookup: {file: calls.jsonl}",
+            "lookup: line 1 of calls.jsonl is no recorded call",
+        ),
+        ({"tool_stubs": "calls.jsonl"}, "", "calls.jsonl: line 1 of calls.jsonl is no recorded call"),
+    ],
+)
+def test_what_cannot_stand_in_is_refused(
+    options: Any, stubs: str | None, said: str, shop: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shop.root)
+    shop.write("calls.jsonl", '{"tool": 1}\n')
+    shop.write("stubs.yml", stubs or "")
+    with pytest.raises(agac.UsageError) as caught:
+        ran(shop, **options)
+    assert said in str(caught.value)
