@@ -44,6 +44,7 @@ from agac.spec.paths import home_of, output_folder, project_root, refused_by_win
 from agac.spec.project_models import McpServerFile
 from agac.spec.tools import ToolsMode
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
+from agac.spec.yaml import Unresolved
 from agac.store import runs
 from agac.store.db import open_for_reading
 
@@ -177,18 +178,26 @@ class RunOptions(CommonOptions):
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """An opened project. `env` is the environment with the project's .env below it: it holds secrets."""
+    """An opened project. `env` is the environment with the project's .env below it: it holds secrets. `state` is the
+    folder with its state, which another version of its files shares. `untrusted`: its files may be anybody's."""
 
     spec: ProjectSpec
     providers: Mapping[str, Provider]
     problems: list[Problem]
     env: Mapping[str, str] = field(repr=False)
     remote: RemoteContents = field(repr=False)
+    state: Path
+    untrusted: bool = False
 
     @property
     def root(self) -> Path:
         """The folder of agac.yml."""
         return self.spec.root
+
+    @property
+    def store(self) -> Path:
+        """The database: of another version of a project the one that there is."""
+        return database_path(self.state)
 
     def redactor(self) -> Redactor:
         """Knows every secret of the providers."""
@@ -198,23 +207,32 @@ class Project:
         )
 
 
-def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> Project:
+def project_of(workflow: loader.WorkflowSource, project: Path | str | None, *, untrusted: bool = False) -> Project:
     """The project in which a workflow runs: of one that was made in Python also a folder without agac.yml."""
     if isinstance(workflow, loader.BuiltWorkflow):
         return open_project(project_root(project, bare=True), bare=True, built=workflow)
-    return open_project(project_root(project), bare=True)
+    return open_project(project_root(project), bare=True, untrusted=untrusted)
 
 
 def open_project(
-    project: Path | str | None, *, bare: bool = False, built: loader.BuiltWorkflow | None = None
+    project: Path | str | None,
+    *,
+    bare: bool = False,
+    built: loader.BuiltWorkflow | None = None,
+    files: Path | None = None,
+    untrusted: bool = False,
 ) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
     `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
-    when nothing of agac.yml can be read."""
+    when nothing of agac.yml can be read.
+
+    `files` is a folder with another version of all that, but for rows that it lacks. Where they are `untrusted`, as
+    those of a pull request from elsewhere are, no variable of the environment is looked up and nothing is fetched; its
+    plans import no Python, and so know functions and classes by their sources alone."""
     root = project_root(project, bare=bare)
-    env, broken = environment(root)
-    spec, problems = loader.load_project(root, env)
+    env, broken = (Unresolved(), list[Problem]()) if untrusted else environment(root)
+    spec, problems = loader.load_project(files or root, env)
     problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
@@ -225,8 +243,10 @@ def open_project(
         file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
         spec = replace(spec, file=file, functions=built.tools.functions)
 
+    document = spec.document
+
     def locate(path: tuple[str, ...]) -> Where:
-        return spec.document.where(path, key=len(path) == 2)
+        return document.where(path, key=len(path) == 2)
 
     providers, found = build_providers({**spec.file.providers, **(built.providers if built else {})}, env, locate)
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
@@ -236,8 +256,10 @@ def open_project(
         others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
-    remote = remote_contents(spec, built.allowed if built else ())
-    return Project(replace(spec, fetch=remote.fetch), providers, problems, env, remote)
+    remote = remote_contents(replace(spec, root=root), built.allowed if built else ())
+    fetch = spec.fetch if untrusted else remote.fetch
+    spec = replace(spec, fetch=fetch, rows_root=root if files else None)
+    return Project(spec, providers, problems, env, remote, root, untrusted)
 
 
 def validated(kind: type[M], keys: dict[str, Any], what: str) -> M:
@@ -269,15 +291,15 @@ async def with_pins(
     project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None
 ) -> Project:
     """The project with remote content as the last run used it, where that goes on: unfinished, or to be `retried`."""
-    if options.refetch or options.fresh or not (project.root / FOLDER).is_dir():
+    if options.refetch or options.fresh or project.untrusted or not (project.state / FOLDER).is_dir():
         return project
-    async with open_for_reading(database_path(project.root)) as database:
+    async with open_for_reading(project.store) as database:
         number = retried or (database and next(iter(await runs.run_ids(database, workflow_name(workflow))), None))
         if not database or not number or (record := await runs.read_run(database, number)) is None:
             return project
         if retried is None and (record.finished_at or Selection.of(record.selection) != options.selection()):
             return project
-        pinned = remote_of(await runs.run_settings_of(database, number), project.root)
+        pinned = remote_of(await runs.run_settings_of(database, number), project.state)
     remote = replace(project.remote, pinned=pinned)
     return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
 
@@ -348,12 +370,16 @@ class CheckedWorkflow:
 
 
 def validate(
-    workflow: loader.WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None
+    workflow: loader.WorkflowSource | Sequence[str] | None = None,
+    *,
+    project: Path | str | None = None,
+    untrusted: bool = False,
 ) -> CheckReport:
-    """Checks one workflow, several, or all of the project, and agac.yml."""
+    """Checks one workflow, several, or all of the project, and agac.yml. `untrusted`: the files may be anybody's, and
+    see nothing of the environment."""
     wanted = [workflow] if isinstance(workflow, loader.WorkflowSource) else list[loader.WorkflowSource](workflow or ())
     try:
-        opened = project_of(wanted[0] if wanted else "", project)
+        opened = project_of(wanted[0] if wanted else "", project, untrusted=untrusted)
     except SpecError as error:
         return CheckReport([], loader.in_order([*error.problems, *loader.workflow_keys(project_root(project))]))
     names = list(dict.fromkeys(wanted)) or loader.workflow_names(opened.spec)
@@ -386,17 +412,14 @@ def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
     return [Problem(Where(workflow.file), message.format(*found), "warning") for found in parts.values()]
 
 
-def check_workflow(
-    project: Project, name: loader.WorkflowSource, overrides: Overrides, *, partial: bool = False
-) -> tuple[CheckedWorkflow | None, list[Problem]]:
-    """One workflow with everything that can be known of it before its first call. `partial`: the run is to be one over
-    a selection. Raises UsageError for a folder that `--output` cannot name."""
+def defined(
+    project: Project, name: loader.WorkflowSource, overrides: Overrides
+) -> tuple[Workflow | None, Models, list[Problem]]:
+    """One workflow with its models, as far as its files can be read, and every problem of these: nothing of its rows is
+    looked at."""
     workflow, problems = loader.load_workflow(project.spec, name, overrides)
     if workflow is None:
-        return None, problems
-    if overrides.output is not None:
-        folder = output_folder(overrides.output, project.spec.root, project.spec.paths, workflow.input.path)
-        workflow = replace(workflow, output=replace(workflow.output, dir=folder))
+        return None, {}, problems
     broken = any_error([*project.problems, *problems])
     # providers of agac.yml that have a problem and are therefore not there
     lost = {one.path.split(".")[1] for one in project.problems if one.path.startswith("providers.")}
@@ -409,10 +432,27 @@ def check_workflow(
     models, found = resolve_models(
         workflow, project.providers, project.spec.file.aliases, broken=broken, lost=lost, addressed=addressed
     )
-    problems = [*problems, *found]
+    return workflow, models, [*problems, *found]
+
+
+def check_workflow(
+    project: Project, name: loader.WorkflowSource, overrides: Overrides, *, partial: bool = False
+) -> tuple[CheckedWorkflow | None, list[Problem]]:
+    """One workflow with everything that can be known of it before its first call. `partial`: the run is to be one over
+    a selection. Raises UsageError for a folder that `--output` cannot name."""
+    workflow, models, problems = defined(project, name, overrides)
+    if workflow is None:
+        return None, problems
+    if overrides.output is not None:
+        folder = output_folder(overrides.output, project.spec.root, project.spec.paths, workflow.input.path)
+        workflow = replace(workflow, output=replace(workflow.output, dir=folder))
     if workflow.whole:
         problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
     source, columns = None, None
+    servers = [workflow.input.format == "postgres", workflow.output.to is not None and not workflow.output.to.path]
+    if project.untrusted and any(servers):
+        message = "a server of rows is not asked for files that are not trusted: all but its columns is checked"
+        return None, [*problems, Problem(workflow.input.where, message)]
     try:
         source = open_input(workflow.input, project.env) if workflow.input.format or workflow.input.piped else None
     except SpecError as error:
@@ -459,7 +499,7 @@ def ready_workflow(
     if checked is None or any_error(problems):
         raise SpecError(problems)
     if checked.workflow.input.piped:
-        return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.root))))
+        return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.state))))
     return checked, options
 
 
@@ -469,7 +509,7 @@ async def made_ready(
     """`ready_workflow` in the project `with_pins`; rows that a program gave are kept in a file first, which the options
     then name. Raises UsageError for what is no row, too."""
     if options.input is not None and not isinstance(options.input, Path | str):
-        options = replace(options, input=await keep_rows(options.input, project.root / INPUTS))
+        options = replace(options, input=await keep_rows(options.input, project.state / INPUTS))
     project = await with_pins(project, workflow, options, retried)
     return project, *ready_workflow(project, workflow, options)
 

@@ -22,16 +22,17 @@ _NONE, _CHILD_TIMEOUT = AgentSpec(), 600.0
 
 
 def with_tools(
-    stage: WrittenStage, children: Sequence[PlannedStage], root: Path
+    stage: WrittenStage, children: Sequence[PlannedStage], root: Path, *, untrusted: bool = False
 ) -> tuple[AgentSpec | None, ToolSettings]:
     """What the model of a stage may call and how that is run; None where it has no tools. Imports functions of the
-    project. `children`, where they are planned, tell their versions. Raises UsageError."""
+    project, unless that is `untrusted`: then no more is known of them than what stands for their source. `children`,
+    where they are planned, tell their versions. Raises UsageError."""
     if stage.agent_spec is None:
         return None, stage.tooling
     told, rules = dict[str, ToolSpec](), dict[str, ToolRules]()
     for tool in sorted(stage.named_tools, key=lambda one: one.kind == "mcp"):  # whose names can be made longer
         try:
-            spec, how = _told(tool, stage, children, root)
+            spec, how = _told(tool, stage, children, root, untrusted=untrusted)
         except UsageError as error:
             raise UsageError(f"{tool.where}: {error.message}", remedy=error.remedy) from error
         if spec.name in told and tool.kind == "mcp":
@@ -50,7 +51,7 @@ def with_tools(
 
 
 def _told(
-    tool: NamedTool, stage: WrittenStage, children: Sequence[PlannedStage], root: Path
+    tool: NamedTool, stage: WrittenStage, children: Sequence[PlannedStage], root: Path, *, untrusted: bool
 ) -> tuple[ToolSpec, ToolRules]:
     """A tool as the model is told of it, and how it is run where nobody says. Raises UsageError."""
     from agac.tools.builtin import describe_builtin  # and what it needs, where there are tools
@@ -60,6 +61,9 @@ def _told(
     if tool.spec is not None:  # what a server says of its tools is never believed
         server = next(one for one in stage.tooling.servers if one.name == tool.source.partition(":")[0])
         return tool.spec, ToolRules(timeout=server.timeout, scope=server.scope, side_effects=True)
+    if untrusted and isinstance(tool.function, FunctionRef):
+        source = tool.function
+        return ToolSpec(source.name, "", {}, "function", str(source), source.source_hash.hex()), ToolRules()
     if tool.function is not None:
         found = tool.function
         called = import_function(found, root) if isinstance(found, FunctionRef) else found

@@ -106,9 +106,19 @@ Models = Mapping[str, tuple[PlannedModel, ...]]
 """The models that each stage calls one after the other, by its name."""
 
 
-def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selection, concurrency: int | None) -> Plan:
-    """The plan of a workflow that was checked. Imports Python of the project. `concurrency` is the command line's."""
-    stages = numbered(_stage(one, models, root) if one.asks else local_stage(one) for one in workflow.stages)
+def make_plan(
+    workflow: Workflow,
+    models: Models,
+    root: Path,
+    selection: Selection,
+    concurrency: int | None,
+    *,
+    untrusted: bool = False,
+) -> Plan:
+    """The plan of a workflow that was checked. Imports Python of the project, unless that is `untrusted`: the plan then
+    is only good for looking at. `concurrency` is the command line's."""
+    written = (_stage(one, models, root, untrusted) if one.asks else local_stage(one) for one in workflow.stages)
+    stages = numbered(written)
     if not concurrency:  # rows that walk at a time: enough to fill the widest stage
         asking = (stage for stage in stages if isinstance(stage, PlannedStage))
         wanted = (s.concurrency or s.provider.limits.concurrency or DEFAULT_CONCURRENCY for s in asking)
@@ -161,14 +171,14 @@ def numbered(stages: Iterable[AnyStage]) -> tuple[AnyStage, ...]:
     return tuple(with_numbers(stage) if isinstance(stage, PlannedStage) else stage for stage in own)
 
 
-def _stage(stage: WrittenStage, models: Models, root: Path) -> PlannedStage:
-    children = tuple(_stage(child, models, root) for child in stage.children)
-    agent_spec, tooling = with_tools(stage, children, root)
+def _stage(stage: WrittenStage, models: Models, root: Path, untrusted: bool) -> PlannedStage:
+    children = tuple(_stage(child, models, root, untrusted) for child in stage.children)
+    agent_spec, tooling = with_tools(stage, children, root, untrusted=untrusted)
     stage = replace(stage, agent_spec=agent_spec, tooling=tooling)
     resolved, written = None, stage.output_schema
     if written is not None:
         try:
-            resolved = resolve_schema(written, root)
+            resolved = resolve_schema(written, root, untrusted=untrusted)
         except UsageError as error:
             place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
             raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error

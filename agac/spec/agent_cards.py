@@ -26,7 +26,7 @@ from agac.spec.paths import OutsideProject, Refused, RemoteContent, Unusable, ho
 from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
-from agac.spec.yaml import Document, expand, parse_yaml
+from agac.spec.yaml import Document, Unresolved, expand, parse_yaml
 
 _YAML = (".yaml", ".yml")
 SUFFIXES = (".md", ".markdown", *_YAML)
@@ -242,8 +242,12 @@ def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, P
 def _expanded(document: Document, env: Mapping[str, str], *, remote: bool) -> tuple[Document, list[Problem]]:
     """The document with `${NAME}` replaced in every text of it; refused in one that is `remote`."""
     problems = list(document.problems)
+
     # so that what a variable holds is never read as a placeholder of the instruction
-    escaped = {name: literal_text(value).replace("{{", "\\{{") for name, value in env.items()}
+    def literal(text: str) -> str:
+        return literal_text(text).replace("{{", "\\{{")
+
+    escaped = Unresolved(literal) if isinstance(env, Unresolved) else {name: literal(env[name]) for name in env}
 
     def walk(value: Any, path: Path_) -> Any:
         if isinstance(value, dict):

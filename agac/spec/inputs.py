@@ -161,6 +161,8 @@ def input_spec(
         spec = _Resolver(project, keys, at, own_output).spec(keys.path)
         spec = replace(spec, **beside)
     except Refused as error:
+        if (other := project.elsewhere()) is not None:
+            return input_spec(file, document, other, name, overrides)
         return None, [Problem(at, str(error))]
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"

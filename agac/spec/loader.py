@@ -139,6 +139,13 @@ def workflow_keys(root: Path) -> list[Problem]:
     return [one for file in files for one in _read_workflow(file, file.relative_to(root).as_posix())[2]]
 
 
+def input_paths(project: ProjectSpec) -> list[str]:
+    """The paths and patterns from which the project's workflows read rows, as far as their files can be read."""
+    read = (_read_workflow(path, project.shown(path))[0] for path in _workflow_files(project))
+    inputs = (one for file in read if file is not None for one in (file.input, file.inputs) if one is not None)
+    return [re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ()]
+
+
 def workflow_names(project: ProjectSpec) -> list[str]:
     """The names of the project's workflows: its files' names without suffix, sorted."""
     return sorted({file.stem for file in _workflow_files(project)})

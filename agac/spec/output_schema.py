@@ -193,12 +193,15 @@ def same_schema(spec: PythonSchema, root: Path) -> None:
         raise UsageError(f"{name}, or a file that it imports, was edited since the run was made", remedy=EDITED)
 
 
-def resolve_schema(spec: SchemaSpec, root: Path) -> Resolved:
-    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that cannot be used."""
+def resolve_schema(spec: SchemaSpec, root: Path, *, untrusted: bool = False) -> Resolved:
+    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that cannot be used. What
+    is `untrusted` is not imported: of the class then no more is known than what stands for its source."""
     if isinstance(spec, JsonSchema):
         told = spec.schema.name
         return Resolved(spec.schema) if spec.model is None else _of_model(spec.model, told, told)
     name = f"{PREFIX}{spec.module}.{spec.cls}"
+    if untrusted:
+        return Resolved(Schema(spec.name, {"$comment": f"{name}, source {spec.source.hex()}"}))
     with redirect_stdout(sys.stderr):  # stdout belongs to what agac itself says
         return _of_model(_imported(spec, name, home_of(root)), spec.name, name)
 

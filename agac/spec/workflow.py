@@ -529,7 +529,7 @@ class Workflow:
 class ProjectSpec:
     """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
     what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere. `functions`
-    are tools that a program gave, by their source."""
+    are tools that a program gave, by their source. `rows_root` has the inputs that another version's root lacks."""
 
     root: Path
     file: ProjectFile
@@ -538,6 +538,7 @@ class ProjectSpec:
     env: Mapping[str, str] = field(repr=False)
     fetch: Fetch = field(default=fetch_nothing, repr=False)
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    rows_root: Path | None = None
 
     def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
         """The same, and where what it fetches from other machines is noted."""
@@ -549,6 +550,14 @@ class ProjectSpec:
             return found
 
         return replace(self, fetch=fetch), noted
+
+    def elsewhere(self) -> ProjectSpec | None:
+        """The same where the inputs are that the root lacks."""
+        if (root := self.rows_root) is None:
+            return None
+        names = ("workflows", "agentcards", "schemas", "output")
+        folders = {name: root / getattr(self.paths, name).relative_to(self.root) for name in names}
+        return replace(self, root=root, paths=ProjectPaths(**folders), rows_root=None)
 
     def shown(self, path: Path) -> str:
         """`path` as users see it: relative to the project root where it lies inside."""

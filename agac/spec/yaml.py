@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -338,3 +338,15 @@ def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[str]]:
         return match[0] if found is None else found
 
     return _VARIABLE.sub(value, text), missing
+
+
+class Unresolved(dict[str, str]):
+    """The environment of files that may not look into it: texts keep their `${VAR}`. `shown` is how they keep it."""
+
+    def __init__(self, shown: Callable[[str], str] = str) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """What the text says where nothing is set, else the variable itself."""
+        return self._shown(f"${{{key}}}") if default is None else default
