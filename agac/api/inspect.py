@@ -38,7 +38,7 @@ from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
 from agac.engine.telemetry import by_outcome, calls_of, share, summarise
 from agac.engine.validate import complaint
-from agac.plan.diff import workflow_changes
+from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root
 from agac.spec.templates import MissingField
@@ -87,10 +87,10 @@ async def _line_report(
 ) -> dict[str, Any]:
     record = await run_record(database, line.id)
     counts = await counters(database, line.id)
-    changes = []
+    changes = list[str]()
     if before is not None and before.definition_hash != line.definition_hash:
         bodies = await history.definitions(database, [before.definition_hash, line.definition_hash])
-        changes = workflow_changes(bodies[before.definition_hash], bodies[line.definition_hash])
+        changes = [one.text for one in changes_of(bodies[before.definition_hash], bodies[line.definition_hash])]
     return {
         "run": line.id, "workflow": line.workflow,
         "state": state_of(record, await last_invocation(database, record), batches), "open_batches": json_form(batches),

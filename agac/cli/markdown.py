@@ -1,5 +1,4 @@
-"""Markdown for comments of pull requests: tables, folded details, and text of files and models in which nobody is
-mentioned, nothing is linked, and no HTML is read."""
+"""Markdown for comments of pull requests: tables, folded details, names and texts (`core.text.escaped`)."""
 
 from __future__ import annotations
 
@@ -7,29 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from agac.core.text import plain
-
-_REFERENCE = re.compile(r"[@#!$%&~](?=\w)|:(?=//)|\bwww(?=\.)", re.IGNORECASE)
-"""What forges link: people, issues, merge requests, snippets, milestones, labels; addresses."""
-
-_SIGN = re.compile(r"[\\`*_{}\[\]~|$]|^\s*(?:[-+=#]|\d+(?=[.)]))", re.MULTILINE)
-_JOINER = "\u2060"
-"""Takes no room on the screen, and ends what a forge would link."""
-
-
-def unlinked(text: str) -> str:
-    """The text without control characters, in which a forge finds nobody to mention and nothing to link."""
-    return _REFERENCE.sub(lambda match: match[0] + _JOINER, plain(text))
-
-
-def escaped(text: str) -> str:
-    """Text of a file or a model as Markdown that shows just that, on the lines that it has."""
-
-    def escape(match: re.Match[str]) -> str:
-        before, sign = match[0][:-1], match[0][-1]
-        return f"{match[0]}{_JOINER}" if sign.isdigit() else f"{before}\\{sign}"
-
-    return html.escape(_SIGN.sub(escape, unlinked(text)), quote=False)
+from agac.core.text import plain, unlinked
 
 
 def code(text: str) -> str:

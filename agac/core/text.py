@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -78,3 +79,28 @@ def duration(seconds: float) -> str:
     if not hours:
         return f"{minute}m {second:02d}s"
     return f"{hours}h {minute:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+# Text of files and models in comments of a forge.
+
+_REFERENCE = re.compile(r"[@#!$%&~](?=\w)|:(?=//)|\bwww(?=\.)", re.IGNORECASE)
+"""What forges link: people, issues, merge requests, snippets, milestones, labels; addresses."""
+
+_SIGN = re.compile(r"[\\`*_{}\[\]~|$]|^\s*(?:[-+=#]|\d+(?=[.)]))", re.MULTILINE)
+_JOINER = "\u2060"
+"""Takes no room on the screen, and ends what a forge would link."""
+
+
+def unlinked(text: str) -> str:
+    """The text without control characters, in which a forge finds nobody to mention and nothing to link."""
+    return _REFERENCE.sub(lambda match: match[0] + _JOINER, plain(text))
+
+
+def escaped(text: str) -> str:
+    """Text of a file or a model as Markdown that shows just that, on the lines that it has."""
+
+    def escape(match: re.Match[str]) -> str:
+        before, sign = match[0][:-1], match[0][-1]
+        return f"{match[0]}{_JOINER}" if sign.isdigit() else f"{before}\\{sign}"
+
+    return html.escape(_SIGN.sub(escape, unlinked(text)), quote=False)

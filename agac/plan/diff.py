@@ -1,11 +1,10 @@
-"""Why a task has to be run: what differs from the last time, and what differs between two definitions."""
+"""Why a task has to be run: what differs from the last time."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agac.spec.templates import as_text
@@ -52,9 +51,6 @@ PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars cha
 OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
 """Reasons for which requests are of another length than those before."""
 
-_NAMES = {"system": "instructions", "alias": "short name of the model"}
-"""Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""
-
 _OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
 """The parts of a stage's definition that any stage has, in the order in which their changes are reported."""
 
@@ -73,61 +69,19 @@ _NO_REASONS = {"name", "needs", "alias", "children"}
 """Parts that decide no answer by themselves: an agent that another calls is among its tools."""
 
 
-def workflow_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What `after` has that `before` had not: `model of classify: a → b`, `prompt of reply`, `vars: shop`, `input`."""
-    old_input, new_input = before["input"], after["input"]
-    found = [f"input.{key}" for key in _differing(old_input, new_input) if key != "path"]
-    if old_input["path"] != new_input["path"]:
-        found.insert(0, f"input: {old_input['path']} → {new_input['path']}")
-    # in a list each, as null is a value too
-    if variables := _differing(*({name: [value] for name, value in one["vars"].items()} for one in (before, after))):
-        found.append(f"vars: {', '.join(variables)}")
-    old, new = ({stage["name"]: stage for stage in one["stages"]} for one in (before, after))
-    found += [f"stage {name} is new" for name in new if name not in old]
-    found += [f"stage {name} is gone" for name in old if name not in new]
-    if old.keys() == new.keys() and list(old) != list(new):
-        found.append("order of the stages")
-    return found + [part for name in new if name in old for part in _changed_parts(name, old[name], new[name])]
-
-
-def _changed_parts(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    def shown(value: Any) -> str:
-        return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
-
-    if old.get("model") != new.get("model"):
-        yield f"model of {name}: {old.get('model', 'none')} → {new.get('model', 'none')}"
-    for key in _differing(old, new):
-        if key == "agent":
-            yield from _tool_changes(name, old.get(key) or {}, new.get(key) or {})
-        elif key not in ("model", "params", "children"):
-            yield f"{_NAMES.get(key, key)} of {name}"
-        elif key == "params" and key in old and key in new:  # else one of them calls no model
-            a, b = old[key], new[key]
-            changes = [f"{param} {shown(a.get(param))} → {shown(b.get(param))}" for param in _differing(a, b)]
-            yield f"parameters of {name}: {', '.join(changes)}"
-
-
-def _tool_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    before, after = ({tool["name"]: tool for tool in body.get("tools", ())} for body in (old, new))
-    for tool in _differing(before, after):
-        yield f"tool {tool} of {name} is {'new' if tool not in before else 'gone' if tool not in after else 'changed'}"
-    if others := [key for key in _differing(old, new) if key != "tools"] if old and new else []:
-        yield f"tools of {name}: {', '.join(others)}"
-
-
 def stage_changes(
     before: Mapping[str, Any], after: Mapping[str, Any], variables: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> list[str]:
     """Why one stage with these two definitions has to be run. `variables` are those of both workflows."""
     asks = "operation" not in before and "operation" not in after
-    changed = set(_differing(before, after))
+    changed = set(differing(before, after))
     old_shape, new_shape = (one["schema"] and one["schema"]["body"] if asks else None for one in (before, after))
     if old_shape == new_shape:
         changed.discard("schema")  # its name alone
     by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
     if by_vars:
         changed.discard("system")
-    if "agent" in changed and _differing(before.get("agent") or {}, after.get("agent") or {}) == ["reads"]:
+    if "agent" in changed and differing(before.get("agent") or {}, after.get("agent") or {}) == ["reads"]:
         changed ^= {"agent", "reads"}  # files that tools read, and not the tools
     parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
     found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed))
@@ -149,7 +103,7 @@ def text_diff(before: str, now: str) -> list[str]:
     return list(difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1))
 
 
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ, sorted. A key that is left out is null."""
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 

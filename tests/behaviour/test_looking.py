@@ -18,7 +18,7 @@ from support.terminals import on_pty
 import agac
 from agac.cli.terminal import selection_words
 from agac.core.text import plain
-from agac.plan.diff import workflow_changes
+from agac.plan.changes import changes_of
 
 TWO = [
     {"name": "classify", "instructions": "You read reviews.", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -509,4 +509,4 @@ DEFINITION = st.fixed_dictionaries(
 
 @given(DEFINITION, DEFINITION)
 def test_definitions_differ_in_words_just_when_they_differ(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert (workflow_changes(before, after) == []) == (before == after)
+    assert (changes_of(before, after) == []) == (before == after)

@@ -5,7 +5,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.cli.markdown import block, code, escaped, fold, table
+from agac.cli.markdown import block, code, fold, table
+from agac.core.text import escaped
 
 HOSTILE = "ask @everyone, see #12 and https://evil.example/x?a=1 <img src=x onerror=y> [click](javascript:1) | `b` *c*"
 

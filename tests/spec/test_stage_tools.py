@@ -8,8 +8,9 @@ from support.tree import Tree
 
 from agac.core.errors import UsageError
 from agac.core.keys import canonical
+from agac.plan.changes import changes_of
 from agac.plan.checks import resolve_models
-from agac.plan.diff import stage_changes, workflow_changes
+from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
 from agac.plan.stage import PlannedStage
 from agac.providers.table import SHIPPED
@@ -267,7 +268,7 @@ def test_what_differs_of_tools_is_named(tree: Tree) -> None:
         planned(tree, f"{{name: a, tools: [{tools}]}}", overrides=Overrides(tools_mode=mode)).body
         for tools, mode in (("tools/web.py:search", "live"), ("tools/web.py:fetch", "stub"))
     ]
-    assert workflow_changes(*bodies) == [
+    assert [one.text for one in changes_of(*bodies)] == [
         "tool fetch of a is new",
         "tool search of a is gone",
         "tools of a: mode",

@@ -1,0 +1,60 @@
+"""Two texts compared word by word, for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import SequenceMatcher
+from typing import Literal
+
+from agac.core.text import cropped, escaped, plain
+
+Span = tuple[Literal["same", "removed", "added"], str]
+
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+_MOST = 5_000
+"""Words of a text that are compared; of longer ones lines are, as the time grows with the square of their number."""
+
+_AROUND = 60
+"""Characters of what is the same that are shown on each side of what differs."""
+
+
+def word_diff(before: str, now: str) -> list[Span]:
+    """What two texts share and what differs, in order: the first is all that is not `added`, the second all that is not
+    `removed`."""
+    old, new = _WORD.findall(before), _WORD.findall(now)
+    if max(len(old), len(new)) > _MOST:
+        old, new = before.splitlines(keepends=True), now.splitlines(keepends=True)
+    found: list[Span] = []
+    for how, start, end, first, last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        removed, added = "".join(old[start:end]), "".join(new[first:last])
+        if how == "equal":
+            found.append(("same", removed))
+        else:
+            found += [("removed", removed)] if removed else []
+            found += [("added", added)] if added else []
+    return found
+
+
+def as_text(spans: Iterable[Span], *, width: int | None = None) -> str:
+    """`[-old-] {+new+}`, in at most `width` cells; of long parts that are the same the middle is left out."""
+    text = _written(spans, plain, ("[-{}-]", "{{+{}+}}"))
+    return text if width is None else cropped(" ".join(text.split()), width)
+
+
+def as_markdown(spans: Iterable[Span]) -> str:
+    """`~~old~~ **new**` on the lines that they have; what a forge would read or link in the texts is escaped."""
+    return _written(spans, escaped, ("~~{}~~", "**{}**"))
+
+
+def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[str, str]) -> str:
+    parts, found = list(spans), ""
+    for place, (how, text) in enumerate(parts):
+        if how == "same":
+            start = text[:_AROUND] if place else ""
+            end = text[-_AROUND:] if place + 1 < len(parts) else ""
+            found += shown(text) if len(text) <= 2 * _AROUND else f"{shown(start)} … {shown(end)}"
+            continue
+        for part in re.split(r"(\s*\n\s*|^\s+|\s+$)", text):  # a mark holds no line end, and touches the word
+            found += marks[how == "added"].format(shown(part)) if part.strip() else part
+    return found

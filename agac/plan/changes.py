@@ -1,0 +1,209 @@
+"""The difference of two definitions in a reviewer's words: `agac runs`, `agac diff`. Stages that only have another name
+are found again, and of answers in another form it is told which stages read what they no longer hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agac.core.types import JSONValue, Report
+from agac.plan.diff import differing
+from agac.plan.stage import recorded_stages
+from agac.spec.json_schema import TEXT, FieldShape, kinds_in_words
+
+Body = Mapping[str, Any]
+Way = tuple[str, ...]
+
+_NAMES = {"system": "instructions", "alias": "short name of the model"}
+"""Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""
+
+_TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
+"""Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
+
+_DEEPEST = 8
+"""Levels of a result that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Report):
+    """One difference, told on a line by `text`: of the workflow, or of a `stage`, by its present name. `what` is the
+    part, in a user's words, `before` and `now` are what it says. Where answers have another form, `fields` says how,
+    and `breaks` names who reads something that they may no longer hold (`reply.prompt`, `output`)."""
+
+    text: str
+    what: str
+    stage: str | None = None
+    before: JSONValue = None
+    now: JSONValue = None
+    fields: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+
+
+def changes_of(before: Body, after: Body) -> list[Change]:
+    """What `after` has that `before` had not: `model of classify: a → b`, `prompt of reply`, `vars: shop`, `input`."""
+    found = [
+        Change(f"input: {a} → {b}" if key == "path" else f"input.{key}", "input", None, a, b)
+        for key, a, b in _values(before["input"], after["input"])
+    ]
+    # in a list each, as null is a value too
+    if names := differing(*({name: [value] for name, value in one["vars"].items()} for one in (before, after))):
+        was, now = ({name: one["vars"].get(name) for name in names} for one in (before, after))
+        found.append(Change(f"vars: {', '.join(names)}", "vars", None, was, now))
+    stages, renamed = _renamed(before["stages"], after["stages"])
+    old, new = ({stage["name"]: stage for stage in one} for one in (stages, after["stages"]))
+    found += [Change(f"stage {was} is now {name}", "renamed", name, was, name) for was, name in renamed.items()]
+    found += [Change(f"stage {name} is new", "new", name) for name in new if name not in old]
+    found += [Change(f"stage {name} is gone", "gone", name) for name in old if name not in new]
+    if old.keys() == new.keys() and list(old) != list(new):
+        found.append(Change("order of the stages", "order", None, list(old), list(new)))
+    ends = [[renamed.get(one, one) for one in before.get("results", ())], after.get("results", [])]
+    if ends[0] != ends[1] or renamed.get(before.get("rows") or "", before.get("rows")) != after.get("rows"):
+        found.append(Change("stages whose results are written", "output", None, *ends))
+    parts = [part for name in new if name in old for part in _changed_parts(name, old[name], new[name])]
+    return found + _with_readers(parts, {**before, "stages": stages}, after)
+
+
+def _values(old: Body, new: Body) -> list[tuple[str, Any, Any]]:
+    return [(key, old.get(key), new.get(key)) for key in differing(old, new)]
+
+
+def _changed_parts(name: str, old: Body, new: Body) -> Iterator[Change]:
+    def shown(value: Any) -> str:
+        return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+    for key, a, b in sorted(_values(old, new), key=lambda one: one[0] != "model"):
+        what = _NAMES.get(key, key)
+        if key == "agent":
+            yield from _tool_changes(name, a or {}, b or {})
+        elif key == "model":
+            yield Change(f"model of {name}: {a or 'none'} → {b or 'none'}", what, name, a, b)
+        elif key not in ("params", "children"):
+            yield Change(f"{what} of {name}", what, name, a, b)
+        elif key == "params" and a is not None and b is not None:  # else one of them calls no model
+            values = ", ".join(f"{one} {shown(was)} → {shown(now)}" for one, was, now in _values(a, b))
+            yield Change(f"parameters of {name}: {values}", "parameters", name, a, b)
+
+
+def _tool_changes(name: str, old: Body, new: Body) -> Iterator[Change]:
+    for tool, a, b in _values(*({tool["name"]: tool for tool in body.get("tools", ())} for body in (old, new))):
+        how = "new" if a is None else "gone" if b is None else "changed"
+        yield Change(f"tool {tool} of {name} is {how}", "tools", name, a, b)
+    if others := [key for key in differing(old, new) if key != "tools"] if old and new else []:
+        was, now = ({key: one.get(key) for key in others} for one in (old, new))
+        yield Change(f"tools of {name}: {', '.join(others)}", "tools", name, was, now)
+
+
+# Stages with another name, and who reads what of which stage.
+
+
+def _pattern(key: str, name: str) -> str:
+    """What names the stage's result, or a field of it, in such a part of a stage."""
+    word, way = re.escape(name), r"((?:\.[\w-]+)*)"
+    return rf"(?<=\$\{{){word}{way}(?=\}})" if key in _TEMPLATES else rf"(?<![\w.\"'$/:]){word}(?![\w\"'(/:]){way}"
+
+
+def _mapped(stage: Body, change: Callable[[str, str], str]) -> dict[str, Any]:
+    """The stage with all texts changed that may name others; `change` is told of which part each is."""
+
+    def inner(key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [inner(key, one) for one in value]
+        if isinstance(value, dict):
+            return {name: inner(key, one) for name, one in value.items()}
+        return change(key, value) if isinstance(value, str) else value
+
+    return {key: inner(key, value) if key in (*_TEMPLATES, *_CODE) else value for key, value in stage.items()}
+
+
+def _renamed(before: Sequence[Body], after: Sequence[Body]) -> tuple[Sequence[Body], dict[str, str]]:
+    """The stages before by the names that they have now, and those that only have another name."""
+    new, found = {stage["name"]: stage for stage in after}, dict[str, str]()
+    for was in [stage["name"] for stage in before if stage["name"] not in new]:
+        for name in [name for name in new if all(stage["name"] != name for stage in before)]:
+            stages = [_called(stage, was, name) for stage in before]
+            if new[name] in stages:
+                before, found[was] = stages, name
+                break
+    return before, found
+
+
+def _called(stage: Body, was: str, name: str) -> dict[str, Any]:
+    """A stage where another one, or it itself, has the new name."""
+    new = _mapped(stage, lambda key, text: re.sub(_pattern(key, was), lambda match: f"{name}{match[1]}", text))
+    needs = stage.get("needs")
+    new["needs"] = [name if one == was else one for one in needs] if isinstance(needs, list) else needs
+    new |= {key: name for key in ("name", "needs") if stage.get(key) == was}
+    if stage["name"] == was and "children" in stage:
+        new["children"] = [{**one, "name": one["name"].replace(f"{was}/", f"{name}/", 1)} for one in stage["children"]]
+    if stage["name"] == was and (schema := stage.get("schema")) and schema["name"] == was:  # which stands in the stage
+        new["schema"] = {**schema, "name": name}
+    return new
+
+
+def _with_readers(parts: Sequence[Change], before: Body, after: Body) -> list[Change]:
+    """The changes of stages, with those of the form of their answers told by their fields, and by who reads them."""
+    old, new = ({one.name: one.shape for one in recorded_stages(body)} for body in (before, after))
+    ends, found = after.get("results", [after["stages"][-1]["name"]]), list(parts)
+    for name in (name for name in new if name in old and old[name] != new[name]):
+        was, now = (TEXT if shape is None else FieldShape(shape) for shape in (old[name], new[name]))
+        if not (fields := list(_field_changes(was, now))):
+            continue
+        gone = [way for way, _, breaks in fields if breaks]
+        readers = [part for part, way in _readers(after, name) if any(way[: len(one)] == one for one in gone)]
+        breaks = tuple(dict.fromkeys([*readers, *(["output"] if name in ends and gone else [])]))
+        said = tuple(f"{'.'.join(way) or 'the answer'} {text}" for way, text, _ in fields)
+        of_schema = (i for i, one in enumerate(found) if (one.stage, one.what) == (name, "schema"))
+        if (place := next(of_schema, None)) is None:
+            place = len(found)
+            found.append(Change(f"answers of {name}", "answers", name))
+        found[place] = replace(found[place], fields=said, breaks=breaks)
+    return found
+
+
+def _readers(after: Body, name: str) -> list[tuple[str, Way]]:
+    """Who reads what of a stage's answers: a part of a stage, and the way into them."""
+    found: list[tuple[str, Way]] = []
+    for stage in after["stages"]:
+
+        def note(key: str, text: str, reader: str = stage["name"]) -> str:
+            ways = (tuple(match[1].split(".")[1:]) for match in re.finditer(_pattern(key, name), text))
+            found.extend((f"{reader}.{key}", way) for way in ways)
+            return text
+
+        _mapped(stage, note)
+    return found
+
+
+def _field_changes(old: FieldShape, new: FieldShape, way: Way = ()) -> Iterator[tuple[Way, str, bool]]:
+    """How answers differ: where, in words, and whether who reads that may not find what was there."""
+    before, now = old.kinds(way), new.kinds(way)
+    if before is not None and now is not None and before != now:
+        yield way, f"was {kinds_in_words(before)}, is {kinds_in_words(now)}", not now <= before
+    was, values = _choices(old, way), _choices(new, way)
+    if was is not None and values is not None and was != values:
+        said = (("is no longer", was - values), ("may be", values - was))
+        yield way, "; ".join(f"{how} {', '.join(sorted(map(str, one)))}" for how, one in said if one), False
+    known, names = old.names(way), new.names(way)
+    if known is None or names is None or len(way) > _DEEPEST:
+        return
+    yield from (((*way, name), "is gone", True) for name in sorted(known - names))
+    yield from (((*way, name), "is new", False) for name in sorted(names - known))
+    for name in sorted(known & names):
+        if name in _required(old, way) - _required(new, way):
+            yield (*way, name), "may be missing", True
+        yield from _field_changes(old, new, (*way, name))
+
+
+def _choices(shape: FieldShape, way: Way) -> set[Any] | None:
+    """The values that may stand there; None: any."""
+    values = shape.values(way)
+    enums = [json.dumps(one) for value in values or () for one in value.get("enum", ())]
+    return set(map(json.loads, enums)) if values and all("enum" in one for one in values) else None
+
+
+def _required(shape: FieldShape, way: Way) -> set[str]:
+    values = shape.values(way)
+    return set[str].intersection(*(set(one.get("required", ())) for one in values)) if values else set()
