@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.card_lock import LockReport, lock_card
     from agac.api.compare import ComparisonReport, compare
+    from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.extras import (
         BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
         show_card, show_data, sql, write_schemas,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
     aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
+    adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     atry_card = asynchronous(try_card)
 
@@ -77,6 +79,7 @@ _HOMES = {
         "api.batches": "BatchReport batch_list batch_status",
         "api.card_lock": "LockReport lock_card",
         "api.compare": "ComparisonReport compare",
+        "api.diff": "DiffReport PlanComparison diff plan_against",
         "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
         "show_card show_data sql write_schemas",
         "api.graph": "GraphReport graph save_drawing",
@@ -108,19 +111,20 @@ _HOMES = {
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-    "CheckReport", "ComparisonReport", "DataReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows", "GraphReport",
-    "InspectReport", "LeaseHeld", "LeaseLost", "LockReport", "McpServer", "PlanReport", "Problem", "ProcessOptions",
-    "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
-    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt",
-    "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
-    "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "adoctor",
-    "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aprocess", "aprocess_plan",
-    "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "astream", "atry_card",
-    "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "doctor",
-    "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "lock_card",
-    "map_reduce", "plan", "process", "process_plan", "read_job", "resume", "retrieve", "retry", "retry_choice",
-    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
-    "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
+    "CheckReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows",
+    "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LockReport", "McpServer", "PlanComparison", "PlanReport",
+    "Problem", "ProcessOptions", "QueryAnswer", "Quote", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
+    "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
+    "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport",
+    "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status",
+    "abatch_wait", "acompare", "adiff", "adoctor", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce",
+    "aplan", "aplan_against", "aprocess", "aprocess_plan", "aresume", "aretrieve", "aretry", "aretry_choice", "arun",
+    "aruns", "ashow", "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
+    "batch_wait", "compare", "diff", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph",
+    "init", "inspect", "lock_card", "map_reduce", "plan", "plan_against", "process", "process_plan", "read_job",
+    "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing", "save_job",
+    "show", "show_card", "show_data", "sql", "status", "stream", "tool", "try_card", "validate", "views", "why",
+    "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

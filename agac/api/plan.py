@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agac.api.project import Project, RunOptions, made_ready, project_of
-from agac.api.status import database_path
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
@@ -54,14 +53,20 @@ async def plan(
 ) -> PlanReport:
     """What `run` with the same arguments would do. Asks nobody, and writes nothing but rows that are given as `input`;
     keys need not be there. `show` rendered prompts are kept in the report."""
-    opened = project_of(workflow, project)
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
+    return await plan_in(project_of(workflow, project), workflow, options, show=show)
+
+
+async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions, *, show: int = 0) -> PlanReport:
+    """The same in a project that is open already."""
     opened, checked, options = await made_ready(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    plan = make_plan(checked.workflow, checked.models, opened.root, options.selection(), options.concurrency)
+    selection, untrusted = options.selection(), opened.untrusted
+    models, most = checked.models, options.concurrency
+    plan = make_plan(checked.workflow, models, opened.root, selection, most, untrusted=untrusted)
     missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]
-    async with open_for_reading(database_path(opened.root)) as database:
+    async with open_for_reading(opened.store) as database:
         rows = partial(checked.rows, plan.selection)
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
         report.budgets = await _budgets(database, plan, report)

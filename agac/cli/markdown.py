@@ -5,8 +5,17 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from agac.core.text import plain, unlinked
+from agac.cli.plan import TOTALS, comparison_rows, plan_rows
+from agac.cli.review import change_words, cost_words, version_words
+from agac.core.errors import Problem
+from agac.core.text import escaped, plain, unlinked
+from agac.core.types import counted, dollars
+from agac.core.word_diff import as_markdown
+
+if TYPE_CHECKING:
+    from agac.api.diff import DiffReport
 
 
 def code(text: str) -> str:
@@ -44,3 +53,58 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
     """Details that are shown when somebody opens them. `summary` is plain text of one line; around the lines, which are
     Markdown, forges want blank ones."""
     yield from (f"<details><summary>{html.escape(unlinked(summary))}</summary>", "", *lines, "", "</details>")
+
+
+# What commands print as comments.
+
+
+def diff_lines(report: DiffReport) -> Iterator[str]:
+    """The summary of `agac diff` first; what changed in each workflow is folded."""
+    costs = [cost_words(one.plan) for one in report.workflows if one.plan is not None]
+    facts = [f"{counted(len(report.workflows), 'workflow')} changed", f"{report.all} answers must be made"]
+    facts += [f"{report.all.valid:,} stored results stay valid", *([" + ".join(costs)] if costs else [])]
+    yield f"**{' · '.join(facts)}**"
+    yield from _problem_lines(report.problems)
+    rows = [
+        [
+            code(one.workflow),
+            code(stage.stage),
+            stage.valid,
+            str(stage),
+            "not known" if stage.usd is None else dollars(stage.usd),
+        ]
+        for one in report.workflows
+        for stage in one.stages
+    ]
+    yield from (
+        ("", table(["Workflow", "Stage", "Stay valid", "To run", "Expected cost"], rows, numbers=(2, 3, 4)))
+        if rows
+        else ()
+    )
+    for one in report.workflows:
+        yield from _problem_lines(one.problems)
+        texts = (change_words(change, as_markdown, escaped) for change in one.changes)
+        lines = ["- " + text.replace("\n", "<br>\n  ") for text in texts]
+        yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(lines), 'change')}", lines))
+    yield from ("", f"<sub>Compared with {escaped(version_words(report.against))}.</sub>")
+
+
+def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
+    yield from (
+        ("", *(f"- **{one.severity}** {code(str(one.where))} {escaped(one.message)}" for one in problems))
+        if problems
+        else ()
+    )
+
+
+def plan_lines(report: Any) -> Iterator[str]:
+    """A plan, or two of them side by side."""
+    plan = getattr(report, "now", report)
+    header, rows = plan_rows(plan)
+    yield f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, {cost_words(plan)}"
+    cells = [[code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)] for row in rows]
+    yield from ("", table(header, cells, numbers=range(2, len(header))))
+    if against := getattr(report, "against", None):
+        numbers = range(1, len(TOTALS) + 1)
+        yield from ("", table(["", *TOTALS], comparison_rows(report), numbers=numbers))
+        yield from ("", f"<sub>Beside {escaped(version_words(against))}.</sub>")

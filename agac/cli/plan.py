@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.cli.review import version_words
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
+    from agac.api.diff import PlanComparison
     from agac.engine.estimate import Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
 
 COUNTS = {
@@ -32,24 +36,63 @@ MAX_PATHS = 20
 @click.option("--stage", metavar="NAME", help="Run only this stage.")
 @main.stage_options
 @click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first N rendered prompts.")
+@click.option("--against", metavar="REF", help="Plan the files of this branch, tag, commit or folder too.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for comments of pull requests.")
 @main.json_option
 @click.pass_obj
-def plan(settings: main.Globals, /, workflows: tuple[str, ...], show: int, as_json: bool, **given: Any) -> None:
+def plan(
+    settings: main.Globals, /, workflows: tuple[str, ...], show: int, against: str | None, markdown: bool,
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
     given |= {"vars": main.read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
-    options = api.RunOptions(**given)
-    plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
-    print_plans(plans, workflows, as_json=as_json)
+    call = api.plan if against is None else partial(api.plan_against, against)
+    options, root = api.RunOptions(**given), settings.project_dir
+    found = [call(name, options, show=show, project=root) for name in workflows]
+    print_plans(found, workflows, as_json=as_json, markdown=markdown)
 
 
-def print_plans(reports: Sequence[PlanReport], workflows: Sequence[str], *, as_json: bool) -> None:
+def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False) -> None:
+    """Plans, or comparisons of two: all of one kind."""
     for report in reports:
-        for warning in report.warnings:
+        for warning in getattr(report, "now", report).warnings:
             terminal.say(str(warning))
     if as_json:
         found = [report.as_json() for report in reports]
         terminal.print_json(found if len(found) > 1 else found[0])
         return
-    terminal.print_text("\n\n".join("\n".join(plan_lines(report, workflows)) for report in reports))
+    lines: Callable[[Any], Iterator[str]] = partial(_lines, workflows)
+    if markdown:
+        lines = import_module("agac.cli.markdown").plan_lines
+    terminal.print_text("\n\n".join("\n".join(lines(report)) for report in reports))
+
+
+def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:
+    yield from plan_lines(getattr(report, "now", report), workflows)
+    if against := getattr(report, "against", None):
+        yield from ("", f"Beside {version_words(against)}:", terminal.table(["", *TOTALS], comparison_rows(report)))
+
+
+TOTALS = ("rows", "reuse", "run", "calls", "tokens in", "out", "cost")
+
+
+def comparison_rows(report: PlanComparison) -> list[list[object]]:
+    """What both versions come to, and the difference."""
+    from agac.api.diff import totals
+
+    simulated = any(one.simulated for one in report.now.stages)
+
+    def shown(name: str, found: Mapping[str, Any], sign: str) -> list[object]:
+        *numbers, usd = found.values()
+        cost = (
+            "price not known" if usd is None else f"{'-' if usd < 0 else sign}{dollars(abs(usd), simulated=simulated)}"
+        )
+        return [name, *(format(one, f"{sign},") for one in numbers), cost]
+
+    before = "before" if report.before else "before (not there)"
+    return [
+        shown(before, totals(report.before), ""), shown("now", totals(report.now), ""),
+        shown("difference", report.difference, "+"),
+    ]  # fmt: skip
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
@@ -74,7 +117,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
         yield from (f"  {path}" for path in paths[:MAX_PATHS])
         if len(paths) > MAX_PATHS:
             yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
-    yield from ("", plan_table(report), "")
+    yield from ("", terminal.table(*plan_rows(report)), "")
     for alias in {alias["written"]: alias for stage in report.stages for alias in stage.aliases}.values():
         before = f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else ""
         yield terminal.short_name_line(alias) + before
@@ -105,12 +148,13 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return paths
 
 
-def plan_table(report: PlanReport) -> str:
+def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
+    """The names of the columns, and a row for each stage."""
     names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
     modes = ["mode"] if any(stage.batches for stage in report.stages) else []
-    rows = []
+    rows = list[list[object]]()
     for stage in report.stages:
         expected, number = stage.estimate, int if stage.exact else InexactNumber
         numbers = [getattr(stage, name) for name in names]
@@ -121,7 +165,7 @@ def plan_table(report: PlanReport) -> str:
             cost = dollars(expected.usd, simulated=stage.simulated, about=about)
         rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
     words = [COUNTS[name] for name in names]
-    return terminal.table(["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows)
+    return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
 
 
 class InexactNumber(int):

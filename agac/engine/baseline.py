@@ -481,6 +481,7 @@ class StoredAnswers:
             return Parked.PARKED
         reason = self.baseline.reason(stage, row, task.fingerprint)
         found.asked(reason, row.id, lacking, row.times)
+        found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):
             self._not_called(stage, row)
         else:

@@ -276,6 +276,7 @@ class StageForecast(Report):
     those `in_flight` the question is in a batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
+    `sure` are run whatever answers that are not there yet say.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
     `rounds` those of one with tools.
@@ -289,6 +290,7 @@ class StageForecast(Report):
 
     stage: AnyStage
     run: int = 0
+    sure: int = 0
     further: int = 0
     reuse: int = 0
     blocked: int = 0

@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agac.core.types import JSONValue, Report
 from agac.plan.diff import differing
+from agac.plan.plan import Plan, run_settings
 from agac.plan.stage import recorded_stages
 from agac.spec.json_schema import TEXT, FieldShape, kinds_in_words
 
@@ -22,6 +24,9 @@ _NAMES = {"system": "instructions", "alias": "short name of the model"}
 
 _TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
 """Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
+
+_DEFINED = ("models", "schema", "python_schema", "children")
+"""Keys of a stage's settings that the definition tells better."""
 
 _DEEPEST = 8
 """Levels of a result that are compared."""
@@ -70,10 +75,11 @@ def _values(old: Body, new: Body) -> list[tuple[str, Any, Any]]:
     return [(key, old.get(key), new.get(key)) for key in differing(old, new)]
 
 
-def _changed_parts(name: str, old: Body, new: Body) -> Iterator[Change]:
-    def shown(value: Any) -> str:
-        return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, ensure_ascii=False)
 
+
+def _changed_parts(name: str, old: Body, new: Body) -> Iterator[Change]:
     for key, a, b in sorted(_values(old, new), key=lambda one: one[0] != "model"):
         what = _NAMES.get(key, key)
         if key == "agent":
@@ -83,7 +89,7 @@ def _changed_parts(name: str, old: Body, new: Body) -> Iterator[Change]:
         elif key not in ("params", "children"):
             yield Change(f"{what} of {name}", what, name, a, b)
         elif key == "params" and a is not None and b is not None:  # else one of them calls no model
-            values = ", ".join(f"{one} {shown(was)} → {shown(now)}" for one, was, now in _values(a, b))
+            values = ", ".join(f"{one} {_shown(was)} → {_shown(now)}" for one, was, now in _values(a, b))
             yield Change(f"parameters of {name}: {values}", "parameters", name, a, b)
 
 
@@ -94,6 +100,29 @@ def _tool_changes(name: str, old: Body, new: Body) -> Iterator[Change]:
     if others := [key for key in differing(old, new) if key != "tools"] if old and new else []:
         was, now = ({key: one.get(key) for key in others} for one in (old, new))
         yield Change(f"tools of {name}: {', '.join(others)}", "tools", name, was, now)
+
+
+def setting_changes(before: Plan, now: Plan, roots: tuple[Path, Path]) -> list[Change]:
+    """What differs of what says how answers are got and written: `run_mode of reply: sync → batch`. `roots` are the
+    folders of both versions."""
+    old, new = (_settings(plan, root) for plan, root in zip((before, now), roots, strict=True))
+    named = {stage.name for stage in now.stages}
+    return [
+        Change(f"{key} of {group}: {_shown(a)} → {_shown(b)}", key, group if group in named else None, a, b)
+        for group in new
+        if group in old
+        for key, a, b in _values(old[group], new[group])
+    ]
+
+
+def _settings(plan: Plan, root: Path) -> dict[str, dict[str, Any]]:
+    """Those of the run, of its output, and of each stage by its name."""
+    written = run_settings(plan, root)
+    found = {"the run": {**written["rules"]}, "the output": {**written["output"]}}
+    for stage, own in zip(plan.stages, written["stages"], strict=True):
+        fallback = [f"{one['provider']}/{one['model']}" for one in own.get("models", ())[1:]]
+        found[stage.name] = {"fallback": fallback, **{key: one for key, one in own.items() if key not in _DEFINED}}
+    return found
 
 
 # Stages with another name, and who reads what of which stage.

@@ -33,7 +33,8 @@ EXCEPT = {
 WORDS: dict[str, list[list[str]]] = {
     "init": [["elsewhere"]],
     "validate": [[], ["-a", "reviews"]],
-    "plan": [["-a", "reviews"]],
+    "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "."]],
+    "diff": [["."], [".", "-a", "reviews"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
     "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
     "resume": [["job_2"]],

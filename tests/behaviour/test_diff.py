@@ -1,0 +1,210 @@
+"""`agac diff` and `agac plan --against`: what a change does to prompts, stored results and the cost; runs do it."""
+
+from typing import Any
+
+import pytest
+from support.project import SENTIMENT, ProjectFolder
+from support.repository import committed
+from support.server import Server
+
+import agac
+
+STAGES: list[dict[str, Any]] = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
+    {"name": "reply", "prompt": "Answer ${text}: ${classify.sentiment}"},
+]
+
+
+@pytest.fixture
+def ran(project: ProjectFolder, server: Server) -> ProjectFolder:
+    """Ten rows of main are done; a branch is begun."""
+    project.asks(server, prices={"small": {"input": 1, "output": 2}}, batch="openai")
+    project.numbered(10)
+    project.run(project.workflow(stages=STAGES))
+    committed(project)
+    return project
+
+
+def stages(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [stage | change for stage, change in zip(STAGES, changes, strict=True)]
+
+
+def diffed(project: ProjectFolder, ref: str | None = None, **keys: Any) -> agac.DiffReport:
+    return agac.diff(ref, project=project.root, **keys)
+
+
+def asked(project: ProjectFolder) -> int:
+    """Tasks for which a model was called, ever."""
+    return int(project.query("SELECT count(*) FROM (SELECT DISTINCT row_key, stage FROM attempt)")[0][0])
+
+
+def test_a_prompt_with_other_words_is_told_and_the_run_asks_what_was_counted(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({}, {"prompt": "Answer kindly ${text}: ${classify.sentiment}"}))
+    ended = ran.agac("diff", code=0)
+    first, *lines = ended.out.splitlines()
+    assert first.startswith("Compared with the last commit shared with main (")
+    assert lines == [
+        "", "reviews: changed",
+        "  prompt of reply: Answer {+kindly+} ${text}: ${classify.sentiment}",
+        "  10 stored results stay valid; 10 tasks would run (reply 10), $0.0005",
+    ]  # fmt: skip
+    before = asked(ran)
+    ran.run()
+    assert asked(ran) - before == 10
+    assert "10 stored" not in ran.agac("diff", code=0).out
+    assert "20 stored results stay valid; 0 tasks would run" in ran.agac("diff", code=0).out
+
+
+def test_a_stage_with_another_name_keeps_its_results(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[{**STAGES[0], "name": "judge"}, {**STAGES[1], "prompt": "Answer ${text}: ${judge.sentiment}"}])
+    ended = ran.agac("diff", code=0)
+    assert ended.out.splitlines()[2:] == [
+        "reviews: changed",
+        "  stage classify is now judge; its stored results stay valid",
+        "  20 stored results stay valid; 0 tasks would run, $0.0000",
+    ]
+    before, results = asked(ran), ran.output()
+    report = ran.run()
+    assert (asked(ran), report.rows.done) == (before, 10)
+    assert ran.output() == results
+
+
+def test_what_runs_after_an_unknown_answer_is_a_range(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({"prompt": "A review: ${text}"}, {}))
+    (found,) = diffed(ran).workflows
+    assert found.all is not None
+    assert [(one.stage, one.valid, one.least, one.most) for one in found.stages] == [
+        ("classify", 0, 10, 10), ("reply", 0, 0, 10)
+    ]  # fmt: skip
+    assert (str(found.all), found.all.exact) == ("10 to 20", False)
+    assert "10 to 20 tasks would run (classify 10, reply 0 to 10)" in ran.agac("diff").out
+    before = asked(ran)
+    ran.run()
+    assert 10 <= asked(ran) - before <= 20
+
+
+def test_a_field_that_a_template_reads_and_that_is_gone_is_an_error_with_its_place(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({"output_schema": {"mood": "string", "reason": "string"}}, {}))
+    ended = ran.agac("diff", code=2)
+    lines = ended.out.splitlines()
+    assert lines[3].startswith("  workflows/reviews.yml:")
+    assert "${classify.sentiment}: no such field" in lines[3]
+    assert "  schema of classify: sentiment is gone; mood is new; breaking for reply.prompt" in lines
+    assert not any("would run" in line for line in lines)
+
+
+def test_a_field_of_another_type_breaks_who_reads_it_and_is_no_error(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({"output_schema": {"sentiment": "integer", "reason": "string"}}, {}))
+    report = diffed(ran)
+    assert report.ok
+    (change,) = report.workflows[0].changes
+    assert (change.fields, change.breaks) == (("sentiment was text, is a whole number",), ("reply.prompt",))
+    assert "breaking for reply.prompt" in ran.agac("diff", "--format", "markdown", code=0).out
+
+
+def test_workflows_that_are_new_gone_or_the_same_are_named(ran: ProjectFolder) -> None:
+    ran.workflow("others", stages=[{"name": "say", "prompt": "${text}"}])
+    (ran.root / "workflows/reviews.yml").rename(ran.root / "workflows/better.yml")
+    report = diffed(ran)
+    assert [(one.workflow, one.how, str(one.all)) for one in report.workflows] == [
+        ("better", "new", "0"), ("others", "new", "10"), ("reviews", "gone", "None")
+    ]  # fmt: skip
+    (ran.root / "workflows/better.yml").rename(ran.root / "workflows/reviews.yml")
+    report = diffed(ran, workflows=["reviews"])
+    assert (report.workflows, report.unchanged) == ([], ["reviews"])
+    assert ran.agac("diff", "-a", "reviews").out.endswith("\n\nUnchanged: reviews\n")
+    assert "no workflow 'nothing'" in ran.agac("diff", "-a", "nothing", code=2).err
+
+
+def test_other_parts_of_a_workflow_are_told(ran: ProjectFolder) -> None:
+    reply = {"when": 'classify.sentiment == "negative"', "run_mode": "batch", "fallback": ["simulator/large"]}
+    ran.write("prompts/tone.md", "Be kind.\n")
+    ran.workflow(
+        stages=stages({"instructions": "prompts/tone.md", "model": "simulator/large?temperature=0.5"}, reply),
+        vars={"shop": "A"}, budget={"usd": 5},
+    )  # fmt: skip
+    (found,) = diffed(ran).workflows
+    assert [one.text for one in found.changes] == [
+        "vars: shop",
+        "model of classify: local/small → simulator/large",
+        "parameters of classify: temperature none → 0.5",
+        "instructions of classify",
+        "otherwise of reply",
+        "when of reply",
+        'workflow of the run: none → {"usd": 5.0, "tokens": null, "calls": null}',
+        'fallback of reply: [] → ["simulator/large"]',
+        "run_mode of reply: sync → batch",
+    ]
+
+
+def test_a_version_before_that_was_broken_is_not_compared(project: ProjectFolder) -> None:
+    project.workflow(rows=2, stages=[{"name": "a", "prompt": "${vars.nothing} ${text"}], typo=1)
+    committed(project)
+    project.workflow(stages=STAGES)
+    (found,) = diffed(project, "main").workflows
+    assert (found.how, str(found.all)) == ("changed", "2 to 4")
+    assert "the version before is not compared, as it has problems: workflows/reviews.yml:" in found.problems[0].message
+    ended = project.agac("plan", "-a", "reviews", "--against", "main", code=2)
+    assert "main:workflows/reviews.yml:" in ended.err
+
+
+def test_json_has_the_values_of_both_versions(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({}, {"prompt": "Say ${text}"}))
+    found = ran.agac("diff", "main", "--json", code=0).json
+    assert found == ran.agac("diff", "main", "--format", "json", code=0).json
+    assert (found["ok"], found["against"]["ref"], found["unchanged"]) == (True, "main", [])
+    (one,) = found["workflows"]
+    assert one["changes"] == [
+        {"text": "prompt of reply", "what": "prompt", "stage": "reply", "fields": [], "breaks": [],
+         "before": "Answer ${text}: ${classify.sentiment}", "now": "Say ${text}"}
+    ]  # fmt: skip
+    assert one["stages"][1] == {"stage": "reply", "valid": 0, "least": 10, "most": 10, "usd": 0.0} | one["stages"][1]
+    assert one["all"]["least"] == one["all"]["most"] == 10
+
+
+def test_a_comment_mentions_nobody_and_folds_what_changed(ran: ProjectFolder) -> None:
+    ran.workflow(stages=stages({}, {"prompt": "Say @everyone <b>${text}</b>\nsee https://evil.example #1"}))
+    out = ran.agac("diff", "main", "--format", "markdown", code=0).out
+    head, *lines = out.splitlines()
+    assert head == "**1 workflow changed · 10 answers must be made · 10 stored results stay valid · $0.0005**"
+    assert "| `reviews` | `reply` | 0 | 10 | $0.0005 |" in lines
+    assert "<details><summary>reviews: changed, 1 change</summary>" in lines
+    assert "@everyone" not in out
+    assert "<b>" not in out
+    assert "https://" not in out
+    assert lines[-1].startswith("<sub>Compared with main (")
+
+
+def test_both_versions_are_planned_beside_the_same_store(ran: ProjectFolder) -> None:
+    ran.numbered(12)
+    ran.workflow(stages=stages({}, {"prompt": "Say ${text}"}))
+    found = agac.plan_against("main", "reviews", project=ran.root).as_json()
+    assert found["workflow"] == "reviews"
+    assert found["before"]["calls"] == 0
+    assert {key: found["difference"][key] for key in ("rows", "run", "reuse", "calls")} == {
+        "rows": 2, "run": 14, "reuse": -10, "calls": 14
+    }  # fmt: skip
+    assert found == ran.agac("plan", "-a", "reviews", "--against", "main", "--json").json
+    text = ran.agac("plan", "-a", "reviews", "--against", "main").out
+    assert "Beside main (" in text
+    assert "difference" in text
+    markdown = ran.agac("plan", "-a", "reviews", "--against", "main", "--markdown").out
+    assert "| difference | +2 | -10 | +14 | +14 |" in markdown
+    assert "| `classify` | `local/small` | 2 | 10 |" in markdown
+    ran.workflow("others", stages=STAGES)
+    assert agac.plan_against("main", "others", project=ran.root).before is None
+    assert "before (not there)" in ran.agac("plan", "-a", "others", "--against", "main").out
+
+
+def test_files_of_strangers_are_compared_without_importing_them(ran: ProjectFolder) -> None:
+    evil = "import pathlib\npathlib.Path(__file__).with_name('was_here').touch()\ndef change(row):\n    return row\n"
+    ran.write("tools/evil.py", evil)
+    ran.write("tools/shapes.py", evil + "from pydantic import BaseModel\nclass Shape(BaseModel):\n    text: str\n")
+    shaped = {"name": "shaped", "prompt": "${text}", "output_schema": "python:tools.shapes.Shape"}
+    ran.workflow(stages=[{"name": "changed", "python": "tools/evil.py:change"}, *STAGES, shaped])
+    report = diffed(ran, untrusted=True)
+    assert report.ok
+    assert [one.text for one in report.workflows[0].changes if one.what == "new"] == [
+        "stage changed is new", "stage shaped is new"
+    ]  # fmt: skip
+    assert not (ran.root / "tools/was_here").exists()
