@@ -253,10 +253,8 @@ async def chosen_batches(database: Database, batch_id: str | int | None, *, clos
         every = await batches.batches(database, run=run, closed=True)
         return [max(every, key=lambda one: (one.submitted_at or 0.0, one.id))]
     if not found:
-        raise UsageError(
-            f"run {run} of {(await run_record(database, run)).workflow} has no open batches",
-            remedy=f"All that was submitted is in. Look at the run with: agac status {run}",
-        )
+        what = f"run {run} of {(await run_record(database, run)).workflow} has no open batches"
+        raise UsageError(what, remedy=f"All that was submitted is in. Look at the run with: agac status {run}")
     return found
 
 

@@ -130,10 +130,8 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     refuse_target(target, own, "agac-backup.db", force=force)
     needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
     if free < needed:
-        raise StoreError(
-            f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
-            remedy="Free some space, or name a file on another disk.",
-        )
+        what = f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free"
+        raise StoreError(what, remedy="Free some space, or name a file on another disk.")
     with explained(target.parent, "Check that you may write there, or name a file elsewhere.", StoreError):
         temporary, descriptor = create_temporary(target)
     try:
@@ -321,10 +319,8 @@ def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
         taken = [str(folder / path) for path in made if (folder / path).exists()]
         if taken:
             command = f"agac init --example {example} NAME" if example else "agac init NAME"
-            raise UsageError(
-                f"these files are there already: {', '.join(taken)}",
-                remedy=f"Choose another folder: {command}. Nothing was written.",
-            )
+            what = f"these files are there already: {', '.join(taken)}"
+            raise UsageError(what, remedy=f"Choose another folder: {command}. Nothing was written.")
         with explained(folder, "Choose another folder."):
             for path, source in made.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -165,10 +165,8 @@ class RunOptions(CommonOptions):
         if "--stage" in at and len(at) > 1:
             raise UsageError("--stage names the only stage to run", remedy="Leave out --from and --until, or --stage.")
         if self.fresh:
-            raise UsageError(
-                "--fresh runs all stages again and cannot be limited to some of them",
-                remedy="Rerun stages of a finished run with: agac retry last --from STAGE",
-            )
+            what = "--fresh runs all stages again and cannot be limited to some of them"
+            raise UsageError(what, remedy="Rerun stages of a finished run with: agac retry last --from STAGE")
         first, last = at.get("--from", at.get("--stage", 0)), at.get("--until", at.get("--stage", len(stages) - 1))
         if last < first:
             raise UsageError(f"--from {self.from_stage} comes after --until {self.until}", remedy="Exchange the two.")
@@ -225,10 +223,9 @@ def open_project(
         file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
         spec = replace(spec, file=file, functions=built.tools.functions)
 
-    def locate(path: tuple[str, ...]) -> Where:
-        return spec.document.where(path, key=len(path) == 2)
-
-    providers, found = build_providers({**spec.file.providers, **(built.providers if built else {})}, env, locate)
+    at = spec.document.where
+    written = {**spec.file.providers, **(built.providers if built else {})}
+    providers, found = build_providers(written, env, lambda path: at(path, key=len(path) == 2))
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
     for name, text in spec.file.aliases.items():  # whether or not a workflow uses them

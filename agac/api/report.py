@@ -242,11 +242,6 @@ def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowC
     return None if rows is None else RowCount(selection.taken(max(0, rows - selection.offset)), exact=False)
 
 
-def severities(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems as `--json` prints them where their places do not matter."""
-    return [{"severity": problem.severity, "message": problem.message} for problem in problems]
-
-
 class RowCounts(NamedTuple):
     """The rows of a run by outcome; `open` have none yet."""
 
@@ -296,15 +291,12 @@ class Sink(Protocol):
 
     def write(self, rows: Sequence[ResultRow]) -> None:
         """Takes some rows, a thousand at most, in the order of the outputs."""
-        ...
 
     def commit(self) -> None:
         """Shows what was written, once all rows are."""
-        ...
 
     def abort(self) -> None:
         """Takes back what was written, as far as it can: a row, or the sink itself, failed on the way."""
-        ...
 
 
 @blocking
@@ -353,7 +345,9 @@ class RunReport(Report):
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
-    empty: Annotated[list[Problem], severities] = field(default_factory=list)
+    empty: Annotated[
+        list[Problem], lambda found: [{"severity": one.severity, "message": one.message} for one in found]
+    ] = field(default_factory=list)
     quote: Quote | None = None
     project: Path = field(default=Path(), repr=False)
     kind: Any = None

@@ -228,10 +228,8 @@ async def recorded_plan(
     record = await runs.run_record(database, run)
     settings = await runs.run_settings_of(database, run)
     if settings is None:
-        raise UsageError(
-            f"run {run} was made by an older agac, which did not store its settings",
-            remedy=f"run it again: agac run -a {record.workflow}",
-        )
+        problem = f"run {run} was made by an older agac, which did not store its settings"
+        raise UsageError(problem, remedy=f"run it again: agac run -a {record.workflow}")
     definition = await runs.definition_of(database, run)
     plan = restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
     broken = {stage.name for stage in plan.asking if stage.schema is not None and not compiles(stage.schema.body)}

@@ -533,10 +533,8 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
     """One JSON array, one object per line. Raises UsageError where two columns have one name."""
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise UsageError(
-            f"several columns are called {twice[0]}, and a JSON object has each name once",
-            remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.",
-        )
+        what = f"several columns are called {twice[0]}, and a JSON object has each name once"
+        raise UsageError(what, remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.")
     last = None
     for row in rows:
         yield "[" if last is None else f"{last},"

@@ -145,11 +145,9 @@ model_option = click.option(
     "-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."
 )
 traces_option = click.option(
-    "--export-traces",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
+    "--export-traces", type=click.Path(file_okay=False), metavar="DIR",
     help="Write a file for each row with its calls, turns and tools.",
-)
+)  # fmt: skip
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
@@ -362,13 +360,8 @@ def _main() -> int:
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
             return _say_bug(error)
-        return say_known(
-            UsageError(
-                f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
-                remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
-            ),
-            None,
-        )
+        what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
+        return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)
 
 
 def say_known(error: AgacError, context: click.Context | None) -> int:

@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -54,6 +54,7 @@ class Route:
     redactor: Redactor
     most: WorstCase | None
     prefix: Prefix | None = field(default=None, kw_only=True)
+    _encoder: Encoder = field(default_factory=Encoder, init=False, repr=False, compare=False)
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -81,10 +82,6 @@ class Route:
     def tools(self) -> tuple[ToolDefinition, ...]:
         """What the model is told of the stage's tools: one value, which is described and encoded once."""
         return tuple(tool.definition for tool in self.stage.agent_spec.tools) if self.stage.agent_spec else ()
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder()
 
     def body(self, request: Request) -> bytes:
         """The request in the provider's words: the same bytes for a call and for a line of a batch."""
@@ -207,17 +204,13 @@ class ModelConnection(Route):
     async def _enter(self, body: bytes) -> LanePermit:
         """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not
         get there, cancelled ones too, gives its places back."""
-        await self.stage_limit.enter()
-        try:
-            await self.uncommitted.enter()
-            try:
-                return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-            except BaseException:  # cancelled, or the run stops
-                self.uncommitted.leave()
-                raise
-        except BaseException:  # the same, at either of the two that come after it
-            self.stage_limit.leave()
-            raise
+        with ExitStack() as entered:
+            for limit in (self.stage_limit, self.uncommitted):
+                await limit.enter()
+                entered.callback(limit.leave)
+            permit = await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+            entered.pop_all()  # it is called, and leaves once its answer came
+        return permit
 
 
 @asynccontextmanager

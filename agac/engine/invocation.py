@@ -142,11 +142,9 @@ class CommitWatcher(Protocol):
 
     async def began(self, database: Database, run: int) -> None:
         """The run is known, and no row was touched yet."""
-        ...
 
     async def committed(self, batch: WriteBatch) -> None:
         """These rows, tasks and calls are durable now."""
-        ...
 
 
 class ShownReplies:

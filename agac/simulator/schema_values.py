@@ -194,16 +194,13 @@ def clock(draft: Draft) -> str:
     return f"{draft.below(24):02}:{draft.below(60):02}:{draft.below(60):02}Z"
 
 
-def uuid_text(draft: Draft) -> str:
-    return str(UUID(int=draft.random.getrandbits(128), version=4))
-
-
 FORMATS: dict[str, Callable[[Draft], str]] = {
     "date": day, "time": clock, "date-time": lambda draft: f"{day(draft)}T{clock(draft)}",
     "duration": lambda draft: f"P{1 + draft.below(30)}D", "email": lambda draft: f"{ascii_word(draft)}@example.com",
     "hostname": lambda draft: f"{ascii_word(draft)}.example.com",
     "ipv4": lambda draft: f"192.0.2.{1 + draft.below(254)}", "ipv6": lambda draft: f"2001:db8::{1 + draft.below(9999)}",
-    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}", "uuid": uuid_text,
+    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}",
+    "uuid": lambda draft: str(UUID(int=draft.random.getrandbits(128), version=4)),
 }  # fmt: skip
 """How a text of each format is made; other formats are plain text."""
 

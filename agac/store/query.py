@@ -74,12 +74,7 @@ _MAY_READ = ("SELECT", "WITH", "VALUES", "EXPLAIN")
 _SPACE = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*", re.DOTALL)
 _ABOUT_TABLES = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"})
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
-_WORDS = {
-    sqlite3.SQLITE_INSERT: "INSERT",
-    sqlite3.SQLITE_UPDATE: "UPDATE",
-    sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA",
-}
+_WORDS = {getattr(sqlite3, f"SQLITE_{word}"): word for word in ("INSERT", "UPDATE", "DELETE", "PRAGMA")}
 
 
 class QueryAnswer:

@@ -217,10 +217,8 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
     if seen.id != record.provider_id and await known_ids(context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
-        raise UsageError(
-            f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
-            remedy="check the id",
-        )
+        what = f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one"
+        raise UsageError(what, remedy="check the id")
     form = await context.format(record)
     due = deadline(context, form) if form is not None else None
     after = await context.journal.submitted(record, seen, due, None)
@@ -253,18 +251,14 @@ async def end(context: BatchContext, record: BatchRecord) -> bool:
     if step is BatchStep.CREATE_INTENT:
         record = await look_for(context, record)
         if record.state == BatchStep.CREATE_INTENT:
-            raise UsageError(
-                f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
-                remedy="run `agac doctor`, then the same command again",
-            )
+            what = f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}"
+            raise UsageError(what, remedy="run `agac doctor`, then the same command again")
         return await end(context, record)
     if step is not BatchStep.SUBMITTED:
         return False
     if record.note == UNSURE:
-        raise UsageError(
-            f"batch {record.id} was matched by its time alone, and may not be ours",
-            remedy="wait until it has ended: its results show whether it is ours",
-        )
+        what = f"batch {record.id} was matched by its time alone, and may not be ours"
+        raise UsageError(what, remedy="wait until it has ended: its results show whether it is ours")
     record = await cancel(context, await context.journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(

@@ -291,10 +291,8 @@ class BatchContext:
             raise AgacError(f"a batch is open at provider {name!r}, {lost}", remedy=remedy)
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
-            raise UsageError(
-                f"provider {name!r} needs {names}, which is not set",
-                remedy=f"set {names} in the environment or in .env, then run the same command again",
-            )
+            what = f"provider {name!r} needs {names}, which is not set"
+            raise UsageError(what, remedy=f"set {names} in the environment or in .env, then run the same command again")
         made = self._accounts[name] = Account(provider, provider.batch, open_batch_api(provider, self.redactor))
         return made
 
