@@ -232,8 +232,7 @@ STATES = {
     State.FILTERED: "dropped", State.SKIPPED: "skipped",
 }  # fmt: skip
 
-MAX_IDS = 1000
-"""Ids of children, parts or members that are listed for each stage."""
+MAX_IDS = 1000  # ids of children, parts or members that are listed for each stage
 
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 

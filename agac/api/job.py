@@ -26,8 +26,7 @@ from agac.spec.project_models import ProviderSpec
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Merge, OutputSpec, ReplyForm
 
-STDOUT = "-"
-"""Standard output, as an OUTPUT."""
+STDOUT = "-"  # standard output, as an OUTPUT
 
 
 @dataclass(frozen=True, slots=True)

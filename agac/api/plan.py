@@ -155,8 +155,7 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
 Confirm = Callable[[Any], bool | Literal["batch"] | None]
 """Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer. It may block."""
 
-FIRST_ROWS = 20
-"""So many rows are run before the others are quoted."""
+FIRST_ROWS = 20  # so many rows are run before the others are quoted
 
 
 class Quote(NamedTuple):

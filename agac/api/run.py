@@ -44,8 +44,7 @@ from agac.store.db import Database
 from agac.store.rows import chosen_counts
 from agac.store.writer import open_database
 
-FOLDER = "batches"
-"""Where batches' files lie, beside the database."""
+FOLDER = "batches"  # where batches' files lie, beside the database
 
 _log = logging.getLogger("agac.api")
 
@@ -293,8 +292,7 @@ WORST_FIRST = (
 )  # fmt: skip
 """Of several ends the one that comes first here is reported."""
 
-GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
-"""Ends after which the next workflow runs."""
+GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)  # ends after which the next workflow runs
 
 
 def run_several(

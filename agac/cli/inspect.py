@@ -305,8 +305,7 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
             yield from _turn(turn)
 
 
-MOST_SHOWN = 500
-"""Characters of a call's arguments, and of its result; `--json` has all."""
+MOST_SHOWN = 500  # characters of a call's arguments, and of its result; `--json` has all
 
 
 def _turn(turn: dict[str, Any]) -> Iterator[str]:
@@ -525,8 +524,7 @@ def _compared(report: WhyReport) -> Iterator[str]:
 
 Rows = Iterable[tuple[Any, ...]]
 
-BLOCK_ROWS = 1_000
-"""Rows from which a table takes the widths of its columns; no more are kept in memory."""
+BLOCK_ROWS = 1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
 
 
 def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:

@@ -283,8 +283,7 @@ def cli(
     ctx.obj = Globals(project_dir, quiet)
 
 
-_to_the_end = ExitStack()
-"""What is entered here is left when the command has ended."""
+_to_the_end = ExitStack()  # what is entered here is left when the command has ended
 
 
 def long_running(function: Function) -> Function:
@@ -460,8 +459,7 @@ def completion(context: click.Context, shell: str) -> None:
     print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
 
 
-Values = Iterable[tuple[str, str | None]]
-"""Values that a shell may offer, each with its help."""
+Values = Iterable[tuple[str, str | None]]  # values that a shell may offer, each with its help
 
 
 def stages(context: click.Context, run: str | None = None) -> Values:

@@ -20,8 +20,7 @@ COUNTS = {
     "blocked": "blocked",
 }  # fmt: skip
 
-MAX_PATHS = 20
-"""Lines of a graph's paths that are printed; a wider graph is better looked at as a picture."""
+MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
 
 
 @click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")

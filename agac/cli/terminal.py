@@ -189,8 +189,7 @@ def _cut_to(width: int, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]
     return [tuple(cropped(text, fits) for text in one) for one in columns]
 
 
-NARROW = 8
-"""Cells of a column that may be cut: of less nothing could be read."""
+NARROW = 8  # cells of a column that may be cut: of less nothing could be read
 
 STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
                  "killed": "red", "failed": "red"}  # fmt: skip

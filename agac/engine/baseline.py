@@ -31,8 +31,7 @@ from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
-SAMPLE = 200
-"""Requests of a stage that are rendered to be measured, where what they are made of is not there yet."""
+SAMPLE = 200  # requests of a stage that are rendered to be measured, where what they are made of is not there yet
 
 HISTORY_RUNS = 5
 """Newest runs of a workflow that are looked at: for one to compare with, and for what calls took before."""

@@ -34,8 +34,7 @@ from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, row
 from agac.store.runs import counters, row_counts, run_ids
 from agac.store.scratch import Scratch
 
-Rows = Callable[[], Iterator[Row]]
-"""Begins to read the input, each time it is called."""
+Rows = Callable[[], Iterator[Row]]  # begins to read the input, each time it is called
 
 
 async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> PlanReport:

@@ -20,8 +20,7 @@ from agac.store.batches import Ready
 from agac.store.records import NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
-NO_DEADLINE = RowDeadline(None, float)
-"""Without `row_timeout` all rows share one."""
+NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share one
 
 Rows = list[dict[str, JSONValue]]
 

@@ -23,8 +23,7 @@ from agac.store.batches import LaneTimes
 from agac.store.records import FIRST, TURN
 from agac.store.runs import Count
 
-CHARACTERS_A_TOKEN = 4
-"""What English text comes to with common tokenizers."""
+CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class CostEstimate(Report):
     basis: Literal["history", "sample", "guess", "local"]
 
 
-LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
-"""Of a stage that asks no model."""
+LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")  # of a stage that asks no model
 
 
 def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, float, float] | None:
@@ -90,11 +88,8 @@ def estimate(
     )  # fmt: skip
 
 
-GUESSED_TURNS = 2
-"""Calls of a conversation of which nothing is known: one that asks for tools, one that answers."""
-
-GUESSED_RESULT = 500.0
-"""Tokens that the calls of such a turn give."""
+GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
+GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give
 
 
 def _grown(stage: PlannedStage, given: float, turns: int, a_turn: float) -> float:
@@ -140,11 +135,8 @@ def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batc
     return None if one is None else one * calls
 
 
-TEXT = "x" * 60
-"""A field of text: a dozen words."""
-
-FREE = "x" * 1000
-"""An answer without a schema."""
+TEXT = "x" * 60  # a field of text: a dozen words
+FREE = "x" * 1000  # an answer without a schema
 
 
 def dummy_answer(stage: AnyStage) -> JSONValue:
@@ -172,8 +164,7 @@ def _of_shape(body: Any, depth: int) -> JSONValue:
 
 # Into how many batches the requests of a stage are cut, and of what size.
 
-AROUND = 400
-"""Bytes of a line beside the texts and the schema of its request: its name, its address, the parameters."""
+AROUND = 400  # bytes of a line beside the texts and the schema of its request: its name, its address, the parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,8 +424,7 @@ def needed(stages: Iterable[StageForecast]) -> Amount:
     return total
 
 
-MARGIN = 1.2
-"""A limit that is proposed has a fifth more than the estimate says: rows differ."""
+MARGIN = 1.2  # a limit that is proposed has a fifth more than the estimate says: rows differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,20 +38,11 @@ TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
 to write it again would be most of what a run costs that finds one changed cell."""
 
-PREVIEW = "preview"
-"""Folder, inside the output folder, of a run over a selection."""
-
-_TEXTS = ("csv", "tsv", "files")
-"""Formats whose fields are always text."""
-
-PLAIN_MERGES = (None, "replace")
-"""Where nothing but results is written in the JSON files."""
-
-GROWING = "growing"
-"""Under this name `exported_files` has the mark of the file that a row run writes row by row."""
-
-Stamps = dict[str, list[int]]
-"""What files were when they were written: name → [bytes, mtime in ns]."""
+PREVIEW = "preview"  # folder, inside the output folder, of a run over a selection
+_TEXTS = ("csv", "tsv", "files")  # formats whose fields are always text
+PLAIN_MERGES = (None, "replace")  # where nothing but results is written in the JSON files
+GROWING = "growing"  # under this name `exported_files` has the mark of the file that a row run writes row by row
+Stamps = dict[str, list[int]]  # what files were when they were written: name → [bytes, mtime in ns]
 
 
 class Outputs:

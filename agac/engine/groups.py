@@ -33,8 +33,7 @@ from agac.store import rows as store
 from agac.store.records import Child, Children, NewRow, Part
 from agac.store.rows import State, StoredRow
 
-WIDTH = 64
-"""Bits of a hash, as `keys.member_hash` gives it."""
+WIDTH = 64  # bits of a hash, as `keys.member_hash` gives it
 
 
 class NodeId(NamedTuple):
@@ -218,8 +217,7 @@ class _Cut:
         return given
 
 
-RESULT_TOKENS = 500
-"""What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""
+RESULT_TOKENS = 500  # what a part's result is taken to come to, where the stage's `max_tokens` does not bound it
 
 MAX_ROWS = 100_000
 """Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""

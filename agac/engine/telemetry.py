@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 # Written from the store, as all outputs are: some hundred rows are held at a time. The lines are put together as text,
 # since a million of them are written: what repeats from call to call is made once.
 
-SCHEMA = "agac.usage/v1"
-"""The name of the shape of `usage`: raised when something is renamed or means something else."""
+SCHEMA = "agac.usage/v1"  # the name of the shape of `usage`: raised when something is renamed or means something else
 
 NULL = "null"
 _OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
@@ -162,8 +161,7 @@ RATIO = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 SHORTEST, LONGEST = 1e-4, 1e5
 """Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets lie between."""
 
-Histogram = Mapping[int, int]
-"""How many values fell into each bucket."""
+Histogram = Mapping[int, int]  # how many values fell into each bucket
 
 _LOG_RATIO = math.log(RATIO)
 

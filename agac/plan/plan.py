@@ -102,8 +102,7 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
 
 
-Models = Mapping[str, tuple[PlannedModel, ...]]
-"""The models that each stage calls one after the other, by its name."""
+Models = Mapping[str, tuple[PlannedModel, ...]]  # the models that each stage calls one after the other, by its name
 
 
 def make_plan(workflow: Workflow, models: Models, root: Path, selection: Selection, concurrency: int | None) -> Plan:
@@ -185,8 +184,7 @@ def _stage(stage: WrittenStage, models: Models, root: Path) -> PlannedStage:
 # definition keeps in another order (it is sorted) is held here as text. What is stored is made of the fields
 # themselves: a new key is stored and read without a line here, one that an older run did not store is at its default.
 
-_NO_BOUND = "none"
-"""An endless time-out: JSON has no infinity."""
+_NO_BOUND = "none"  # an endless time-out: JSON has no infinity
 
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", *CHOOSING_ROWS)
 """Fields of the input and the output that are in the definition."""

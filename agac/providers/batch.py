@@ -87,8 +87,7 @@ class Remote:
     kind: Literal["output", "errors"]
 
 
-MOST_REASONS = 100
-"""Errors of a refused batch that are quoted; each that names a line fails its task."""
+MOST_REASONS = 100  # errors of a refused batch that are quoted; each that names a line fails its task
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +231,8 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 
 PIECE = 1 << 20
 
-LONGEST = 32 << 20
-"""Bytes of a last line, at most, whose end is looked at to tell whether a file was cut."""
-
-TOO_LARGE = "too_large"
-"""The code of the Fault of a download of more bytes than are allowed."""
+LONGEST = 32 << 20  # bytes of a last line, at most, whose end is looked at to tell whether a file was cut
+TOO_LARGE = "too_large"  # the code of the Fault of a download of more bytes than are allowed
 
 _KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection",
          "range", "if-range")  # fmt: skip

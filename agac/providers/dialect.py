@@ -17,11 +17,8 @@ from agac.providers.structured import Shaping
 
 NO_HEADERS: Mapping[str, str] = {}
 
-Heard = Callable[[str], None] | None
-"""Is given each piece of a streamed answer as it comes."""
-
-Begins = Callable[[], None] | None
-"""Is called when the first token of a streamed answer comes."""
+Heard = Callable[[str], None] | None  # is given each piece of a streamed answer as it comes
+Begins = Callable[[], None] | None  # is called when the first token of a streamed answer comes
 
 
 class Assembly:
@@ -62,8 +59,7 @@ class Assembly:
         raise NotImplementedError
 
 
-STREAMED = b'"stream":true,'
-"""Asks for a stream: see `asking`."""
+STREAMED = b'"stream":true,'  # asks for a stream: see `asking`
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +129,7 @@ def uses_of(counts: Any, suffix: str) -> dict[str, int]:
     return {name: times for name, times in found.items() if times}
 
 
-SIMULATOR_MARK = "agac-simulator"
-"""The `system_fingerprint` by which the simulator marks what it answers."""
+SIMULATOR_MARK = "agac-simulator"  # the `system_fingerprint` by which the simulator marks what it answers
 
 
 def unreadable(provider: Provider, status: int, what: str) -> Fault:

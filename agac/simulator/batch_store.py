@@ -30,8 +30,7 @@ APPLICATION = 0x53494D41
 
 WRITE_TIMEOUT_S = 60.0
 
-LOCK_INTERVAL_S = 0.02
-"""Seconds between attempts to take the lock that another process holds."""
+LOCK_INTERVAL_S = 0.02  # seconds between attempts to take the lock that another process holds
 
 DAY = 86_400.0
 RESULTS_KEPT = 29 * DAY

@@ -19,8 +19,7 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-READ_CHARACTERS = 4000
-"""How much of the user's text is looked at; a longer one costs no more."""
+READ_CHARACTERS = 4000  # how much of the user's text is looked at; a longer one costs no more
 
 WORD = re.compile(r"[^\W\d_][\w'’-]{0,23}")
 FALLBACK = ("a", "simulated", "answer", "made", "of", "plain", "words", "that", "cost", "nothing")
@@ -95,8 +94,7 @@ SHORT_NAMES = re.compile(r"(name|title|label|tag|topic|keyword|categor|product|c
 SHARE_NAMES = re.compile(r"confidence|probability|share|ratio|certainty", re.I)
 RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
 
-SPAN = 100
-"""How far from its only bound a number is taken."""
+SPAN = 100  # how far from its only bound a number is taken
 
 NumberWriter = Callable[[Draft, int, str], int | float]
 

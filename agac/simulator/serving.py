@@ -18,11 +18,8 @@ from agac.simulator.settings import SimulatorError
 
 CHARACTERS = 4  # of a token
 
-LIFETIMES = {"5m": 300.0, "1h": 3600.0}
-"""Seconds that an entry of Anthropic's cache lives after its last use."""
-
-LEAST_CACHED = 1024
-"""Tokens of the shortest prompt that a hosted provider caches."""
+LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's cache lives after its last use
+LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
 
 HOSTED_BLOCK = 128
 LOGGED = 20_000

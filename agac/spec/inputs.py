@@ -28,8 +28,7 @@ SUFFIXES: Mapping[str, InputFormat] = {
 }  # fmt: skip
 """The format of a file that says none, by its suffix."""
 
-PACKED = (".gz", ".zst")
-"""Suffixes of compressed files; the format's own stands before them."""
+PACKED = (".gz", ".zst")  # suffixes of compressed files; the format's own stands before them
 
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
 SHEETS: tuple[InputFormat, ...] = ("xlsx",)
@@ -39,21 +38,18 @@ WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
 }  # fmt: skip
 """Keys that say how a file is written, with the formats of which they may be said."""
 
-NO_FILES = ("files", "sqlite", "postgres")
-"""Formats that no single file has."""
+NO_FILES = ("files", "sqlite", "postgres")  # formats that no single file has
 
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xls", ".ods", ".arrow", ".feather"})
 KNOWN_FILES = "csv, tsv, json, jsonl, txt, parquet or xlsx"
 
-PIPED = "-"
-"""Standard input, as a path."""
+PIPED = "-"  # standard input, as a path
 
 INPUTS = Path(".agac") / "inputs"
 """Where standard input is kept, relative to the project: a run reads its input more than once."""
 
-STATEMENTS = Path(".agac") / "sql"
-"""Where statements over rows keep what they work on, while a command runs."""
+STATEMENTS = Path(".agac") / "sql"  # where statements over rows keep what they work on, while a command runs
 
 GIVEN, GIVEN_PREFIX = "rows from Python", "rows-"
 """Rows that a program gave, in messages and definitions, and how the files begin in which they are kept as well."""

@@ -265,8 +265,7 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
 
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
 
-MAX_BYTES = 5_000_000
-"""A larger file is data that stands in the wrong place."""
+MAX_BYTES = 5_000_000  # a larger file is data that stands in the wrong place
 
 
 def read_text(path: Path, shown: str) -> str:

@@ -460,8 +460,7 @@ _EXPECTED = {
 }  # fmt: skip
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
 
-Hints = Mapping[str, str]
-"""Sentences by unknown key."""
+Hints = Mapping[str, str]  # sentences by unknown key
 
 
 def validate(

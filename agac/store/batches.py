@@ -213,8 +213,7 @@ class LiveTask(NamedTuple):
     place: int
 
 
-Ready = dict[tuple[int, int, bytes], ReadyTask]
-"""What came of a row's tasks, by stage, replica and fingerprint."""
+Ready = dict[tuple[int, int, bytes], ReadyTask]  # what came of a row's tasks, by stage, replica and fingerprint
 
 project_token: Reads[[], str] = reads("project_token", str, first)
 read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))  # of one that is there

@@ -248,8 +248,7 @@ def transaction(writer: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-Make = Callable[[tuple[Any, ...]], Any]
-"""Makes a value of a row of the database."""
+Make = Callable[[tuple[Any, ...]], Any]  # makes a value of a row of the database
 
 
 @cache

@@ -257,17 +257,13 @@ class EndedTask(NamedTuple):
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
-TimingKey = tuple[str, str, int]
-"""Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
+TimingKey = tuple[str, str, int]  # stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
 
 AGREEMENT = "agreement"
 """The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`."""
 
-HOW = "how"
-"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
-
-PART = "part"
-"""The outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it."""
+HOW = "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
+PART = "part"  # the outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it
 
 TURN, FIRST, TOOL = "turn", "first", "tool"
 """The outcomes under which turns of conversations are counted, those that begin one apart and by the child agent; and

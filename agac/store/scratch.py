@@ -29,8 +29,7 @@ RETURNING need
 """
 _SIGNED = 1 << 63
 
-OF_ANY_STAGE = -1
-"""In the place of the position of a stage, where it does not matter which one asks."""
+OF_ANY_STAGE = -1  # in the place of the position of a stage, where it does not matter which one asks
 
 
 class ForecastGroup(NamedTuple):

@@ -27,8 +27,7 @@ from agac.store.db import Database
 
 _log = logging.getLogger("agac.batch")
 
-SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0
-"""Seconds between two looks at open batches, growing while nothing moves."""
+SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0  # seconds between two looks at open batches, growing while nothing moves
 
 UNSENT = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED})
 """Steps at which nothing of a batch can cost anything."""

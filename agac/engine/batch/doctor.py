@@ -26,8 +26,7 @@ from agac.store.writer import Ledger
 
 NO_RUN = 0
 
-PREFIX = "agac-"
-"""How the names of our files at providers begin."""
+PREFIX = "agac-"  # how the names of our files at providers begin
 
 
 @asynccontextmanager
@@ -236,8 +235,7 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     return Finding("needs_human", message, after, done=True)
 
 
-ENDED = "run"
-"""What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
+ENDED = "run"  # what becomes of the tasks that it had not finished: nothing, before the user runs the workflow again
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:

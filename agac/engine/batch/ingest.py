@@ -93,11 +93,8 @@ STRANGE = ".strange"
 OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
 """Counts of tasks, which each chunk commits; the others are of lines."""
 
-ENDS = ("done", "failed", "again", "cancelled")
-"""Of these counts every task that has an end is in one."""
-
-FURTHER_DOWNLOADS = 2
-"""How often results are downloaded once more of which some lines are missing."""
+ENDS = ("done", "failed", "again", "cancelled")  # of these counts every task that has an end is in one
+FURTHER_DOWNLOADS = 2  # how often results are downloaded once more of which some lines are missing
 
 _NO_ROW = Row(0, 0, None)
 

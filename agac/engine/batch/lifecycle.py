@@ -35,8 +35,7 @@ from agac.store.batches import BatchRecord, BatchStep, lane_load
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
 
-AROUND_A_REPLY = 1 << 16
-"""Bytes of a line of results besides the reply, at most."""
+AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
 
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
@@ -235,8 +234,7 @@ class Account:
 
 _log = logging.getLogger("agac.batch")
 
-CAP_KEPT = 86_400.0
-"""Seconds for which a limit that an account showed is believed: others may have used it up that day."""
+CAP_KEPT = 86_400.0  # seconds for which a limit that an account showed is believed: others may have used it up that day
 
 MAX_WAIT_S = 60.0
 """Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was to wait."""
