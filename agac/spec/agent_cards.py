@@ -179,8 +179,10 @@ def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
         yield document.problem((key,), _NOT_FROM_AFAR, key=True)
     servers = data.get("mcp_connect") if not trusted else None
     for key, one in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
-        if isinstance(one, dict) and "://" not in str(one.get("target")):
+        if isinstance(one, dict) and not re.match("https?://", str(one.get("target"))):  # a command may name a URL, too
             yield document.problem(("mcp_connect", key), _NOT_FROM_AFAR)
+    if re.search(r"[/\\]", str(data.get("name"))):  # the lock of its servers is a file of that name
+        yield document.problem(("name",), "a remote card's name holds no / and no \\")
 
 
 def _without_effect(keys: CardFile, document: Document) -> Iterator[Problem]:
@@ -328,6 +330,8 @@ def _fact(
         file = beside if beside.is_file() else paths.existing_file(rest.strip(), home, where)
         return read_text(file, project.shown(file)).rstrip("\n"), ""
     if colon and kind == "url":
+        if remote and rest.strip().startswith("file:"):
+            raise Refused(_NOT_FROM_AFAR)
         return read_text(project.fetch(rest.strip(), "text of a card")[0].path, rest.strip()), ""
     if name == "serverInstructions":
         files = ((lock_file(one), f"agac card lock {one.stem}") for one in locks)
