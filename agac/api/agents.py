@@ -27,7 +27,7 @@ from agac.api.sync import INTERRUPTS, Interrupts, asynchronous, calling, iterati
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
 from agac.core.types import Report, RowId, Usage, usd
-from agac.data.frames import GivenRows
+from agac.data.frames import GivenRows, each_row
 from agac.data.sources import keep_rows
 from agac.engine.limits import StopReason
 from agac.engine.replay import FinalRows
@@ -365,7 +365,9 @@ async def amap_reduce(
         mapping["explode"] = "plan.items"
         inputs = [inputs or {}] if inputs is None or isinstance(inputs, Mapping | str) else inputs
     else:
-        inputs = [{"item": item, "index": index} for index, item in enumerate(inputs or ())]
+        items = inputs.to_list() if hasattr(inputs, "to_list") else inputs  # a column
+        items = [one async for one in items] if isinstance(items, AsyncIterable) else each_row(items)
+        inputs = [{"item": item, "index": index} for index, item in enumerate(items)]
     asked = await _asked(stages, inputs, dict(keys), _model(reducing.get("output_schema")))
     report, root, built = await _run(asked), asked.more["project"], asked.task
     answers = [one async for some in built.results(root) for one in some]

@@ -218,7 +218,7 @@ class TaskConversation:
             what = "; ".join(f"{name}: {text}" for name, text in failed[0])
             return RowError(ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}")
         if self.spec.result_mode != "passthrough":
-            turn.results = _bounded(results, max(MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)))
+            turn.results = _bounded(results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)]))
             return None
         for call, result in zip(turn.reply.calls, results, strict=True):
             if result.is_error:

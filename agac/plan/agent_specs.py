@@ -10,6 +10,7 @@ from agac.core.errors import UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import JSONValue
 from agac.plan.stage import PlannedStage, stage_body
+from agac.spec.mcp_lock import safe_name
 from agac.spec.python_code import FunctionRef
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
 from agac.spec.workflow import WrittenStage, family, field_shape
@@ -80,5 +81,5 @@ def _child_tool(tool: NamedTool, stage: WrittenStage, children: Sequence[Planned
             body = {key: value for key, value in stage_body(child).items() if key not in ("name", "needs", "children")}
             version = digest(canonical(body)).hex()
     schema = card.keys.tool_input_schema or _MESSAGE
-    spec = ToolSpec(f"agent__{card.name}", told, schema, "agent", card.name, version)
+    spec = ToolSpec(safe_name(f"agent__{card.name}"), told, schema, "agent", card.name, version)
     return spec, ToolRules(timeout=own.child_timeout_sec or _CHILD_TIMEOUT, concurrency=own.max_parallel)

@@ -190,14 +190,14 @@ def locked_tools(
                 raise UsageError(f"the input schema of tool {source} in {shown} cannot be used: {fault}", remedy=remedy)
             found.append(ToolSpec(name, locked.description, locked.input_schema, "mcp", source, version))
         held.append(replace(server, lock=shown, locked=lock.hash))
-    counts = Counter(map(_safe, (tool.name for tool in found)))
+    counts = Counter(map(safe_name, (tool.name for tool in found)))
     for index, tool in enumerate(found):
-        name = _safe(tool.name)
-        found[index] = replace(tool, name=name if counts[name] == 1 else _safe(tool.source.replace(":", "__", 1)))
+        name = safe_name(tool.name)
+        found[index] = replace(tool, name=name if counts[name] == 1 else safe_name(tool.source.replace(":", "__", 1)))
     return found, held
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
     """A name of letters, digits, `_` and `-`, as providers want it."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return safe if len(safe) <= MAX_NAME else f"{safe[: MAX_NAME - 9]}_{digest(name).hex()[:8]}"

@@ -188,15 +188,16 @@ class ToolReader:
         for name, stub in (over or self.written.tool_stubs or {}).items():
             if (over or "/" in self.written.name) and name not in own:
                 continue  # it is for another stage, or for another agent of this one
-            found[name] = stub
+            found[name], typed = stub, self.overrides.tool_stubs
+            where = Where(typed, path=name) if isinstance(typed, str) else self._at("tool_stubs", name)
             if fault := stub_fault(stub):
-                self._note(self._at("tool_stubs", name), fault)
+                self._note(where, fault)
             elif file := stub_file(stub):
-                found[name] = stub | {"hash": self._hash([file], self._at("tool_stubs", name))}
+                found[name] = stub | {"hash": self._hash([file], where)}
                 try:
                     recorded_calls(home / file, found[name]["hash"])
                 except (OSError, ValueError) as error:
-                    self._note(self._at("tool_stubs", name), str(error))
+                    self._note(where, str(error))
         return found
 
     def _hash(self, patterns: Sequence[str], where: Where) -> str:

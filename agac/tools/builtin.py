@@ -104,6 +104,8 @@ class Builtins:
             if file.is_dir():
                 names = (one.name + "/" * one.is_dir() for one in sorted(file.iterdir()))
                 return "\n".join(name for name in names if not name.startswith("."))
+            if file.exists() and not file.is_file():  # a pipe would be waited for
+                raise ToolFailed(f"{path!r} is no file")
             with file.open("rb") as opened:
                 data = opened.read(MOST_BYTES + 1)
         except OSError as error:

@@ -303,6 +303,21 @@ def test_an_agent_asks_another_whose_turns_are_its_rows(agents: ProjectFolder) -
     agents.assert_sound()
 
 
+def test_an_agent_without_tools_that_asks_for_one_is_told_so(agents: ProjectFolder) -> None:
+    agents.write("agentcards/helper.md", "---\nname: my helper!\n---\nHelp.\n")
+    agents.write("agentcards/boss.md", "---\nname: boss\nagents: [helper]\n---\nAsk the helper.\n")
+    rules = [
+        {"match": "Help.", "turn": 1, "calls": [call("look", text="x")]},
+        {"match": "Help.", "turn": 2, "reply": "nothing"},
+        {"turn": 1, "calls": [call("agent__my_helper_", message="what is x?")]}, {"reply": "so"},
+    ]  # fmt: skip
+    with simulator(script=rules) as model:
+        agents.run(agents.workflow(stages=[BOSS], rows=1))
+    assert outcome(agents) == "so"
+    assert "there is no tool 'look'" in str(model.requests[2])
+    assert "nothing" in str(model.requests[3])
+
+
 ASKED = {"function": STAGE, "key": STAGE | {"tools": {"tools/t.py:pay": {"side_effects": True}}}}
 BOSS = {"agent": "boss", "name": "ask", "prompt": "${text}"}
 
