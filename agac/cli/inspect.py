@@ -412,9 +412,11 @@ def _compact(value: Any) -> str:
 
 
 def skip_words(reason: dict[str, Any]) -> str:
-    """Why a stage skipped or dropped a row, on one line: its guard with the values, or its function."""
+    """Why a stage skipped or dropped a row, on one line: its guard with the values, its function, or an equal row."""
     if "python" in reason:
         return f"{reason['python']} gave None"
+    if "dedupe" in reason:
+        return f"the same {', '.join(reason['dedupe'])} as row {reason['first']!r}, which went on"
     guard = " ".join(reason["when"].splitlines())
     values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
     return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
