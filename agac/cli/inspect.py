@@ -315,7 +315,8 @@ def _turn(turn: dict[str, Any]) -> Iterator[str]:
     for call in turn["calls"]:
         how = f", {call['how']}" if call["how"] else ""
         took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
-        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {call['state']}{how}{took}"
+        state = "begun, its end is not known" if call["state"] == "intent" else call["state"]
+        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {state}{how}{took}"
         yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
 
@@ -459,7 +460,7 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
     if found["in_batch"]:
         yield in_batch_words(found["in_batch"])
     if found["outcome"] is None:
-        yield "outcome: none yet" if found["in_batch"] else "outcome: not run yet"
+        yield "outcome: none yet" if found["in_batch"] or task.turns else "outcome: not run yet"
     else:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
     if found["error"]:

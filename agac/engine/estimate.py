@@ -54,6 +54,8 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
     if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
+        if not any(c.tasks for c in own if c.outcome in ("done", "failed")):
+            return None  # none of them has ended
         ended = begun  # of a conversation each turn is a call that holds
     given, made = (
         sum(tokens) / calls for tokens in zip(*((c.input_tokens, c.output_tokens) for c in answered), strict=True)

@@ -772,10 +772,15 @@ WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?1) AND r.id < ?1 AND w.
 
 -- name: attempts_by_request
 -- When a row's stages made calls, by request and invocation, whether that brought an answer, and of which retry.
-SELECT a.stage, a.fingerprint, max(a.started_at) AS at, max(a.error_type IS NULL) AS answered,
+-- Turns of a conversation that did not end in their invocation are not there: it went on.
+SELECT a.stage, a.fingerprint, max(a.started_at) AS at,
+    max(a.error_type IS NULL AND (t.number IS NULL OR t.ended IS 'done')) AS answered,
     json_extract(e.body, '$.retry.from_stage') AS retry_from, a.replica
-FROM attempt a JOIN event e ON e.id = a.event_id WHERE a.row_key = ?
-GROUP BY a.stage, a.fingerprint, a.event_id ORDER BY max(a.id);
+FROM attempt a JOIN event e ON e.id = a.event_id
+LEFT JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.fingerprint = a.fingerprint
+    AND t.event_id = a.event_id AND t.attempt = a.number
+WHERE a.row_key = ? AND a.purpose <> 'child'
+GROUP BY a.stage, a.fingerprint, a.event_id HAVING count(t.number) = 0 OR max(t.ended) IS NOT NULL ORDER BY max(a.id);
 
 -- name: relations
 -- Every table and view with its columns: what a query could have meant.

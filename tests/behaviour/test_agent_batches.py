@@ -110,6 +110,11 @@ def test_a_plan_tells_rounds_and_what_other_ways_cost(batches_at: Make) -> None:
     asks(project, [turns(3, row) for row in range(4)], "look_up")
     text = project.agac("plan", "-a", "reviews").out
     assert "about 2 rounds of batches, one a turn, 22 at most: each waits in the provider's queue" in text
+    project.run()
+    project.retrieve()
+    project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4, 9)])
+    assert "about 2 rounds of batches" in project.agac("plan", "-a", "reviews").out  # no conversation has ended yet
+    project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4)])
     project.run(wait=True)
     project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4, 9)])
     (stage,) = json.loads(project.agac("plan", "-a", "reviews", "--json").out)["stages"]

@@ -458,3 +458,21 @@ def test_a_plan_counts_turns_as_before_or_two_of_each(agents: ProjectFolder) -> 
     assert again["stages"][0]["estimate"]["calls"] == 12
     assert again["stages"][0]["estimate"]["usd_at_most"] > 10 * again["stages"][0]["estimate"]["usd"]
     assert "as many turns as before" in agents.agac("plan", "-a", "reviews").out
+
+
+def test_why_tells_a_conversation_of_several_invocations_and_agents_as_one(boss: ProjectFolder) -> None:
+    """Neither its earlier turns nor those of an agent that it asked are an earlier run of the task."""
+    stage, fault = BOSS | {"retries": {"attempts": 1}}, [{"kind": "server_error", "match": "it is sent", "first": 1}]
+    boss.workflow(stages=[stage], rows=1, budget={"calls": 3})
+    with simulator(script=helped("so")):
+        assert boss.run().exit_code == 4
+    shown = boss.agac("why", "last", "r-1", "ask", code=0).out
+    assert "fingerprint: none" not in shown
+    assert "outcome: none yet\nconversation: 3 turns, 1 x agent__helper, 1 x send; see agac inspect 1 r-1" in shown
+    assert "No earlier run has run this stage for this row." in shown
+    boss.workflow(stages=[stage], rows=1, budget={"calls": 9})
+    with simulator(script=helped("so"), faults=fault):
+        assert [boss.run().exit_code, boss.run().exit_code] == [3, 0]
+    shown = boss.agac("why", "last", "r-1", "ask", code=0).out
+    assert "outcome: done" in shown
+    assert "older than max_age" not in shown
