@@ -315,14 +315,12 @@ def _em(c: str) -> float:
 # fit is cut, and its whole text is the tool tip.
 
 MARGIN = 28.0
-INSIDE = 16.0
-"""From a box's side to its text."""
+INSIDE = 16.0  # from a box's side to its text
 NARROWEST, WIDEST = 168.0, 300.0
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0
-TIP = 7.0
-"""How much of a line is its tip."""
+TIP = 7.0  # how much of a line is its tip
 SMALL = 12.0  # the font size of all but names and kinds, in pixels
 LOOKS = {"kind": (12.5, 17.0), "name": (17.0, 21.0), "more": (SMALL, 17.0)}
 """Of a line in a box: the size that its width is measured at (bold is wider than its size), and how far down it is."""

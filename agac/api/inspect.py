@@ -233,7 +233,6 @@ STATES = {
 }  # fmt: skip
 
 MAX_IDS = 1000  # ids of children, parts or members that are listed for each stage
-
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 
 _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group"}

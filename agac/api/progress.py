@@ -182,9 +182,7 @@ def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
 
 BAR = 10
 WIDE_BAR = 20
-WIDE = 140
-"""The bar is longer from this number of columns on."""
-
+WIDE = 140  # the bar is longer from this number of columns on
 SHOWN_ELAPSED = 5.0  # seconds after which it is said how long a run is at work: a short one needs no clock
 LEAST_DETAIL = 8  # cells of an error below which its row is left out rather than cut
 

@@ -526,7 +526,6 @@ def _compared(report: WhyReport) -> Iterator[str]:
 
 
 Rows = Iterable[tuple[Any, ...]]
-
 BLOCK_ROWS = 1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
 
 

@@ -79,8 +79,7 @@ def sentence(text: str) -> str:
 
 ROW_OUTCOMES = ("done", "skipped", "failed", "dropped", "open")
 TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
-BY_GUARDS = ("skipped", "dropped")
-"""Outcomes that most workflows do not have."""
+BY_GUARDS = ("skipped", "dropped")  # outcomes that most workflows do not have
 
 
 def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:

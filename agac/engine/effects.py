@@ -21,7 +21,6 @@ from agac.store.records import NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
 NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share one
-
 Rows = list[dict[str, JSONValue]]
 
 

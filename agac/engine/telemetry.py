@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # since a million of them are written: what repeats from call to call is made once.
 
 SCHEMA = "agac.usage/v1"  # the name of the shape of `usage`: raised when something is renamed or means something else
-
 NULL = "null"
 _OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
@@ -162,7 +161,6 @@ SHORTEST, LONGEST = 1e-4, 1e5
 """Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets lie between."""
 
 Histogram = Mapping[int, int]  # how many values fell into each bucket
-
 _LOG_RATIO = math.log(RATIO)
 
 

@@ -49,8 +49,7 @@ def upstream_blocked(name: str) -> str:
 
 
 PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
-OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
-"""Reasons for which requests are of another length than those before."""
+OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)  # reasons for which requests are of another length than those before
 
 _NAMES = {"system": "instructions", "alias": "short name of the model"}
 """Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""

@@ -16,7 +16,6 @@ from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, 
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")  # formats of inputs in which every field is text
-
 _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 

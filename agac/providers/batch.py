@@ -230,7 +230,6 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 """Seconds: for a connection; of silence while something large is sent and looked at; of silence else."""
 
 PIECE = 1 << 20
-
 LONGEST = 32 << 20  # bytes of a last line, at most, whose end is looked at to tell whether a file was cut
 TOO_LARGE = "too_large"  # the code of the Fault of a download of more bytes than are allowed
 

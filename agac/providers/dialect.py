@@ -16,7 +16,6 @@ from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
 
 NO_HEADERS: Mapping[str, str] = {}
-
 Heard = Callable[[str], None] | None  # is given each piece of a streamed answer as it comes
 Begins = Callable[[], None] | None  # is called when the first token of a streamed answer comes
 

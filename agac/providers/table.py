@@ -91,8 +91,7 @@ _IN_TEMPLATE = Switch(
 _ADAPTIVE = {"thinking": {"type": "adaptive"}}
 _DISABLED = {"thinking": {"type": "disabled"}}
 _COUNTING = ("claude-haiku-4-5", "claude-haiku-4-5-20251001", "claude-sonnet-4-5", "claude-sonnet-4-5-20250929")
-_COUNTED = Switch(on=None, off=_DISABLED, tokens=True)
-"""A model that thinks when it is told for how many tokens."""
+_COUNTED = Switch(on=None, off=_DISABLED, tokens=True)  # a model that thinks when it is told for how many tokens
 
 _ALWAYS_THINKING = (
     *("claude-opus-5-5", "claude-fable-5", "claude-fable-5-1", "claude-fable-5-2"),
@@ -476,7 +475,6 @@ DIALECTS = {"openai-chat": openai.CHAT, "openai-responses": openai.RESPONSES, "a
 # Asked before anything is sent: a provider's row and its dialect know, never its name.
 
 EXTRAS = ("top_k", "min_p", "repetition_penalty")  # parameters that OpenAI's API does not have and some look-alikes do
-
 SAMPLING = ("temperature", "top_p", "top_k")
 
 

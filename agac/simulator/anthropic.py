@@ -85,9 +85,7 @@ UNSUPPORTED_BOUNDS |= {"string": ("minLength", "maxLength"), "array": ("maxItems
 UNSUPPORTED_KEYWORDS = (
     "oneOf", "not", "if", "then", "else", "patternProperties", "prefixItems", "contains", "dependentRequired",
 )  # fmt: skip
-NESTING = ("anyOf", "allOf")
-"""Keywords with lists of schemas that Anthropic looks at."""
-
+NESTING = ("anyOf", "allOf")  # keywords with lists of schemas that Anthropic looks at
 MAX_OPTIONAL = 24
 MAX_UNIONS = 16
 

@@ -25,16 +25,11 @@ if sys.platform != "win32":
     import fcntl
 
 VERSION = 1
-APPLICATION = 0x53494D41
-"""By which SQLite's file header names the program that owns the file."""
-
+APPLICATION = 0x53494D41  # by which SQLite's file header names the program that owns the file
 WRITE_TIMEOUT_S = 60.0
-
 LOCK_INTERVAL_S = 0.02  # seconds between attempts to take the lock that another process holds
-
 DAY = 86_400.0
-RESULTS_KEPT = 29 * DAY
-"""How long Anthropic keeps results."""
+RESULTS_KEPT = 29 * DAY  # how long Anthropic keeps results
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};

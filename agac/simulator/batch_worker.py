@@ -29,7 +29,6 @@ FAMILIES: dict[str, OpenAiBatches | MessageBatches] = {
 
 CHUNK = 500  # requests between two commits: what a kill may have to do again, uncharged
 LOOK_SECONDS = 10.0  # how long a look at a batch waits for the work that is due; then it reports how far the batch is
-
 RESULTS_FILE_KEPT = 30 * DAY
 BOM = b"\xef\xbb\xbf"
 

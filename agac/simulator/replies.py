@@ -19,15 +19,10 @@ from agac.simulator.settings import RateLimits, Refusal, is_number
 from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
 
 FINGERPRINT = "agac-simulator"  # the `system_fingerprint` by which a client sees that a reply was simulated
-
 MARK = {"x-agac-simulated": "true"}
-
 CREATED = 1_735_689_600  # the creation time of every reply: a reply depends on seed and content, not on time
-
 KEPT_SCHEMAS = 256
-TRIES = 40
-"""How many values are tried where only validating tells whether one is right."""
-
+TRIES = 40  # how many values are tried where only validating tells whether one is right
 PIECE = 24  # characters in one event of a stream
 ECHO = "echo"  # the model, and the property, that repeat the user's text
 Event = Any  # one event of a stream: a JSON object, or the text that ends a stream of chat completions
@@ -260,7 +255,6 @@ def pieces(text: str) -> Iterator[str]:
 
 
 plain_json = json.JSONEncoder(ensure_ascii=False).encode  # JSON with letters as they are
-
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """JSON that is the same whatever the order of keys."""

@@ -21,7 +21,6 @@ from agac.simulator.schema_values import FORMATS, Draft, matching_text, number_w
 
 ENDLESS = math.inf  # the height of a shape that has no finite value
 FLAT = 4  # below this depth only what must be is written
-
 MOST_SHAPES = 20_000
 DEEPEST = 100
 

@@ -20,7 +20,6 @@ def word_set(text: str) -> frozenset[str]:
 
 
 READ_CHARACTERS = 4000  # how much of the user's text is looked at; a longer one costs no more
-
 WORD = re.compile(r"[^\W\d_][\w'’-]{0,23}")
 FALLBACK = ("a", "simulated", "answer", "made", "of", "plain", "words", "that", "cost", "nothing")
 GLAD = word_set(
@@ -93,9 +92,7 @@ class Draft:
 SHORT_NAMES = re.compile(r"(name|title|label|tag|topic|keyword|categor|product|city|country|type|key|code)", re.I)
 SHARE_NAMES = re.compile(r"confidence|probability|share|ratio|certainty", re.I)
 RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
-
 SPAN = 100  # how far from its only bound a number is taken
-
 NumberWriter = Callable[[Draft, int, str], int | float]
 
 
@@ -203,8 +200,7 @@ FORMATS: dict[str, Callable[[Draft], str]] = {
 """How a text of each format is made; other formats are plain text."""
 
 TRIES = 60
-FEW = 4
-"""How often something without an upper bound is repeated beyond its lower one."""
+FEW = 4  # how often something without an upper bound is repeated beyond its lower one
 
 CATEGORIES = {
     "CATEGORY_DIGIT": string.digits, "CATEGORY_NOT_DIGIT": string.ascii_letters,

@@ -17,14 +17,11 @@ from agac.simulator.replies import ModelAnswer, ModelCall, canonical
 from agac.simulator.settings import SimulatorError
 
 CHARACTERS = 4  # of a token
-
 LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's cache lives after its last use
 LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
-
 HOSTED_BLOCK = 128
 LOGGED = 20_000
-LOOK_BACK = 20
-"""Blocks before a breakpoint among which Anthropic looks for an entry."""
+LOOK_BACK = 20  # blocks before a breakpoint among which Anthropic looks for an entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,6 @@ MAX_ELEMENTS = 1000
 
 _NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
 _FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
-
 Values = dict[str, Any]  # what a part of a guard sees: what the row shows, and the names that macros bind
 
 

@@ -29,7 +29,6 @@ SUFFIXES: Mapping[str, InputFormat] = {
 """The format of a file that says none, by its suffix."""
 
 PACKED = (".gz", ".zst")  # suffixes of compressed files; the format's own stands before them
-
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
 SHEETS: tuple[InputFormat, ...] = ("xlsx",)
 WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
@@ -39,11 +38,9 @@ WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
 """Keys that say how a file is written, with the formats of which they may be said."""
 
 NO_FILES = ("files", "sqlite", "postgres")  # formats that no single file has
-
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xls", ".ods", ".arrow", ".feather"})
 KNOWN_FILES = "csv, tsv, json, jsonl, txt, parquet or xlsx"
-
 PIPED = "-"  # standard input, as a path
 
 INPUTS = Path(".agac") / "inputs"

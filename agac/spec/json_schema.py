@@ -52,7 +52,6 @@ FORMATS = frozenset({
 """Those that are checked."""
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
 LOCAL_HOPS = 20  # more references in a row than this only go round in a circle
 
 

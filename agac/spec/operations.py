@@ -15,9 +15,7 @@ from agac.spec.guards import Guard
 from agac.spec.python_code import FunctionRef
 
 Fields = dict[str, JSONValue]
-Way = tuple[str, ...]
-"""A field by its parts: a field of the row, or a stage upstream and fields of its result."""
-
+Way = tuple[str, ...]  # a field by its parts: a field of the row, or a stage upstream and fields of its result
 STORED = Where("the stored definition")  # the place of what a run stored
 
 

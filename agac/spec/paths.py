@@ -201,8 +201,7 @@ def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | 
 
 POSTGRES = re.compile(r"postgres(?:ql)?://|\$\{\w+\}(?:[?&]|\Z)")
 _ONE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-MAX_NAME = 63
-"""Bytes of a name: PostgreSQL cuts a longer one."""
+MAX_NAME = 63  # bytes of a name: PostgreSQL cuts a longer one
 
 
 def server_parts(text: str, *keys: str) -> tuple[str, str, str]:

@@ -33,7 +33,6 @@ _NO_VALUE = re.compile("env|clientDisplay|executionEnvironment.*|internal:.*")
 """Placeholders that AgentCards may hold elsewhere, and that have no value in a run."""
 
 ROW = "row"  # the name under which a guard sees all fields of the row: for odd names, and to ask whether there is one
-
 ROW_JSON = "row_json"
 VARS = "vars"
 ITEM, INDEX = "item", "index"
@@ -104,7 +103,6 @@ class Skipped(Enum):
 
 
 SKIPPED = Skipped.SKIPPED
-
 NO_TEXT = Template("", (), ("",), ())  # the template of a stage that sends nothing
 
 

@@ -459,7 +459,6 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
 }  # fmt: skip
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
-
 Hints = Mapping[str, str]  # sentences by unknown key
 
 

@@ -214,7 +214,6 @@ class LiveTask(NamedTuple):
 
 
 Ready = dict[tuple[int, int, bytes], ReadyTask]  # what came of a row's tasks, by stage, replica and fingerprint
-
 project_token: Reads[[], str] = reads("project_token", str, first)
 read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))  # of one that is there
 unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow

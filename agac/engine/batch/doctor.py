@@ -25,7 +25,6 @@ from agac.store.lease import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0
-
 PREFIX = "agac-"  # how the names of our files at providers begin
 
 

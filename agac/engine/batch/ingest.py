@@ -87,15 +87,13 @@ def missing_error(missing: MissingAnswer, said: str = "") -> RowError:
 _log = logging.getLogger("agac.batch")
 
 CHUNK_LINES = 512
-STRANGE = ".strange"
-"""The ending of files with lines that are no results of ours: they are kept for debugging."""
+STRANGE = ".strange"  # the ending of files with lines that are no results of ours: they are kept for debugging
 
 OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
 """Counts of tasks, which each chunk commits; the others are of lines."""
 
 ENDS = ("done", "failed", "again", "cancelled")  # of these counts every task that has an end is in one
 FURTHER_DOWNLOADS = 2  # how often results are downloaded once more of which some lines are missing
-
 _NO_ROW = Row(0, 0, None)
 
 

@@ -36,7 +36,6 @@ from agac.store.db import Database, sql
 from agac.store.writer import Ledger
 
 AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
-
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
 
