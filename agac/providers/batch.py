@@ -252,10 +252,8 @@ class BatchApi:
     uploads: ClassVar[bool]
     """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
     address: ClassVar[str]
-    cursor: ClassVar[str]
-    """The parameter of a list that names the entry after which it continues."""
-    page: ClassVar[int]
-    """Batches that are asked for at once."""
+    cursor: ClassVar[str]  # the parameter of a list that names the entry after which it continues
+    page: ClassVar[int]  # batches that are asked for at once
     rules: ClassVar[Sequence[Rule]]
     read_error: Callable[[Any], ErrorBody]
 

@@ -104,8 +104,7 @@ class Rule:
     remedy: str = ""
     retries: int | None = None
     ambiguous: bool = False
-    says: str = ""
-    """Words that the message must hold, where a provider gives neither code nor type."""
+    says: str = ""  # words that the message must hold, where a provider gives neither code nor type
 
 
 ANY = range(1000)

@@ -139,8 +139,7 @@ class ExceptionRule:
     type: ErrorType
     sentence: str
     remedy: str = ""
-    ambiguous: bool = False
-    """The request may have been sent: the provider may have done the work."""
+    ambiguous: bool = False  # the request may have been sent: the provider may have done the work
 
 
 _RETRY, _FATAL, _FAILED, _LATE = FaultKind.RETRY, FaultKind.FATAL, ErrorType.PROVIDER_ERROR, ErrorType.TIMEOUT

@@ -32,8 +32,7 @@ class NewRow:
     data: str
     state: State
     key: int = 0
-    origin: int | None = None
-    """The position of the stage that made it; None: it is the input's."""
+    origin: int | None = None  # the position of the stage that made it; None: it is the input's
 
     @staticmethod
     def of(old: StoredRow) -> NewRow:
@@ -334,12 +333,9 @@ class WriteBatch:
     makings: list[DerivedRows] = field(default_factory=list)
     children: list[Children] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    cut: list[int] = field(default_factory=list)
-    """Keys of groups all of whose parts are written."""
-    gone: list[int] = field(default_factory=list)
-    """Keys of rows that are no longer made."""
-    reopened: list[int] = field(default_factory=list)
-    """Keys of made rows that are taken up again."""
+    cut: list[int] = field(default_factory=list)  # keys of groups all of whose parts are written
+    gone: list[int] = field(default_factory=list)  # keys of rows that are no longer made
+    reopened: list[int] = field(default_factory=list)  # keys of made rows that are taken up again
     used: list[tuple[NewRow, int, int]] = field(default_factory=list)
     """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
     enrolled: list[Enrolled] = field(default_factory=list)
@@ -347,10 +343,8 @@ class WriteBatch:
     ended: list[EndedTask] = field(default_factory=list)
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
-    waits: str | None = None
-    """Until when no call goes to some models, as the record of the invocation has it: JSON."""
-    calls: int = 0
-    """Calls that become durable with this commit: they stop counting against concurrency."""
+    waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
+    calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
     on_durable: list[Callable[[], None]] = field(default_factory=list)
 
     def tally(self, key: CounterKey) -> CounterDelta:

@@ -44,10 +44,8 @@ class BatchActivity:
     ingested: list[int] = field(default_factory=list)
     moved: bool = False
     stale: Stale = field(default_factory=list)
-    any_open: bool = False
-    """Whether batches of the run were open when it ended."""
-    touched: bool = False
-    """Whether the workflow has batches at all."""
+    any_open: bool = False  # whether batches of the run were open when it ended
+    touched: bool = False  # whether the workflow has batches at all
 
 
 class Batches:

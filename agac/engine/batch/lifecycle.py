@@ -47,8 +47,7 @@ class BatchFormat(Route):
     traits: BatchTraits
     lines: type[BatchApi]
     keeps_all: bool
-    overhead: int
-    """Bytes of a line beyond its body, at most."""
+    overhead: int  # bytes of a line beyond its body, at most
 
     @property
     def address(self) -> str:
