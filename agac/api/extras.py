@@ -419,9 +419,7 @@ class CardReport(Report):
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
     """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
-    opened = open_project(project)
-    if any_error(opened.problems):
-        raise SpecError(opened.problems)
+    opened = open_project(project, sound=True)
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)

@@ -195,6 +195,21 @@ class Project:
             [one for row in rows for one in row.secrets], [one for row in rows for one in row.header_values]
         )
 
+    @asynccontextmanager
+    async def simulator(self) -> AsyncIterator[str]:
+        """The base URL of the embedded simulator, for the time of the block. Its batches are the project's; what it
+        goes on with next time lies beside the project's database. With `agac.testing` it is the one that runs."""
+        if STAND_INS:
+            yield STAND_INS[-1]
+            return
+        folder = self.root / ".agac"
+        folder.mkdir(exist_ok=True)
+        try:
+            async with embedded_simulator(Settings(state=folder / "simulator.db")) as base_url:
+                yield base_url
+        except SimulatorError as error:
+            raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
+
 
 def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> Project:
     """The project in which a workflow runs: of one that was made in Python also a folder without agac.yml."""
@@ -204,12 +219,12 @@ def project_of(workflow: loader.WorkflowSource, project: Path | str | None) -> P
 
 
 def open_project(
-    project: Path | str | None, *, bare: bool = False, built: loader.BuiltWorkflow | None = None
+    project: Path | str | None, *, bare: bool = False, built: loader.BuiltWorkflow | None = None, sound: bool = False
 ) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
     `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
-    when nothing of agac.yml can be read."""
+    when nothing of agac.yml can be read, or it has to be `sound` and has an error."""
     root = project_root(project, bare=bare)
     env, broken = environment(root)
     spec, problems = loader.load_project(root, env)
@@ -233,6 +248,8 @@ def open_project(
         others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
+    if sound and any_error(problems):
+        raise SpecError(problems)
     remote = remote_contents(spec, built.allowed if built else ())
     return Project(replace(spec, fetch=remote.fetch), providers, problems, env, remote)
 
@@ -507,25 +524,3 @@ def kept_input(root: Path) -> Path:
         return keep(sys.stdin.buffer, folder)
     except UsageError as error:
         raise UsageError(error.message, remedy=remedy) from error
-
-
-# The simulator, started for the time of a run where a model needs it.
-
-STATE = "simulator.db"
-"""Beside the project's database: what was submitted in batches, and when. The simulator goes on with it next time."""
-
-
-@asynccontextmanager
-async def embedded_address(root: Path) -> AsyncIterator[str]:
-    """The simulator's base URL for the time of the block. Its batches are those of the project at `root`; with
-    `agac.testing` it is the one that runs."""
-    if STAND_INS:
-        yield STAND_INS[-1]
-        return
-    folder = root / ".agac"
-    folder.mkdir(exist_ok=True)
-    try:
-        async with embedded_simulator(Settings(state=folder / STATE)) as base_url:
-            yield base_url
-    except SimulatorError as error:
-        raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error

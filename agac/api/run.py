@@ -16,7 +16,7 @@ from typing import Any
 from agac.api.inspect import write_traces
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
-from agac.api.project import Project, RunOptions, check_all, embedded_address, made_ready, open_project, project_of
+from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
@@ -84,8 +84,7 @@ async def _invoke(
 ) -> RunReport:
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
     opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
-    missing = missing_variables(checked.models, checked.workflow)
-    if missing:
+    if missing := missing_variables(checked.models, checked.workflow):
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     built = workflow if isinstance(workflow, Workflow) else None
@@ -93,54 +92,57 @@ async def _invoke(
     _refuse_batches(checked.workflow.asking if options.stream else ())
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
-        names = {one.provider.name for models in checked.models.values() for one in models}
-        providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
-        models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
-        most = 1 if options.stream else options.concurrency
-        plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
+        work = await _ready_work(stack, database, opened, checked, options, confirm)
+        work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None)
+        plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
+        count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
         if retry is None:
             warnings += await remote_moves(database, opened, checked.workflow)
         else:
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
+            count = partial(RowCount, sum(rows for _, _, rows in invocation.chosen), exact=True)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
-        batching = batching_of(opened, providers, plan.workflow, options, confirm)
-        rows, place = partial(checked.rows, plan.selection), partial(place_of, checked.source)
-        work = work_of(opened, plan, batching, rows, place)
-        work = replace(
-            work, fresh=options.fresh, scope=scope, retry=retry, watcher=built.watcher if built else None,
-            refresh_tools=options.refresh_tools, calls=options.calls,
-        )  # fmt: skip
-        if options.stream:
-            replies = ShownReplies(show_reply, work.redactor)
-            stack.callback(replies.ended, "", "broken off")
-            work, progress = replace(work, replies=replies), replies_only if progress else False
-        left = None
         if retry is None:
-            left, text = await compare_input(database, plan, rows, opened.root)
+            left, text = await compare_input(database, plan, work.rows, opened.root)
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
             work = await confirm_cost(database, work, confirm, built.quotes if built else None)
-
-        def count_of() -> RowCount | None:
-            if retry is None:
-                return counted_or_estimated(checked, plan.selection)
-            return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
-
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
+        if options.stream:
+            progress = replies_only if progress else False
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
-            await walk_through(database, work, invocation, warnings, progress, count_of)
-
+            await walk_through(database, work, invocation, warnings, progress, count)
         report = await report_of(database, work, invocation, warnings, checked.workflow)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:
             await write_traces(database, invocation.run, Path(options.export_traces).absolute(), work.redactor.clean)
         return report
+
+
+async def _ready_work(
+    stack: AsyncExitStack, database: Database, opened: Project, checked: CheckedWorkflow, options: RunOptions,
+    confirm: Confirm | None,
+) -> Work:  # fmt: skip
+    """What an invocation is about. Its providers can be reached, and its replies are shown, until the `stack` ends."""
+    names = {one.provider.name for models in checked.models.values() for one in models}
+    providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
+    models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
+    most = 1 if options.stream else options.concurrency
+    plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
+    batching = batching_of(opened, providers, plan.workflow, options, confirm)
+    work = work_of(opened, plan, batching, partial(checked.rows, plan.selection), partial(place_of, checked.source))
+    work = replace(work, fresh=options.fresh, refresh_tools=options.refresh_tools, calls=options.calls)
+    if options.stream:
+        replies = ShownReplies(show_reply, work.redactor)
+        stack.callback(replies.ended, "", "broken off")
+        work = replace(work, replies=replies)
+    return work
 
 
 def _refuse_batches(stages: Iterable[WrittenStage]) -> None:
@@ -186,7 +188,7 @@ async def reachable(
     if not any(row.embedded for name, row in opened.providers.items() if name in needed):
         yield opened.providers
         return
-    async with embedded_address(opened.root) as address:
+    async with opened.simulator() as address:
         yield {key: replace(row, base_url=address) if row.embedded else row for key, row in opened.providers.items()}
 
 
