@@ -41,7 +41,10 @@ def with_tools(
             message = f"{tool.where}: two tools are called {spec.name!r}: {told[spec.name].source} and {spec.source}"
             raise UsageError(message, remedy="Rename one of them, or leave one out.")
         told[spec.name] = replace(spec, max_chars=tool.keys.get("max_chars", spec.max_chars))
-        rules[spec.name] = replace(how, **{key: one for key, one in tool.keys.items() if key in ToolRules.__slots__})
+        rules[spec.name] = how = replace(how, **{key: v for key, v in tool.keys.items() if key in ToolRules.__slots__})
+        if how.side_effects if how.cacheable else (how.ttl or how.cache == "persist"):
+            needs = "side_effects: false" if how.cacheable else "cacheable: true"
+            raise UsageError(f"{tool.where}: {spec.name} is cached only with {needs}", remedy="Write both, or neither.")
     theirs = {tool.name for one in children for own in family(one) for tool in (own.agent_spec or _NONE).tools}
     for name in stage.agent_spec.stubs.keys() - told - theirs if stage.agent_spec.mode == "stub" else ():
         remedy = f"Its tools are: {', '.join(sorted(told))}."

@@ -164,6 +164,8 @@ class ToolReader:
         if own and (needs := _NEEDED.get(tool.source, "root").partition(":")[0]) not in settings and needs != "root":
             message = f"{tool.source} needs {needs}; write `tools: {{{tool.source}: {{{_NEEDED[tool.source]}}}}}`"
             self._note(tool.where, f"{message} on the stage, or into agac.yml")
+        for host in (one for one in settings.get("allow") or () if "/" in one):
+            self._note(tool.where, f"http_get: allow names hosts, as example.com, not {host!r}")
         for key in settings.keys() & {"root", "database"}:
             try:
                 path = inside(home_of(self.project.root), str(settings[key]))

@@ -198,6 +198,18 @@ def test_a_web_search_asks_and_reads_in_the_shape_of_its_service(
         assert headers[asks[2]] == ("Bearer k3y" if asks[2] == "authorization" else "k3y")
 
 
+def test_what_logs_in_is_in_no_page(tmp_path: Path) -> None:
+    key = "k3y-of-a-service"
+    with serving(Site(tls=True)) as site:
+        site.pages["/"] = lambda asked: reply(asked, f"you sent {asked.headers['authorization']}".encode())
+        host = site.url.partition("//")[2]
+        headers = {"headers": {host: {"Authorization": "Bearer ${KEY}"}}}
+        reach = web(tmp_path, ["127.0.0.1"], **headers, KEY=key, SSL_CERT_FILE=AUTHORITY)
+        found = tried(tmp_path, {"allow": ["127.0.0.1"]}, "http_get", f"{site.url}/", reach=reach)
+    assert site.seen[0][2]["authorization"] == f"Bearer {key}"
+    assert found == "you sent Bearer [redacted]"
+
+
 def test_a_web_search_fails_in_words(tmp_path: Path, site: Site) -> None:
     site.pages["/search"] = b"<html>"
     reach = web(tmp_path, [])
