@@ -61,7 +61,7 @@ class RowProgress:
 class ActiveRow(RowProgress):
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
     spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls. `turns` and
-    `tool_calls` are those of its conversations in this invocation.
+    `tool_calls` are those of its conversations, `counted` the stages whose earlier ones are among them.
 
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
@@ -76,6 +76,7 @@ class ActiveRow(RowProgress):
     waited: float = 0.0
     turns: int = 0
     tool_calls: int = 0
+    counted: set[int] = field(default_factory=set)
     known: bool = False
     forced: bool = False
     again_from: int | None = None

@@ -41,9 +41,9 @@ def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts
     return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
-def max_billed_calls(repair: int, models: int, turns: int = 1) -> int:
+def max_billed_calls(repair: int, models: int) -> int:
     """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
-    return models * (turns + repair + turns * (1 + MAX_AMBIGUOUS))
+    return models * (1 + repair + 1 + MAX_AMBIGUOUS)
 
 
 @dataclass(frozen=True, slots=True)

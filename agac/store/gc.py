@@ -49,8 +49,8 @@ _OF_A_RUN = (
     "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
-    "gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_turns_drop", "gc_calls_drop",
-    "gc_row_drop",
+    "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",
+    "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop",
 )  # fmt: skip
 
 _AFTER_ALL = 1 << 62
@@ -128,10 +128,11 @@ class GarbageCollector:
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
     async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops the definitions that no run has, all endpoints but these, and old results of tools."""
+        """Drops definitions and conversations that no run needs, all endpoints but these, and old results of tools."""
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.execute(sql("gc_definitions_drop"))
+            for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):
+                writer.execute(sql(name))
             writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
             known = writer.execute(sql("gc_endpoints")).fetchall()
             writer.executemany(sql("gc_endpoint_drop"), [key for key in known if key[0] not in endpoints])

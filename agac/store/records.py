@@ -266,7 +266,8 @@ PART = "part"  # the outcome under which parts of large groups are counted: they
 
 TURN, FIRST, TOOL = "turn", "first", "tool"
 """The outcomes under which turns of conversations are counted, those that begin one apart and by the child agent; and
-calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and by the tool."""
+calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and the tool, if it
+is one of the stage's."""
 
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from support.batchrun import Make
+from support.batchrun import Make, advance
+
+import agac
 
 TOOLS = """
 import threading
@@ -103,6 +105,21 @@ def test_a_model_that_fails_gives_way_to_the_next_in_a_new_conversation(batches_
     project.to_the_end()
     assert project.output(file="summary.json")["complete"]
     assert calls(project) == ["0-0", "1-0", "2-0", "2-0", "3-0"]
+
+
+def test_replies_of_a_batch_that_was_given_up_are_no_turns(batches_at: Make) -> None:
+    """They are paid, and the conversations went on with those of another batch."""
+    project = batches_at(
+        {"kind": "batch_drop_after", "first": 1}, {"kind": "batch_list_lag", "seconds": 5000, "at": [1]}
+    )
+    asks(project, [turns(1, row) for row in range(3)], "look_up")
+    project.run()
+    advance(project.server, 6000)
+    project.to_the_end()
+    assert [one.kind for one in agac.doctor(project=project.root).findings if one.done] == ["given_up"]
+    assert project.query("SELECT count(*) FROM agent_turn") == [(6,)]
+    assert project.charged()[1] == 9
+    project.assert_sound()
 
 
 def test_a_plan_tells_rounds_and_what_other_ways_cost(batches_at: Make) -> None:

@@ -397,6 +397,151 @@ def test_what_a_row_may_call_holds_for_a_conversation_that_goes_on(agents: Proje
     assert [one[3] for one in calls(agents)] == ["done", "refused"]
 
 
+@pytest.mark.parametrize("key", ["tool_calls", "turns"])
+@pytest.mark.parametrize("by", ["function", "agent"])
+def test_what_a_row_may_do_holds_for_later_stages_after_a_break(
+    boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch, key: str, by: str
+) -> None:
+    """Stage one takes some turns with two calls, by itself or by its helper; the next may do what is left of five."""
+    to_the_end = Agents._to_the_end
+
+    async def interrupted(self: Agents, talk: Any) -> Any:
+        found = await to_the_end(self, talk)
+        if talk.attempts.of is None:
+            self._stop_signal.interrupt()
+        return found
+
+    later = script([LOOK], [call("look", q="y")], [call("look", q="z")], [call("look", q="v")], "so")
+    own = script([call("send", to="a")], [call("send", to="b")], "is sent")
+    said = [*({"match": "Then: ", **one} for one in later), *(helped("is sent") if by == "agent" else own)]
+    one, two = {**ASKED.get(by, BOSS), "name": "one"}, {"name": "two", "prompt": "Then: ${one}"}
+    boss.workflow(stages=[one, {**two, "tools": ["tools/t.py:look"]}], rows=1, row_budget={key: 5})
+    found = []
+    with simulator(script=said):
+        for breaks in (False, True):
+            with monkeypatch.context() as patched:
+                patched.setattr(Agents, "_to_the_end", interrupted if breaks else to_the_end)
+                assert (boss.run(fresh=True).exit_code == 130) is breaks
+            if breaks:
+                boss.run()
+            made = "SELECT state FROM tool_call WHERE stage = 1 AND row_key = (SELECT max(key) FROM row) ORDER BY turn"
+            found.append((outcome(boss), boss.query(made)))
+    done = {"tool_calls": 3, "turns": 1 if by == "function" else 0}[key]  # the last turn calls no tools
+    states = [("done",)] * done + [("refused",)] * (key == "tool_calls")
+    assert found == [("so" if key == "tool_calls" else "ToolLoopLimit", states)] * 2
+
+
+SLOW = '''
+import asyncio
+from pathlib import Path
+
+FILE = Path(__file__).with_name("sent")
+
+async def send(to: str) -> str:
+    """Sends a letter; the first time it does not come back."""
+    first = not FILE.exists()
+    with FILE.open("a") as file:
+        file.write(to + "\\n")
+    if first:
+        await asyncio.Event().wait()
+    return "sent"
+
+async def pay(to: str, idempotency_key: str) -> str:
+    """Sends money; the first time it does not come back."""
+    with FILE.with_name("keys").open("a") as file:
+        file.write(idempotency_key + "\\n")
+    return await send(to)
+'''
+
+
+@pytest.mark.parametrize("answer", ["repeat", "skip"])
+@pytest.mark.parametrize("by", ["function", "agent"])
+def test_a_call_that_changes_something_and_takes_too_long_is_not_made_again_unasked(
+    boss: ProjectFolder, by: str, answer: str
+) -> None:
+    boss.write("tools/t.py", SLOW)
+    boss.write("agac.yml", "defaults: {model: simulator/small}\ntools: {send: {side_effects: true, timeout: 0.05}}\n")
+    stage = BOSS if by == "agent" else {**BOSS, "agent": "helper"}
+    with simulator(script=[*helped("so"), *script([SEND], "it is sent")]) as model:
+        boss.run(boss.workflow(stages=[stage], rows=1, row_budget={"tool_calls": 1 + (by == "agent")}))
+        assert outcome(boss) == "ToolOutcomeUnknown"
+        message = boss.envelopes()[-1]["error"]["message"]
+        assert (
+            'send({"to": "a@b"}) was begun, and send took longer than 0.05 s, and was given up, so it is not' in message
+        )
+        assert boss.run().invocation["calls"] == 0
+        asked = len(model.requests)
+        assert (asked, (boss.root / "tools/sent").read_text()) == (2 if by == "agent" else 1, "a@b\n")
+        report = agac.retry("last", agac.Retry(calls=answer), project=boss.root)  # type: ignore[arg-type]
+        assert (report.exit_code, len(model.requests) - asked) == (0, asked)
+    assert (boss.root / "tools/sent").read_text() == "a@b\n" * (2 if answer == "repeat" else 1)
+    boss.assert_sound()
+
+
+def test_a_call_that_may_have_been_made_stays_so_where_its_repetition_is_not_made(
+    boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = Agents._used
+
+    async def interrupted(self: Agents, *given: Any) -> Any:
+        self._stop_signal.interrupt()
+        return await used(self, *given)
+
+    boss.write("tools/t.py", SLOW)
+    stage = STAGE | {"tools": {"tools/t.py:send": {"side_effects": True, "timeout": 0.05}}}
+    with simulator(script=script([SEND], "so")):
+        boss.run(boss.workflow(stages=[stage], rows=1))
+        with monkeypatch.context() as patched:
+            patched.setattr(Agents, "_used", interrupted)
+            assert agac.retry("last", agac.Retry(calls="repeat"), project=boss.root).exit_code == 130
+        assert agac.retry("last", agac.Retry(calls="skip"), project=boss.root).exit_code == 0
+    assert (boss.root / "tools/sent").read_text() == "a@b\n"
+
+
+def test_an_agent_that_takes_too_long_goes_on_in_the_next_run(boss: ProjectFolder) -> None:
+    """It was sending a letter, of which nobody knows."""
+    boss.write("tools/t.py", SLOW)
+    card = "---\nname: boss\nagents: [helper]\nchild_timeout_sec: 1\n---\nAsk the helper.\n"
+    boss.write("agentcards/boss.md", card)
+    boss.workflow(stages=[BOSS], rows=1)
+    for error in ("Timeout", "ToolOutcomeUnknown"):
+        with simulator(script=helped("so")):
+            boss.run()
+        assert (outcome(boss), (boss.root / "tools/sent").read_text()) == (error, "a@b\n")
+
+
+def test_a_call_with_a_key_that_takes_too_long_is_made_again_with_the_same_key(boss: ProjectFolder) -> None:
+    """By the next run, and by no other call of the model."""
+    boss.write("tools/t.py", SLOW)
+    stage = STAGE | {"tools": {"tools/t.py:pay": {"side_effects": True, "timeout": 0.05}}}
+    with simulator(script=script([call("pay", to="a@b")], "so")):
+        boss.run(boss.workflow(stages=[stage], rows=1))
+        assert outcome(boss) == "Timeout"
+        boss.run()
+    assert outcome(boss) == "so"
+    assert len(set((boss.root / "tools/keys").read_text().split())) == 1
+
+
+def test_names_that_a_model_makes_up_are_counted_as_one(agents: ProjectFolder) -> None:
+    with simulator(script=script([call(name) for name in ("one", "two", "three")], "so")):
+        agents.run(agents.workflow(stages=[STAGE], rows=1))
+    counted = agents.query("SELECT model, error_type, count FROM counter WHERE outcome = 'tool'")
+    assert counted == [("", "refused", 3)]
+    agents.assert_sound()
+
+
+def test_a_conversation_in_its_last_form_goes_on_with_the_same_complaint(agents: ProjectFolder) -> None:
+    said, fault = script([LOOK], '{"b": 1}', '{"a": "b"}'), {"kind": "server_error", "match": "does not have the form"}
+    stage, last = STAGE | FORM | {"max_turns": 1, "retries": {"attempts": 1}}, []
+    for faults in [fault], []:
+        with simulator(script=said, faults=faults) as model:
+            agents.configure(model.base_url, tools_with_schema=False)
+            agents.run(agents.workflow(stages=[stage], rows=1))
+            last.append(model.requests[-1]["messages"])
+    assert last[0] == last[1]
+    assert outcome(agents) == {"a": "b"}
+
+
 def test_half_a_character_in_arguments_ends_nothing(agents: ProjectFolder) -> None:
     with simulator(script=script([{"name": "look", "arguments": '{"q": "\ud800"}'}], "so")):
         assert agents.run(agents.workflow(stages=[STAGE], rows=1)).exit_code == 0

@@ -166,7 +166,6 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
         reader.write.results = [result for result in results if result.fingerprint not in known]
         kept += len(reader.write.results)
         reader.write.ended.clear()
-        reader.write.turns.clear()
         await reader.put()
     return kept, reader.counts["done"] - kept
 
@@ -273,7 +272,9 @@ class ResultReader:
         self._ended(task, None, None)
 
     def _turn(self, task: PlacedTask, call: Call, reply: Reply) -> None:
-        """A reply within a conversation, which its row goes on with."""
+        """A reply within a conversation, which its row goes on with, unless it went on without."""
+        if self.late:
+            return
         _, number, conversation = self.turns.get(task.fingerprint, (b"", 0, 0))
         stage, row = self.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
         where = (row, stage.index, task.fingerprint, number + 1, conversation if task.repairs else number + 1)
