@@ -453,8 +453,8 @@ def why_lines(report: WhyReport) -> Iterator[str]:
 
 
 def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
-    """What became of a task, and the parts of its fingerprint; `found` is its JSON."""
-    operation, parts = task.stage.operation, found["made_of"]
+    """What became of a task, and what its fingerprint is made of; `found` is its JSON."""
+    operation = task.stage.operation
     if operation is None or found["fingerprint"]:
         yield f"fingerprint: {found['fingerprint'] or 'none: no request could be made'}"
     if found["in_batch"]:
@@ -478,9 +478,13 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
         yield f"This stage calls no model. It does: {_compact(operation.body())}"
         return
     yield "The fingerprint is made of:"
+    yield from _made_of(task, found)
+
+
+def _made_of(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
+    parts, schema = found["made_of"], found["made_of"]["schema"]
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
-    schema = parts["schema"]
     yield f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none"
     if replicas := replicas_words(parts):
         yield f"  replicas: {replicas}"

@@ -212,6 +212,20 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
+    yield from _guesses(running)
+    for budget in report.budgets:
+        yield f"  {terminal.spent_line(budget, simulated)}"
+        if not budget["enough"]:
+            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
+    if report.wants_yes:
+        usd = report.confirm_above or 0.0
+        bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
+        yield f"  above confirm_above ({bound}): the run would ask for confirmation, or needs --yes"
+    yield f"Run it with: {command}"
+
+
+def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
+    """What nobody knows before these stages run: how long answers are, and how many turns and searches they take."""
     if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
     for stage in running:
@@ -222,12 +236,3 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     models = ((stage.name, model) for stage in running for model in getattr(stage.stage, "models", ()))
     if searching := dict.fromkeys(name for name, model in models if model.server_tools):
         yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"
-    for budget in report.budgets:
-        yield f"  {terminal.spent_line(budget, simulated)}"
-        if not budget["enough"]:
-            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
-    if report.wants_yes:
-        usd = report.confirm_above or 0.0
-        bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
-        yield f"  above confirm_above ({bound}): the run would ask for confirmation, or needs --yes"
-    yield f"Run it with: {command}"
