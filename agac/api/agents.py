@@ -285,8 +285,7 @@ async def arun(workflow: Any = None, options: Any = None, *, task: Any = None, i
     have besides. The same call again pays nothing.
 
     Raises SpecError for problems in files and keys, UsageError for wrong options, AgacError for everything else that a
-    user can mend; failed rows are no exception: they are counted in the report, or have an `error`.
-    """
+    user can mend; failed rows are no exception: they are counted in the report, or have an `error`."""
     if (workflow is None) == (task is None):
         remedy = "Give a workflow, or a task with its rows: agac.run(task='…', inputs=rows)."
         raise UsageError("agac.run takes either a workflow or a task", remedy=remedy)

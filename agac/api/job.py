@@ -45,8 +45,7 @@ class ProcessOptions(CommonOptions):
     run, and `confirm` is asked with a `Quote` of the rest. All others are those of `agac.RunOptions` and of a
     workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds.
     `read` are further keys of its `input`, `provider` are those of a provider of agac.yml, by its `name`. `places` are
-    for messages: where in a job's file a key of its workflow stands.
-    """
+    for messages: where in a job's file a key of its workflow stands."""
 
     prompt: str | None = None
     template: str | None = None

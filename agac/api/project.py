@@ -108,8 +108,7 @@ class RunOptions(CommonOptions):
     `refetch` takes remote content as it is now, also for a run that began with another; `refresh_tools` calls tools
     again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
     makes one call at a time, and shows its reply on standard error while it is written; `export_traces` is a folder,
-    relative to the current one, for a file with the calls, turns and tools of each row.
-    """
+    relative to the current one, for a file with the calls, turns and tools of each row."""
 
     input: Path | str | GivenRows | None = None
     concurrency: int | None = None

@@ -134,8 +134,7 @@ class CallResult(NamedTuple):
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet.
-    """
+    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet."""
 
     sender: Sending
     lane: Lane
@@ -170,8 +169,7 @@ class ModelConnection(Route):
         The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
         connection. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded when the row's
-        time is over before that.
-        """
+        time is over before that."""
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
@@ -220,8 +218,7 @@ async def open_connections(
     """Each stage's connections, its model's first, by the stage's index.
 
     Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits`
-    is called with the name of a lane and the seconds of each long wait in it.
-    """
+    is called with the name of a lane and the seconds of each long wait in it."""
     plan = work.plan
     budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)
@@ -287,8 +284,7 @@ class TaskAttempts:
     asked now, and `purpose` why; `reservation` is what is set aside for the call under way. `judge` says what a reply
     is worth; None, that the conversation goes on. `last` is the last call that ended, `turns` is the number of the last
     turn of a task that is a conversation, and `changed` a call of these that must not be repeated. A child agent's
-    calls are recorded at its parent's stage, `of`.
-    """
+    calls are recorded at its parent's stage, `of`."""
 
     active: ActiveRow
     fingerprint: bytes

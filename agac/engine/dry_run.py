@@ -2,10 +2,10 @@
 
 Rows go through the same `LevelStages` as in a run, some hundred at a time and stage by stage, so that a stage takes one
 look-up for all of them. An answer that is not in the store is `Unknown`: the reason stays with the row, guards that
-need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
-grow with the rows: the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
+need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not grow with the rows:
+the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
 
-forecast     the counts, the run that they are compared with, and outcomes, as far as the store knows them
+baseline     a row, the run that it is compared with, and outcomes, as far as the store knows them
 dry_groups   derived rows, and groups once all members are known
 """
 

@@ -67,8 +67,7 @@ class ActiveRow(RowProgress):
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
     `part` of a large group is a call of the group's stage, and no row of it. `resumed`: walked on from where it waited,
     so that what failed meanwhile is not asked again, and `again` if this invocation left it there, and has counted what
-    it came to; `ready` is what came of its tasks in batches since it was last walked.
-    """
+    it came to; `ready` is what came of its tasks in batches since it was last walked."""
 
     prior: dict[int, PriorTask] = field(default_factory=dict)
     deadline: RowDeadline = NO_DEADLINE

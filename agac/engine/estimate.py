@@ -271,8 +271,7 @@ class StageForecast(Report):
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
-    `rounds` those of one with tools.
-    """
+    `rounds` those of one with tools."""
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
@@ -353,8 +352,7 @@ class PlanReport(Report):
 
     `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
-    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested.
-    """
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",

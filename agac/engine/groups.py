@@ -87,8 +87,7 @@ class Tree:
     Members stream through: what is held at a time is one call's worth for each height.
 
     A node comes after its children, the nodes of a height in order, as early as they are known; the last one of all is
-    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone.
-    """
+    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone."""
 
     def __init__(self, size: CallSize) -> None:
         max_tokens = maxsize if size.max_tokens is None else size.max_tokens

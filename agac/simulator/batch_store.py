@@ -71,8 +71,7 @@ class Batch:
 
     `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
     for it, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad` ones. By then its
-    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled.
-    """
+    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled."""
 
     id: str
     family: str

@@ -100,8 +100,7 @@ class ModelCall:
     `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
     `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
     estimate. `tool_choice` is auto, none, required or the name of one of the `tools`; `turns` are the calls of each
-    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime.
-    """
+    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime."""
 
     model: str
     messages: tuple[tuple[str, str], ...]
