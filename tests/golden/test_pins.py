@@ -111,6 +111,8 @@ def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
         return  # the sixth digit of a sum hangs on the order in which costs were added
     elif at.endswith((".bytes_before", ".bytes_after")) and 0 < found - expected < 1 << 16:
         return  # tables that came since, and are empty
+    elif at.endswith(".billed_a_row") and 0 < found < expected:
+        return  # of a conversation a kill can lose one turn, since each is stored before the next
     elif found is None and at.endswith((".lane", ".p50_s", ".p95_s")):
         return  # a batch that a slow machine took over a second to submit ended before that, says its server
     elif expected != found or type(expected) is not type(found):
