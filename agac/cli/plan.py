@@ -142,6 +142,9 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
+        if (primer := found.batches.primer) is not None:
+            less = f"up to {dollars(primer.saves_usd, simulated=found.simulated)} less"
+            yield f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens cached, one more queue wait"
     if found.rounds is not None:
         yield from _rounds(found.rounds, simulated=found.simulated)
     if found.parts:

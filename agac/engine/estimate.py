@@ -64,11 +64,12 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
 
 
 def estimate(
-    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None
-) -> CostEstimate:
+    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None,
+    risks: float = 0.0,
+) -> CostEstimate:  # fmt: skip
     """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
     when nothing could be rendered. The history's input counts where these requests are so many times as long (`longer`;
-    None: they are others), or nothing could be rendered."""
+    None: they are others), or nothing could be rendered. `risks`: dollars that a primer adds at most."""
     most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
     given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
     if past is not None:
@@ -86,7 +87,7 @@ def estimate(
     return CostEstimate(
         calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made),
         usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
-        usd_at_most=_at_most(stage, tasks, given), basis="guess" if past is None else "history",
+        usd_at_most=summed([_at_most(stage, tasks, given), risks]), basis="guess" if past is None else "history",
     )  # fmt: skip
 
 
@@ -169,14 +170,23 @@ def _of_shape(body: Any, depth: int) -> JSONValue:
 AROUND = 400  # bytes of a line beside the texts and the schema of its request: its name, its address, the parameters
 
 
+class PlannedPrimer(NamedTuple):
+    """What a batch of one that goes ahead saves, if all others find `tokens` in a cache, or adds, if none does."""
+
+    tokens: int
+    saves_usd: Usd
+    risks_usd: Usd
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedBatches(Report):
-    """The batches of a stage: how many, of what size, in which window the provider ends them, and how long those of
-    its lane that ended before took, in seconds: half of them up to `p50_s`, 95 % up to `p95_s`."""
+    """The batches of a stage: how many, of what size, in which window the provider ends them, the `primer` of a run
+    that waits, and how long those of the lane took that ended, in seconds: half up to `p50_s`, 95 % up to `p95_s`."""
 
     count: int
     requests_at_most: int
     completion_window: str
+    primer: PlannedPrimer | None = None
     ended_before: int = 0
     p50_s: float | None = None
     p95_s: float | None = None
@@ -193,7 +203,7 @@ def most_bytes(rules: BatchRules, traits: BatchTraits) -> int:
 
 
 def planned_batches(
-    stage: PlannedStage, requests: int, characters: float | None, times: LaneTimes | None
+    stage: PlannedStage, requests: int, characters: float | None, times: LaneTimes | None, primer: PlannedPrimer | None
 ) -> PlannedBatches | None:
     """The batches of a stage; None where it is not asked so. `characters`: of a request, schema included, in the mean;
     None where nothing is known of them. `times` are those of earlier batches of its lane."""
@@ -204,7 +214,7 @@ def planned_batches(
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
     took = (times.batches, round(times.p50, 3), round(times.p95, 3)) if times else ()
     window = stage.batch.completion_window or traits.windows[0]
-    return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
+    return PlannedBatches(ceil(requests / most), min(most, requests), window, primer, *took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,16 +491,16 @@ def _rounded_up(usd: float) -> str:
 
 class WorstCase:
     """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
-    only asked for dollars."""
+    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour."""
 
-    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
+    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False) -> None:
         self._max_tokens = model.params.max_tokens or 0
         # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
         # to the settings of an account; a batch is a tier of its own
         wanted = model.params.service_tier
         tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
         prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
-        self._steps = max_price_steps(price for price in prices if price is not None)
+        self._steps = max_price_steps((price for price in prices if price is not None), lasting=lasting)
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
@@ -504,13 +514,14 @@ class WorstCase:
         return Amount(usd, size + self._max_tokens, 1)
 
 
-def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
+def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:
     """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
     turn out smaller than it could be, so a step that is cheaper does not count."""
     columns = sorted(
-        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0), price.output)
+        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0), price.output)
         for one in prices
         for start, price in ((0, one), *one.above)
+        for kept in (price.cache_write_1h if lasting else None,)
     )
     steps = []
     given = made = 0.0

@@ -87,7 +87,8 @@ class TaskState(IntEnum):
 class BatchRecord:
     """A batch as it is stored: the columns of the table, in their order. Times in seconds since 1970, `held_…` is what
     is set aside for it. `state` is a step of its life (`BatchStep`), `status` what its provider last said, in the words
-    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256."""
+    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256.
+    `primer`: the batch that brings into a cache what its requests begin with; its own number where it is one."""
 
     id: int
     run_id: int
@@ -136,6 +137,7 @@ class BatchRecord:
     cost: float | None
     foreign_ids: list[str] | None
     note: str | None
+    primer: int | None
 
     @property
     def open(self) -> bool:

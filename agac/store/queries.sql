@@ -1081,9 +1081,9 @@ ON CONFLICT DO UPDATE SET cap = excluded.cap, shown_at = excluded.shown_at;
 -- A batch that begins to be filled.
 INSERT INTO batch (
     id, run_id, event_id, stage, position, provider, base_url, model, account, state, intent, attempt, file, tasks, bytes,
-    tokens, window, held_usd, held_tokens, priced, planned_at
+    tokens, window, held_usd, held_tokens, priced, planned_at, primer
 ) VALUES (:id, :run, :event, :stage, :position, :provider, :base_url, :model, :account, 'PLANNED', :intent, 1, :file, 0, 0,
-    0, :window, 0, 0, :priced, :now);
+    0, :window, 0, 0, :priced, :now, :primer);
 
 -- name: batch_id_max
 -- The last batch's number.

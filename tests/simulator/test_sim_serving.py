@@ -1,6 +1,7 @@
 """The engine's schedule, computed in no time and kept in real time, and what is cached of prompts."""
 
 import asyncio
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -8,6 +9,7 @@ import anthropic
 import pytest
 
 from agac.simulator.app import Simulator
+from agac.simulator.replies import ModelCall
 from agac.simulator.serving import (
     EngineSpeed,
     FixedSlots,
@@ -203,8 +205,11 @@ def conversation(turns: int, *, marks: tuple[int, ...]) -> dict[str, Any]:
 def test_breakpoints_are_read_once_the_first_answer_has_begun_and_for_their_lifetime() -> None:
     cache = PromptCache()
 
-    def look(data: Any, now: float) -> tuple[int, dict[str, int], dict[bytes, str]]:
-        return cache.look_up(prompt_ends(data, None)[1], now)
+    def look(data: Any, now: float) -> tuple[int, Mapping[str, int], dict[bytes, str]]:
+        call, entries = cache.look_up(
+            ModelCall("m", (), b"", prompt_tokens=0, data=data), *prompt_ends(data, None), now
+        )
+        return call.cached_tokens, call.cache_written, entries
 
     read, written, entries = look(conversation(1, marks=(0, 1)), 0.0)
     assert (read, written) == (0, {"5m": 1425})
