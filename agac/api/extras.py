@@ -199,10 +199,7 @@ def show_data(
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
-    known = next((one for one in get_args(InputFormat) if one == format), None)
-    if format is not None and known is None:
-        remedy = sentence(did_you_mean(format, get_args(InputFormat)))
-        raise UsageError(f"--format {format}: unknown format", remedy=remedy)
+    known = _known_format(format)
     bare = texts[0].removeprefix(SCHEME)
     if listed := len(texts) == 1 and suffix_of(bare) in DATABASES and Path(bare).is_file() and format is None:
         name = bare.replace("'", "''")
@@ -231,13 +228,21 @@ def show_data(
                 if len(first) < rows:
                     first.append(record.data)
         complete = looked_at < look_at or next(records, None) is None
-        files = [ready.path]
-        if ready.patterns:
-            files = [ready.path / relative for relative in matching(ready.path, ready.patterns, ready.skipped)]
+        found = matching(ready.path, ready.patterns, ready.skipped) if ready.patterns else [""]
+        files = [ready.path / relative for relative in found]
         size = sum(path.stat().st_size for path in files if path.is_file())
     return DataReport(
         shown, str(ready.format), size, len(files), looked_at, complete, unusable, problems, columns.all(), first
     )
+
+
+def _known_format(name: str | None) -> InputFormat | None:
+    """Raises UsageError, with what was probably meant, for a format that there is not."""
+    known = next((one for one in get_args(InputFormat) if one == name), None)
+    if name is not None and known is None:
+        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
+        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
+    return known
 
 
 def _project(project: Path | str | None) -> ProjectSpec:

@@ -230,13 +230,11 @@ def open_project(
     problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
-
     if built is not None:
         given = built.tools.servers.items()
         servers = {name: validated(McpServerFile, keys, f"McpServer({name!r})") for name, keys in given}
         file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
         spec = replace(spec, file=file, functions=built.tools.functions)
-
     at = spec.document.where
     written = {**spec.file.providers, **(built.providers if built else {})}
     providers, found = build_providers(written, env, lambda path: at(path, key=len(path) == 2))

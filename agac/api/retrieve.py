@@ -118,7 +118,6 @@ async def retrieve(
             await confirm_store(database, work)
             with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
-
         report = await report_of(database, work, invocation, [], writes=newer is None)
         return await _retrieved(database, before, invocation, report, providers, newer)
 

@@ -73,15 +73,9 @@ async def run(
 
 
 async def _invoke(
-    opened: Project,
-    workflow: WorkflowSource,
-    options: RunOptions,
-    retry: Retry | None,
-    confirm: Confirm | None,
-    progress: Watch | bool,
-    *,
-    handle_signals: bool,
-) -> RunReport:
+    opened: Project, workflow: WorkflowSource, options: RunOptions, retry: Retry | None, confirm: Confirm | None,
+    progress: Watch | bool, *, handle_signals: bool,
+) -> RunReport:  # fmt: skip
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
     opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
     if missing := missing_variables(checked.models, checked.workflow):
