@@ -22,7 +22,6 @@ from agac.core.types import JSONValue
 from agac.spec.json_schema import schema_faults
 from agac.spec.paths import Unusable, inside, read_text
 from agac.spec.tools import McpServer, ToolSpec
-from agac.spec.yaml import expand
 
 SUFFIX = ".lock.json"
 MAX_NAME = 64  # characters of a tool's name that every provider takes
@@ -73,6 +72,8 @@ class ServerAddress(NamedTuple):
 def connection(server: McpServer, root: Path, env: Mapping[str, str]) -> ServerAddress:
     """What a server's keys mean with these variables. `https://huggingface.co/mcp?login` means that HF_TOKEN is sent.
     Raises UsageError: a variable is not set, or somebody would have to log in."""
+    from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
+
     missing: list[str] = []
     secrets: list[str] = []
 
