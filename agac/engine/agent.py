@@ -13,7 +13,6 @@ import shlex
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, storable
@@ -43,7 +42,7 @@ from agac.spec.tools import AgentSpec, ToolSpec
 from agac.spec.workflow import RowBudget, family
 from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
-from agac.store.rows import StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
+from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
 from agac.store.runs import read_run
 from agac.store.writer import ToolCache
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
@@ -288,7 +287,7 @@ async def open_agents(context: InvocationContext, caller: Caller, since: float) 
         functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
         go_on=context.stop_signal.check, stops=RunStopped,
         later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
-        recorded=partial(recorded_calls, database), record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+        recorded=agents.recorded, record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )  # fmt: skip
     async with open_tools(stages, tools) as agents.pool:
         yield
@@ -414,6 +413,17 @@ class Agents:
         lost = answer if ends_row or active.deadline.over else None
         return ToolOutcome(f"{tool.source} gave no answer: {answer.message}", error=True, lost=lost)
 
+    async def recorded(self, run: int, scope: CallScope) -> tuple[list[RecordedCall], list[ToolCall]]:
+        """The calls that a run recorded for the task whose conversation this is, and those before this call in it."""
+        talk = self._open[scope.fingerprint]
+        attempts, new = talk.attempts, talk.attempts.active.new
+        calls: list[RecordedCall] = await recorded_calls(
+            self._database, run=run, id=new.row.id, occurrence=new.occurrence, stage=attempts.stage.name,
+            replica=attempts.replica, agent=talk.stage.name if attempts.of else "",
+        )  # fmt: skip
+        *earlier, now = talk.turns
+        return calls, [call for turn in earlier for call in turn.reply.calls] + [*now.reply.calls[: scope.call]]
+
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
         """Why a conversation whose server lost its session ends; None: it begins anew."""
         attempts = talk.attempts
@@ -535,7 +545,7 @@ class Agents:
                 await self._ledger.durable()
             at, begun = self._clocks.wall(), self._clocks.monotonic()
             try:
-                scope = CallScope(index, fingerprint, turn.number, place, active.new.row.id)
+                scope = CallScope(index, fingerprint, turn.number, place)
                 outcome = await self.pool.call(tool, arguments, scope)
             except (AgacError, RunStopped) as error:
                 self._not_made(talk, turn, place, before)

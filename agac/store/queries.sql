@@ -411,9 +411,24 @@ FROM agent_turn t WHERE t.row_key = ?1 AND t.at >= (
 ) GROUP BY t.stage;
 
 -- name: recorded_calls
--- The calls of tools that a row of a run made, and what came of them.
-SELECT c.name, c.arguments, c.result, c.state = 'error' AS error FROM tool_call c JOIN row r ON r.key = c.row_key
-WHERE r.run_id = ? AND r.id = ? AND c.state IN ('done', 'error') ORDER BY c.event_id, c.turn, c.place;
+-- The calls of tools in the conversation that answered a task of a run, an earlier one's where that had the answer, and
+-- what came of them; of an :agent, those in its conversations of the same row.
+WITH asked AS (
+    SELECT run.workflow, task.fingerprint FROM run JOIN row ON row.run_id = run.id
+    JOIN definition d ON d.hash = run.definition_hash
+    JOIN json_each(d.body, '$.stages') s ON s.value ->> 'name' = :stage
+    JOIN task ON task.row_key = row.key AND task.stage = s.key
+    WHERE run.id = :run AND row.id = :id AND row.occurrence = :occurrence AND (task.replica = :replica OR :agent <> '')
+), conversations AS (
+    SELECT DISTINCT t.workflow, t.fingerprint FROM asked JOIN agent_turn a USING (workflow, fingerprint)
+    JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.workflow = a.workflow
+    WHERE t.agent = :agent AND (t.fingerprint = a.fingerprint OR :agent <> '')
+), calls AS (
+    SELECT c.*, row.run_id FROM conversations JOIN tool_call c USING (workflow, fingerprint)
+    JOIN row ON row.key = c.row_key WHERE row.run_id <= :run AND c.state IN ('done', 'error')
+)
+SELECT name, arguments, result, state = 'error' AS error FROM calls
+WHERE run_id = (SELECT max(run_id) FROM calls) ORDER BY event_id, fingerprint, turn, place;
 
 -- name: tool_cache_get
 -- The result of an equal call, kept since then and not out of date.

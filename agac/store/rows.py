@@ -148,7 +148,7 @@ class RecordedCall(NamedTuple):
     error: bool
 
 
-recorded_calls: Reads[[int, RowId], list[RecordedCall]] = reads("recorded_calls", RecordedCall)  # run, row id
+recorded_calls = reads("recorded_calls", RecordedCall)  # run, row id, occurrence, stage, replica, agent: by their names
 newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)  # fingerprint, workflow
 last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads("last_turns", LastTurn, by("fingerprint"))
 calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)  # the same, and a turn
