@@ -107,6 +107,7 @@ def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
+trust_option = click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools.")
 # which rows, and what replaces the workflow's run mode and vars, and its model
 tool_options = in_order(
     click.option(
@@ -117,7 +118,7 @@ tool_options = in_order(
     click.option("--run", "--replay", "replay", type=int, metavar="N", help="Replay the calls of tools of this run."),
     click.option("--max-turns", type=click.IntRange(1), metavar="N", help="The most replies of a model with tools."),
     click.option("--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."),
-    click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools."),
+    trust_option,
 )  # fmt: skip
 row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),

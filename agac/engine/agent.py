@@ -416,13 +416,10 @@ class Agents:
     async def recorded(self, run: int, scope: CallScope) -> tuple[list[RecordedCall], list[ToolCall]]:
         """The calls that a run recorded for the task whose conversation this is, and those before this call in it."""
         talk = self._open[scope.fingerprint]
-        attempts, new = talk.attempts, talk.attempts.active.new
-        calls: list[RecordedCall] = await recorded_calls(
-            self._database, run=run, id=new.row.id, occurrence=new.occurrence, stage=attempts.stage.name,
-            replica=attempts.replica, agent=talk.stage.name if attempts.of else "",
-        )  # fmt: skip
-        *earlier, now = talk.turns
-        return calls, [call for turn in earlier for call in turn.reply.calls] + [*now.reply.calls[: scope.call]]
+        of, new, (*earlier, now) = talk.attempts, talk.attempts.active.new, talk.turns
+        where = {"stage": of.stage.name, "replica": of.replica, "agent": talk.stage.name if of.of else ""}
+        calls = await recorded_calls(self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where)
+        return calls, [*(call for turn in earlier for call in turn.reply.calls), *now.reply.calls[: scope.call]]
 
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
         """Why a conversation whose server lost its session ends; None: it begins anew."""

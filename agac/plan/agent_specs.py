@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from agac.core.keys import canonical, digest
 from agac.core.types import JSONValue
 from agac.plan.stage import PlannedStage, stage_body
 from agac.spec.mcp_lock import safe_name
-from agac.spec.python_code import FunctionRef
+from agac.spec.paths import Refused, files_hash, home_of
+from agac.spec.python_code import EDITED, FunctionRef
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
-from agac.spec.workflow import WrittenStage, family, field_shape
+from agac.spec.workflow import Stage, WrittenStage, family, field_shape
 
 _MESSAGE: dict[str, JSONValue] = field_shape("message") | {"additionalProperties": False}
 """What an agent is given whose card does not say."""
@@ -53,6 +55,16 @@ def with_tools(
     return replace(stage.agent_spec, tools=tools), replace(stage.tooling, rules=dict(sorted(rules.items())))
 
 
+def same_files(stage: Stage, root: Path) -> None:
+    """Raises UsageError when files that an agent's fingerprints stand for no longer hold what they did."""
+    for known, patterns in stage.tooling.files.items():
+        with suppress(Refused):  # where they are gone
+            if files_hash(home_of(root), patterns) == known:
+                continue
+        what = f"{', '.join(patterns)} of stage {stage.name!r}"
+        raise UsageError(f"{what}: what it holds is not what it was when the run was made", remedy=EDITED)
+
+
 def _told(
     tool: NamedTool, stage: WrittenStage, children: Sequence[PlannedStage], root: Path
 ) -> tuple[ToolSpec, ToolRules]:
@@ -78,9 +90,7 @@ def _child_tool(tool: NamedTool, stage: WrittenStage, children: Sequence[Planned
     assert stage.card is not None, "only a card names agents"
     own, told, version = stage.card.keys, card.keys.description or f"Asks the agent {card.name}.", ""
     for child in children:
-        if (
-            child.name == f"{stage.name}/{tool.source}"
-        ):  # all that decides what it answers: neither its name nor who calls
+        if child.name == f"{stage.name}/{tool.source}":  # by all that decides what it answers, not by its name
             body = {key: value for key, value in stage_body(child).items() if key not in ("name", "needs", "children")}
             version = digest(canonical(body)).hex()
     schema = card.keys.tool_input_schema or _MESSAGE

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
+from agac.core.keys import canonical, digest
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -363,6 +364,14 @@ def _fits(part: str, name: str) -> bool:
 @cache
 def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(translate(part)).match
+
+
+def files_hash(home: Path, patterns: Sequence[str]) -> str:
+    """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
+    texts = {name: digest((home / name).read_bytes().decode("latin-1")).hex() for name in matching(home, patterns)}
+    if not texts:
+        raise Refused("matches no file of the project")
+    return digest(canonical(texts)).hex()
 
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:

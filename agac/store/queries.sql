@@ -411,21 +411,18 @@ FROM agent_turn t WHERE t.row_key = ?1 AND t.at >= (
 ) GROUP BY t.stage;
 
 -- name: recorded_calls
--- The calls of tools in the conversation that answered a task of a run, an earlier one's where that had the answer, and
--- what came of them; of an :agent, those in its conversations of the same row.
+-- The calls of tools that answered a task of a run (an earlier run's where that had the answer), or those of an :agent.
 WITH asked AS (
     SELECT run.workflow, task.fingerprint FROM run JOIN row ON row.run_id = run.id
-    JOIN definition d ON d.hash = run.definition_hash
-    JOIN json_each(d.body, '$.stages') s ON s.value ->> 'name' = :stage
+    JOIN definition d ON d.hash = run.definition_hash JOIN json_each(d.body, '$.stages') s ON s.value ->> 'name' = :stage
     JOIN task ON task.row_key = row.key AND task.stage = s.key
     WHERE run.id = :run AND row.id = :id AND row.occurrence = :occurrence AND (task.replica = :replica OR :agent <> '')
-), conversations AS (
-    SELECT DISTINCT t.workflow, t.fingerprint FROM asked JOIN agent_turn a USING (workflow, fingerprint)
-    JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.workflow = a.workflow
-    WHERE t.agent = :agent AND (t.fingerprint = a.fingerprint OR :agent <> '')
 ), calls AS (
-    SELECT c.*, row.run_id FROM conversations JOIN tool_call c USING (workflow, fingerprint)
-    JOIN row ON row.key = c.row_key WHERE row.run_id <= :run AND c.state IN ('done', 'error')
+    SELECT DISTINCT c.*, row.run_id FROM asked JOIN agent_turn a USING (workflow, fingerprint)
+    JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.workflow = a.workflow AND t.agent = :agent
+    JOIN tool_call c ON c.fingerprint = t.fingerprint AND c.turn = t.number AND c.workflow = t.workflow
+    JOIN row ON row.key = c.row_key
+    WHERE (t.fingerprint = a.fingerprint OR :agent <> '') AND row.run_id <= :run AND c.state IN ('done', 'error')
 )
 SELECT name, arguments, result, state = 'error' AS error FROM calls
 WHERE run_id = (SELECT max(run_id) FROM calls) ORDER BY event_id, fingerprint, turn, place;

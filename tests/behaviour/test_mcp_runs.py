@@ -72,6 +72,21 @@ def test_a_server_of_agac_yml_has_a_lock_of_its_own(project: ProjectFolder) -> N
         agac.lock_card("rav", project=project.root)
 
 
+def test_a_card_from_elsewhere_is_locked_in_the_project_where_it_is_trusted(project: ProjectFolder) -> None:
+    connected = json.dumps({"raw": {"target": target("--tools", "echo")}})
+    address = project.write("far/The clerk.md", f"---\nname: far\nmcp_connect: {connected}\n---\nX.\n").as_uri()
+    project.workflow(stages=[{"name": "ask", "agent": address, "prompt": "${call}"}], rows=asking("echo"))
+    with pytest.raises(agac.SpecError, match=r"a remote card brings no functions.*or give --trust-card"):
+        agac.lock_card(address, project=project.root)
+    with pytest.raises(agac.SpecError, match=rf"far.lock.json is not there.*`agac card lock {address}`"):
+        project.run(trust_card=True)
+    ran = project.agac("card", "lock", address, "--trust-card", code=0)
+    assert "agentcards/far.lock.json is written" in ran.out
+    assert project.run(trust_card=True).exit_code == 0
+    with pytest.raises(agac.UsageError, match=r"none\.md is no file; check the path"):
+        agac.lock_card(f"{(project.root / 'none.md').as_uri()}", project=project.root)
+
+
 def test_rows_call_a_server(clerk: ProjectFolder) -> None:
     clerk.run()
     assert clerk.envelopes()[0]["error"] is None
