@@ -114,8 +114,8 @@ def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | 
 
 def planned_primer(stage: PlannedStage, model: PlannedModel, requests: int = PRIMED_AFTER + 3) -> PlannedPrimer | None:
     """What a primer is worth to so many requests; None: nothing, or the price is not known."""
-    least, kind = _least(stage, model), (stage.run_mode, stage.agent_spec, model.provider.cache)
-    if least is None or kind != ("batch", None, "anthropic"):
+    least, kind = _least(stage, model), (stage.run_mode, stage.agent_spec, model.provider.cache, stage.batch.deadline)
+    if least is None or kind != ("batch", None, "anthropic", None):
         return None
     tokens = sum(len(one.text) for one in opening(stage, {})) // CHARACTERS_A_TOKEN
     usages = Usage(tokens, 0), Usage(tokens, 0, tokens), Usage(tokens, 0, 0, None, tokens, None, tokens)

@@ -57,6 +57,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("what all begin with is short", {"instructions": "Be kind."}, {}, ROWS),
     ("the provider keeps nothing", {}, {"cache": "none"}, ROWS),
     ("nobody has to ask for it", {}, {"cache": "automatic"}, ROWS),
+    ("a deadline leaves no time for it", {"batch": {"deadline": "8h"}}, {}, ROWS),
     ("what is cached costs the same", {}, {"prices": {"small": {**PRICE, "cached_input": 1.0}}}, ROWS),
     ("no price is known", {}, {"prices": {}}, ROWS),
     ("there are few requests", {}, {}, AFTER),
