@@ -30,7 +30,7 @@ from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope, UnknownCalls
-from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
+from agac.plan.checks import check_batches, check_budgets, missing_parts, outside_strict, resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection, remote_of
 from agac.providers.model_string import alias_problem, parse_model
@@ -422,7 +422,8 @@ def check_workflow(
     )
     problems = [*problems, *found]
     if workflow.whole:
-        problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
+        problems += missing_parts(workflow, project.root, project.env)
+        problems += [*check_budgets(workflow, models), *check_batches(workflow, models)]
     source, columns = None, None
     try:
         source = open_input(workflow.input, project.env) if workflow.input.format or workflow.input.piped else None

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
-from agac.api.plan import Quote, planned, quote_of
+from agac.api.plan import Quote, not_recorded, planned, quote_of
 from agac.api.project import CheckedWorkflow
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
@@ -428,6 +428,9 @@ async def report_of(
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary, work.env)
     about = await _batch_facts(database, invocation, work.batching.providers)
+    reused = {one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged}
+    if text := not_recorded(stage for stage in work.plan.stages if stage.name in reused):
+        about["not_recorded"] = text
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
     if code is ExitCode.DONE:

@@ -246,6 +246,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     )
     yield from agreement_lines(stages)
     yield from conversation_lines(stages)
+    yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
     yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())

@@ -87,6 +87,31 @@ def test_a_card_from_elsewhere_is_locked_in_the_project_where_it_is_trusted(proj
         agac.lock_card(f"{(project.root / 'none.md').as_uri()}", project=project.root)
 
 
+def test_a_variable_that_a_server_lacks_is_said_before_a_run(project: ProjectFolder) -> None:
+    url, hub = "https://docs.example/mcp", "https://huggingface.co/mcp?login"
+    connected = {"docs": {"target": url, "headers": {"X-Key": "${DOCS_KEY}"}}, "hub": {"target": hub}}
+    project.write("agentcards/c.md", f"---\nmcp_connect: {json.dumps(connected)}\n---\nFind.\n")
+    tools = {"find": {"description": "F", "input_schema": {"type": "object"}}}
+    lock = {name: {"target": one["target"], "tools": tools} for name, one in connected.items()}
+    project.write("agentcards/c.lock.json", json.dumps({"servers": lock}))
+    project.workflow(stages=[{"name": "ask", "agent": "c", "prompt": "${text}"}], rows=1)
+    said = [
+        "MCP server 'docs' needs the environment variable DOCS_KEY. Set it, or add it to .env.",
+        "MCP server 'hub' asks for a login at huggingface.co, and HF_TOKEN is not set. Set HF_TOKEN, or add it to",
+    ]
+    report = agac.validate(project=project.root)
+    assert (report.ok, [one.message.partition(" .env: ")[0] for one in report.problems]) == (True, said)
+    assert {one.file for one in (problem.where for problem in report.problems)} == {"agentcards/c.md"}
+    assert agac.plan("reviews", project=project.root).warnings == report.problems
+    stubbed = agac.RunOptions(tools_mode="stub")
+    assert agac.plan("reviews", stubbed, project=project.root).warnings == []
+    with pytest.raises(agac.UsageError, match=r"needs the environment variable DOCS_KEY|HF_TOKEN is not set"):
+        project.run()
+    project.write(".env", "DOCS_KEY=s3cr3t-s3cr3t\nHF_TOKEN=hf_12345678\n")
+    report = agac.validate(project=project.root)
+    assert report.problems == []
+
+
 def test_rows_call_a_server(clerk: ProjectFolder) -> None:
     clerk.run()
     assert clerk.envelopes()[0]["error"] is None

@@ -163,6 +163,12 @@ def test_what_belongs_to_stages_is_said_where_to_put(project: ProjectFolder) -> 
     out = project.agac("validate").out
     assert "max_age: unknown key here; max_age belongs into `defaults` or a stage\n" in out
     assert "reuse: unknown key here; reuse belongs into `defaults` or a stage\n" in out
+    stage = {"name": "a", "prompt": "${text}", "row_budget": {"turns": 3}}
+    project.workflow(rows=1, stages=[stage], defaults={"max_open_rows": 3})
+    out = project.agac("validate").out
+    for key in ("stages[0].row_budget", "defaults.max_open_rows"):
+        name, whole = key.partition(".")[2], "belongs to the file as a whole: write it at the left margin\n"
+        assert f" {key}: unknown key here; {name} {whole}" in out
     project.workflow()
     project.write("agac.yml", "max_age: 7d\n")
     assert "agac.yml:1:1: max_age: unknown key here; max_age belongs into `defaults`\n" in project.agac("validate").out

@@ -157,6 +157,18 @@ def test_a_replayed_call_gets_what_its_own_row_stage_and_agent_got(shop: Project
     assert others == [first, first]
 
 
+def test_what_recording_misses_is_said(shop: ProjectFolder) -> None:
+    assert "not_recorded" not in ran(shop, tools_mode="record").invocation
+    said = "answers of answer are reused, and no calls recorded for them; --fresh records them all"
+    assert ran(shop, tools_mode="record").invocation["not_recorded"] == said
+    options = agac.RunOptions(tools_mode="record")
+    assert [one.message for one in agac.plan("reviews", options, project=shop.root).warnings] == [said]
+    with testing.simulator(script=SCRIPT):
+        assert f"\nA{said[1:]}" in shop.agac("run", "reviews", "--tools-mode", "record", code=0).out
+    assert "not_recorded" not in ran(shop, tools_mode="record", fresh=True).invocation
+    assert "not_recorded" not in ran(shop).invocation
+
+
 @pytest.mark.parametrize(
     ("options", "stubs", "said"),
     [
