@@ -91,7 +91,7 @@ def calls_remedy(run: int, workflow: str) -> str:
     """What answers whether calls of tools were made of which nobody knows."""
     retry = f"agac retry {run} --error ToolOutcomeUnknown"
     command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
-    return f"look whether the calls were made, and say so: {command} (or --skip-calls)"
+    return f"look whether the calls were made, and say so: {command} (or --skip-calls, where the row's error names it)"
 
 
 def row_words(rows: Mapping[str, int]) -> str:

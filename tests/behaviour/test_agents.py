@@ -227,9 +227,9 @@ def test_the_next_model_has_a_conversation_of_its_own_but_not_after_a_call_that_
         assert len(model.requests) == 2
     said = "\n".join(summary_lines(report, "agac run -a workflow", None))
     assert "  1 row: look whether the calls were made, and say so: agac retry " in said
-    assert "--error ToolOutcomeUnknown --repeat-calls (or --skip-calls)" in said
+    assert "--error ToolOutcomeUnknown --repeat-calls (or --skip-calls, where the row's error names it)" in said
     assert "Retry the failed rows" not in said
-    assert "--repeat-calls (or --skip-calls)" in agents.agac("status").out
+    assert "--repeat-calls (or --skip-calls, where the row's error names it)" in agents.agac("status").out
     with simulator(script=script([SEND], "so")):
         assert agac.retry("last", agac.Retry(calls="repeat"), project=agents.root).exit_code == 0
     assert (agents.root / "tools/sent").read_text() == "a@b\na@b\n"
