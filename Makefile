@@ -70,14 +70,14 @@ pyright: $(VENV)/.installed-dev ## Types as editors see them: a program that use
 	@test -x $(BIN)/basedpyright || $(PIP) install --no-compile -c constraints.txt basedpyright
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/behaviour/test_python_api.py -k a_program_is_typed
 
-# The packages that agac itself needs in their lowest versions, the tests' own tools in the usual ones.
+# The packages that agac itself needs in their lowest versions, the tests' own tools and servers in the usual ones.
 LOWEST := .venv-lowest
 TESTED := behaviour contract data golden policy providers simulator spec store tools
 
 lowest: ## The tests with the lowest versions that pyproject.toml allows
 	@test -x $(LOWEST)/bin/uv || { $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv; }
-	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,postgres,uvloop,xlsx]'
-	@grep -E '^(hypothesis|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,mcp,postgres,uvloop,xlsx]'
+	@grep -E '^(hypothesis|mcp-server|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -r $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/pytest -n $(PARALLEL) --dist worksteal $(TESTED:%=tests/%)
 
