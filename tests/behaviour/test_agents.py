@@ -428,7 +428,7 @@ def test_what_a_row_may_do_holds_for_later_stages_after_a_break(
             found.append((outcome(boss), boss.query(made)))
     done = {"tool_calls": 3, "turns": 1 if by == "function" else 0}[key]  # the last turn calls no tools
     states = [("done",)] * done + [("refused",)] * (key == "tool_calls")
-    assert found == [("so" if key == "tool_calls" else "ToolLoopLimit", states)] * 2
+    assert found == [("so" if key == "tool_calls" else "BudgetExceeded", states)] * 2
 
 
 SLOW = '''
