@@ -322,7 +322,7 @@ def run_several(
 class RetryChoice(Report):
     """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones, `open`
     ones the same retry opened before it was broken off. `calls_at_least` counts one call for each row and stage that is
-    surely asked."""
+    surely asked. `go_on` is the command that goes on with all rows of the run."""
 
     run: int
     workflow: str
@@ -332,6 +332,7 @@ class RetryChoice(Report):
     by_error: list[dict[str, Any]]
     stages: list[str]
     calls_at_least: int
+    go_on: str
 
 
 @blocking
@@ -415,5 +416,6 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
         record.id, record.workflow, rows, done, open=sum(count for stage, _, count in counts if stage == ""),
         by_error=[{"stage": stage, "type": error, "rows": count} for stage, error, count in counts if stage],
         stages=again, calls_at_least=rows * sum(replicas[name] for name in again) if again else rows - done,
+        go_on=go_on(record),
     )  # fmt: skip
     return found, record, due

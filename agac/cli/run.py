@@ -155,7 +155,8 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
         found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
         confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
-    print_run(report, terminal.typed_command(), quiet=settings.quiet or as_json)
+    command = terminal.typed_command() if report.summary["rows"]["open"] else found.go_on  # for what else failed
+    print_run(report, command, quiet=settings.quiet or as_json)
     if as_json:
         terminal.print_json(report.as_json())
     return report.exit_code

@@ -36,6 +36,13 @@ def test_failed_rows_are_tried_again_until_the_next_run_leaves_them(project: Pro
     assert TRY not in out
 
 
+def test_rows_that_a_retry_did_not_take_up_are_tried_again_by_a_run(project: ProjectFolder, faulty: Faulty) -> None:
+    project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 1}, {"kind": "refusal", "match": "number 3"}]))
+    project.workflow(rows=3)
+    project.agac("run", "-a", "reviews", code=3)
+    assert TRY in project.agac("retry", "last", "--row", "r-2", code=3).out
+
+
 def test_failed_rows_are_said_to_be_left_because_of_the_flag(project: ProjectFolder, faulty: Faulty) -> None:
     project.configure(faulty([*REFUSING, {"kind": "refusal", "match": "number 5"}]).base_url)
     project.run(project.workflow(rows=3))
