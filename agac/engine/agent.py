@@ -174,8 +174,9 @@ class TaskConversation:
         """The result that a reply is, or why it is none; None: the conversation goes on."""
         if asks_for_more(reply):
             if self._is_last:
-                message = f"the model did not answer in {self.stage.tooling.max_turns} turns (max_turns), nor when it "
-                return RowError(ErrorType.TOOL_LOOP_LIMIT, message + "was asked to without tools")
+                what = self.bound or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
+                message = f"{what} are used up, and the model did not answer when it was asked to without tools"
+                return RowError(ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message)
             before = [turn.reply.calls for turn in self.turns[-ALIKE + 1 :]]
             if reply.calls and len(before) == ALIKE - 1 and all(_same(calls, reply.calls) for calls in before):
                 message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"

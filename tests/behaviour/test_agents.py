@@ -97,6 +97,7 @@ CASES: list[Any] = [
     ([[LOOK], '{"b": 1}'], {**FORM, "repair": 0}, "SchemaMismatch", 2, ["look done"]),
     ([[LOOK], "so"], {"row_budget": {"turns": 2}}, "so", 2, ["look done"]),
     ([[LOOK], [call("look", q="y")], "so"], {"row_budget": {"tool_calls": 1}}, "so", 3, ["look done", "look refused"]),
+    ([[LOOK], [call("look", q="y")]], {"row_budget": {"turns": 2}}, "BudgetExceeded", 2, ["look done"]),
 ]  # fmt: skip
 
 
@@ -114,6 +115,16 @@ def test_a_conversation_comes_to_its_end(
     ended = agents.query("SELECT ended FROM agent_turn ORDER BY number DESC LIMIT 1")
     assert ended == [("failed" if isinstance(result, str) and result[0].isupper() else "done",)]
     agents.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [({"max_turns": 1}, "the turns of a conversation (max_turns: 1)"), ({}, "row_budget: the 2 turns of the row")],
+)
+def test_an_error_says_which_bound_a_conversation_met(agents: ProjectFolder, keys: dict[str, Any], what: str) -> None:
+    with simulator(script=script([LOOK], [call("look", q="y")])):
+        agents.run(agents.workflow(stages=[STAGE | keys], rows=1, **({} if keys else {"row_budget": {"turns": 2}})))
+    assert agents.envelopes()[0]["error"]["message"].startswith(f"{what} are used up, and the model did not answer")
 
 
 def test_a_model_is_told_what_its_calls_gave_in_their_order(agents: ProjectFolder) -> None:

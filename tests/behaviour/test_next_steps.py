@@ -37,7 +37,9 @@ def test_failed_rows_are_tried_again_until_the_next_run_leaves_them(project: Pro
 
 
 def test_rows_that_a_retry_did_not_take_up_are_tried_again_by_a_run(project: ProjectFolder, faulty: Faulty) -> None:
-    project.asks(faulty([{"kind": "refusal", "match": "number 2", "first": 1}, {"kind": "refusal", "match": "number 3"}]))
+    project.asks(
+        faulty([{"kind": "refusal", "match": "number 2", "first": 1}, {"kind": "refusal", "match": "number 3"}])
+    )
     project.workflow(rows=3)
     project.agac("run", "-a", "reviews", code=3)
     assert TRY in project.agac("retry", "last", "--row", "r-2", code=3).out
