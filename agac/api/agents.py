@@ -214,9 +214,8 @@ class _Asked(NamedTuple):
 async def _asked(stages: list[dict[str, Any]], inputs: Any, keys: dict[str, Any], kind: Any) -> _Asked:
     """The task of these stages, for all of which the other `keys` hold. Its name stands for all that it is: the same
     task resumes its run, and others run beside it. Raises SpecError and UsageError."""
-    root, options = project_root(keys.get("project"), bare=True), keys.pop("options", None) or RunOptions()
-    more: dict[str, Any] = {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
-    more["project"], _ = root, keys.pop("project", None)
+    root, options = project_root(keys.pop("project", None), bare=True), keys.pop("options", None) or RunOptions()
+    more = {"project": root} | {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
     most = keys.pop("max_inflight", options.concurrency)
     source = inputs if isinstance(inputs, str | Path) else await keep_rows(_rows(inputs), root / INPUTS)
     read = {one: keys.pop(one) for one in ("id_field",) if one in keys}

@@ -25,7 +25,7 @@ from agac.spec.tools import McpServer, ToolSpec
 
 SUFFIX = ".lock.json"
 MAX_NAME = 64  # characters of a tool's name that every provider takes
-_SHOWN = 40  # lines of a difference that are shown
+_SHOWN, _LONGEST = 40, 500  # lines of a difference that are shown, and characters of each
 
 
 class LockedTool(NamedTuple):
@@ -158,8 +158,8 @@ def read_lock(path: Path, shown: str, command: str) -> dict[str, ServerLock]:
 
 
 def _server(body: dict[str, Any]) -> ServerLock:
-    told = {name: (_joined(tool["description"]), dict(tool["input_schema"])) for name, tool in body["tools"].items()}
-    tools = {name: LockedTool(*both) for name, both in told.items()}
+    told = body["tools"].items()
+    tools = {key: LockedTool(_joined(one["description"]), dict(one["input_schema"])) for key, one in told}
     words = (_joined(body.get(key, "")) for key in ("instructions", "server", "protocol"))
     return ServerLock(_joined(body["target"]), tools, *words)
 
@@ -230,6 +230,6 @@ def difference(locked: ServerLock, found: ServerLock) -> str:
     head = [f"target: {found.target}"] if moved else []
     head += [f"{word}: {', '.join(sorted(names))}" for word, names in said.items() if names]
     before, now = (_text(one.told()).split("\n") for one in (locked, found))
-    body = list(unified_diff(before, now, n=1, lineterm=""))[2:]
+    body = [line[:_LONGEST] for line in unified_diff(before, now, n=1, lineterm="")][2:]
     more = [f"… and {len(body) - _SHOWN} more lines"] if len(body) > _SHOWN else []
     return "\n".join(f"  {line}" for line in [*head, *body[:_SHOWN], *more])

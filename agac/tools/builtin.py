@@ -106,8 +106,7 @@ class Builtins:
             raise ToolFailed(f"{path!r} is hidden, and is not read")
         try:
             if file.is_dir():
-                names = (one.name + "/" * one.is_dir() for one in sorted(file.iterdir()))
-                return "\n".join(name for name in names if not name.startswith("."))
+                return "\n".join(one.name + "/" * one.is_dir() for one in sorted(file.iterdir()) if one.name[0] != ".")
             if file.exists() and not file.is_file():  # a pipe would be waited for
                 raise ToolFailed(f"{path!r} is no file")
             with file.open("rb") as opened:

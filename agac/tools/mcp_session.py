@@ -94,8 +94,9 @@ class McpSession:
                     tools |= {one.name: LockedTool(one.description or "", one.input_schema) for one in page.tools}
                     params = wire.PaginatedRequestParams(cursor=page.next_cursor)
                     if len(tools) > MAX_TOOLS or len(str(tools)) > MAX_BYTES:
-                        what = f"{MAX_TOOLS:,} tools, or {MAX_BYTES / 1e6:.0f} MB of them"
-                        raise SessionGone(f"it lists more than {what}", sent=False)
+                        raise SessionGone(
+                            f"it lists more than {MAX_TOOLS:,} tools or {MAX_BYTES // 10**6} MB", sent=False
+                        )
         except (MCPError, RuntimeError, ValidationError, TimeoutError) as error:
             raise SessionGone(f"its tools cannot be listed: {self._why(error)}", sent=False) from None
         info = client.server_info
