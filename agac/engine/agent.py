@@ -47,8 +47,7 @@ from agac.store.runs import read_run
 from agac.store.writer import ToolCache
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
 
-RECORDED = Path("tools") / "recorded"
-"""Where results of tools are noted, a file a workflow (`tools_mode: record`)."""
+RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
 
 MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
 ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
@@ -68,8 +67,7 @@ _EITHER = "--repeat-calls calls it again, --skip-calls tells the model that nobo
 
 _NO_TOOLS = AgentSpec()
 
-End = ValidReply | RowError
-"""How a conversation ends."""
+End = ValidReply | RowError  # how a conversation ends
 
 
 def how_ended(end: End | None) -> str | None:

@@ -34,14 +34,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("agac.store")
 
-CHUNK_ROWS = 2048
-"""Rows with their tasks and attempts in one transaction: some tenths of a second."""
-
-CHUNK_TASKS = 65_536
-"""Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
-
-VACUUM_PAGES = 4096
-"""Pages given back in one transaction: 16 MB."""
+CHUNK_ROWS = 2048  # rows with their tasks and attempts in one transaction: some tenths of a second
+CHUNK_TASKS = 65_536  # tasks of batches in one transaction: some hundredths of a second, since most of them stay
+VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
@@ -235,8 +230,7 @@ _RANGES = {
 }  # fmt: skip
 """The statements that are read range by range, each with the statement that finds the end of the last one."""
 
-RANGE = 8192
-"""Keys in one reading: some hundredths of a second."""
+RANGE = 8192  # keys in one reading: some hundredths of a second
 
 Read = Callable[..., Awaitable[list[Any]]]
 """Runs a statement that reads, as `GarbageCollector.read` and `store.db.select` do."""
@@ -380,8 +374,7 @@ async def clear(
 # committed meanwhile and is emptied afterwards. (`VACUUM INTO` would read under one transaction as well, cannot be
 # interrupted between steps, and builds every index again.)
 
-STEP_PAGES = 4096
-"""Pages copied between two looks at signals: 16 MB."""
+STEP_PAGES = 4096  # pages copied between two looks at signals: 16 MB
 
 
 def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda: None) -> None:

@@ -32,8 +32,7 @@ from agac.store.records import Enrolled, WaitingTask
 
 BUFFER = 1 << 20
 
-FEWER = 97
-"""Where only their size tells batches apart, those of one lane get sizes that differ by less than this."""
+FEWER = 97  # where only their size tells batches apart, those of one lane get sizes that differ by less than this
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
