@@ -9,8 +9,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# One more than there are cores: many tests wait for the processes that they start.
-PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Two more than there are cores: many tests wait for the processes that they start.
+PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # The tests start hundreds of processes: without bytecode each would compile all of agac again, twice the time of the rest.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -70,14 +70,14 @@ pyright: $(VENV)/.installed-dev ## Types as editors see them: a program that use
 	@test -x $(BIN)/basedpyright || $(PIP) install --no-compile -c constraints.txt basedpyright
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/behaviour/test_python_api.py -k a_program_is_typed
 
-# The packages that agac itself needs in their lowest versions, the tests' own tools in the usual ones.
+# The packages that agac itself needs in their lowest versions, the tests' own tools and servers in the usual ones.
 LOWEST := .venv-lowest
 TESTED := behaviour contract data golden policy providers simulator spec store tools
 
 lowest: ## The tests with the lowest versions that pyproject.toml allows
 	@test -x $(LOWEST)/bin/uv || { $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv; }
-	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,postgres,uvloop,xlsx]'
-	@grep -E '^(hypothesis|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,mcp,postgres,uvloop,xlsx]'
+	@grep -E '^(hypothesis|mcp-server|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -r $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/pytest -n $(PARALLEL) --dist worksteal $(TESTED:%=tests/%)
 

@@ -45,8 +45,7 @@ def simulator(
     `script` and `faults` are files as `agac simulate` takes them, or lists of such rules: a rule of a script is
     `{"match": TEXT, "turn": N, "reply": VALUE}`, or has `calls` in the place of `reply`, each with the `name` and the
     `arguments` of a tool. Further `settings` are named as the flags of `agac simulate`, as `latency="0.1"`. Raises
-    SimulatorError for what is wrong with them.
-    """
+    SimulatorError for what is wrong with them."""
     with tempfile.TemporaryDirectory() as folder:
         for name, rules in (("script", script), ("faults", faults)):
             if rules is not None and not isinstance(rules, str | Path):

@@ -27,7 +27,7 @@ from agac.api.sync import INTERRUPTS, Interrupts, asynchronous, calling, iterati
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
 from agac.core.types import Report, RowId, Usage, usd
-from agac.data.frames import GivenRows
+from agac.data.frames import GivenRows, each_row
 from agac.data.sources import keep_rows
 from agac.engine.limits import StopReason
 from agac.engine.replay import FinalRows
@@ -214,9 +214,8 @@ class _Asked(NamedTuple):
 async def _asked(stages: list[dict[str, Any]], inputs: Any, keys: dict[str, Any], kind: Any) -> _Asked:
     """The task of these stages, for all of which the other `keys` hold. Its name stands for all that it is: the same
     task resumes its run, and others run beside it. Raises SpecError and UsageError."""
-    root, options = project_root(keys.get("project"), bare=True), keys.pop("options", None) or RunOptions()
-    more: dict[str, Any] = {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
-    more["project"], _ = root, keys.pop("project", None)
+    root, options = project_root(keys.pop("project", None), bare=True), keys.pop("options", None) or RunOptions()
+    more = {"project": root} | {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
     most = keys.pop("max_inflight", options.concurrency)
     source = inputs if isinstance(inputs, str | Path) else await keep_rows(_rows(inputs), root / INPUTS)
     read = {one: keys.pop(one) for one in ("id_field",) if one in keys}
@@ -285,8 +284,7 @@ async def arun(workflow: Any = None, options: Any = None, *, task: Any = None, i
     have besides. The same call again pays nothing.
 
     Raises SpecError for problems in files and keys, UsageError for wrong options, AgacError for everything else that a
-    user can mend; failed rows are no exception: they are counted in the report, or have an `error`.
-    """
+    user can mend; failed rows are no exception: they are counted in the report, or have an `error`."""
     if (workflow is None) == (task is None):
         remedy = "Give a workflow, or a task with its rows: agac.run(task='…', inputs=rows)."
         raise UsageError("agac.run takes either a workflow or a task", remedy=remedy)
@@ -365,7 +363,9 @@ async def amap_reduce(
         mapping["explode"] = "plan.items"
         inputs = [inputs or {}] if inputs is None or isinstance(inputs, Mapping | str) else inputs
     else:
-        inputs = [{"item": item, "index": index} for index, item in enumerate(inputs or ())]
+        items = inputs.to_list() if hasattr(inputs, "to_list") else inputs  # a column
+        items = [one async for one in items] if isinstance(items, AsyncIterable) else each_row(items)
+        inputs = [{"item": item, "index": index} for index, item in enumerate(items)]
     asked = await _asked(stages, inputs, dict(keys), _model(reducing.get("output_schema")))
     report, root, built = await _run(asked), asked.more["project"], asked.task
     answers = [one async for some in built.results(root) for one in some]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.project import Project, embedded_address, open_project
+from agac.api.project import Project, open_project
 from agac.api.status import database_path, go_on, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, StoreError, UsageError
@@ -253,10 +253,8 @@ async def chosen_batches(database: Database, batch_id: str | int | None, *, clos
         every = await batches.batches(database, run=run, closed=True)
         return [max(every, key=lambda one: (one.submitted_at or 0.0, one.id))]
     if not found:
-        raise UsageError(
-            f"run {run} of {(await run_record(database, run)).workflow} has no open batches",
-            remedy=f"All that was submitted is in. Look at the run with: agac status {run}",
-        )
+        what = f"run {run} of {(await run_record(database, run)).workflow} has no open batches"
+        raise UsageError(what, remedy=f"All that was submitted is in. Look at the run with: agac status {run}")
     return found
 
 
@@ -329,4 +327,4 @@ async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provi
         raise AgacError(f"{', '.join(provider.missing_variables)} is not set")
     if not provider.embedded:
         return provider
-    return replace(provider, base_url=await stack.enter_async_context(embedded_address(opened.root)))
+    return replace(provider, base_url=await stack.enter_async_context(opened.simulator()))

@@ -10,8 +10,9 @@ from agac.api.sync import blocking
 from agac.core.errors import SpecError, UsageError, any_error, did_you_mean
 from agac.core.types import Report
 from agac.data.files import write_whole
-from agac.spec.agent_cards import card_keys, find_card
+from agac.spec.agent_cards import card_keys, find_card, place_of
 from agac.spec.mcp_lock import ServerLock, difference, lock_file, lock_text, read_lock
+from agac.spec.paths import Refused, is_reference
 from agac.spec.stage_tools import card_servers
 from agac.tools.mcp import listed_servers
 
@@ -29,10 +30,13 @@ class LockReport(Report):
 
 
 @blocking
-async def lock_card(name: str, *, check: bool = False, project: Path | str | None = None) -> LockReport:
-    """Connects the MCP servers of the card called `name`, or the server of agac.yml that is called so, and writes what
-    they offer; with `check` it only compares. Raises UsageError: one cannot be reached; SpecError: a card is bad."""
-    return await _locked(name, open_project(project), check=check)
+async def lock_card(
+    name: str, *, check: bool = False, trust_card: bool = False, project: Path | str | None = None
+) -> LockReport:
+    """Connects the MCP servers of the card called `name`, or at that address, or the server of agac.yml that is called
+    so, and writes what they offer; with `check` it only compares. A remote card brings servers that are commands only
+    where it is trusted. Raises UsageError: one cannot be reached; SpecError: a card is bad."""
+    return await _locked(name, open_project(project), check=check, trusted=trust_card)
 
 
 async def lock_given(name: str, opened: Project) -> None:
@@ -41,14 +45,20 @@ async def lock_given(name: str, opened: Project) -> None:
         await _locked(name, opened, check=False)
 
 
-async def _locked(name: str, opened: Project, *, check: bool) -> LockReport:
+async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = False) -> LockReport:
     if any_error(opened.problems):
         raise SpecError(opened.problems)
-    path, message = find_card(name, opened.spec)
+    try:
+        remote = opened.spec.fetch(name, "card")[0] if is_reference(name) else None
+    except Refused as error:
+        raise UsageError(str(error)) from None
+    path, message = (remote.path, "") if remote else find_card(name, opened.spec)
     if path is not None:
-        servers = card_servers(card_keys(path, opened.spec), opened.spec)
-        if not servers:
-            raise UsageError(f"{opened.spec.shown(path)} uses no MCP server", remedy="Only cards that do have a lock.")
+        shown = name if remote else opened.spec.shown(path)
+        keys = card_keys(path, opened.spec, remote, trusted=trusted)
+        path = place_of(str(keys.name), path, opened.spec, remote)
+        if not (servers := card_servers(keys, opened.spec)):
+            raise UsageError(f"{shown} uses no MCP server", remedy="Only cards that do have a lock.")
     elif name in (known := opened.spec.file.mcp):
         path, servers = opened.spec.paths.agentcards / name, card_servers([name], opened.spec)
     else:

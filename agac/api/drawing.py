@@ -90,18 +90,12 @@ def _quoted(text: str) -> str:
 # Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
 # passes a layer holds a place in it, as a box does: so no line runs behind a box.
 
-PASSING = 8.0
-"""What a line takes of a layer that it passes."""
-BESIDE = 28.0
-"""Between neighbours in a layer."""
-BETWEEN = 46.0
-"""From a layer to the next."""
-STEEP = 0.12
-"""How much of the furthest way to the side, at most another BETWEEN, a layer is further from the next."""
-PORT = 18.0
-"""At most so far apart lines leave and enter a box."""
-STRAIGHT = 8.0
-"""How much more than to a box a line that passes several layers is drawn to itself."""
+PASSING = 8.0  # what a line takes of a layer that it passes
+BESIDE = 28.0  # between neighbours in a layer
+BETWEEN = 46.0  # from a layer to the next
+STEEP = 0.12  # how much of the furthest way to the side, at most another BETWEEN, a layer is further from the next
+PORT = 18.0  # at most so far apart lines leave and enter a box
+STRAIGHT = 8.0  # how much more than to a box a line that passes several layers is drawn to itself
 SWEEPS = 24
 LAYOUT_SWEEPS = 32
 
@@ -321,16 +315,13 @@ def _em(c: str) -> float:
 # fit is cut, and its whole text is the tool tip.
 
 MARGIN = 28.0
-INSIDE = 16.0
-"""From a box's side to its text."""
+INSIDE = 16.0  # from a box's side to its text
 NARROWEST, WIDEST = 168.0, 300.0
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0
-TIP = 7.0
-"""How much of a line is its tip."""
-SMALL = 12.0
-"""The font size of all but names and kinds, in pixels."""
+TIP = 7.0  # how much of a line is its tip
+SMALL = 12.0  # the font size of all but names and kinds, in pixels
 LOOKS = {"kind": (12.5, 17.0), "name": (17.0, 21.0), "more": (SMALL, 17.0)}
 """Of a line in a box: the size that its width is measured at (bold is wider than its size), and how far down it is."""
 

@@ -21,8 +21,7 @@ from agac.store.db import Database, write
 from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import ExportRow, State
 
-STAGE = "result"
-"""The name of the one stage of a job."""
+STAGE = "result"  # the name of the one stage of a job
 
 Told = Callable[[list[str]], None]
 """Is given the envelopes of rows that have ended, when they are durable."""

@@ -130,10 +130,8 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     refuse_target(target, own, "agac-backup.db", force=force)
     needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
     if free < needed:
-        raise StoreError(
-            f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
-            remedy="Free some space, or name a file on another disk.",
-        )
+        what = f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free"
+        raise StoreError(what, remedy="Free some space, or name a file on another disk.")
     with explained(target.parent, "Check that you may write there, or name a file elsewhere.", StoreError):
         temporary, descriptor = create_temporary(target)
     try:
@@ -201,10 +199,7 @@ def show_data(
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
-    known = next((one for one in get_args(InputFormat) if one == format), None)
-    if format is not None and known is None:
-        remedy = sentence(did_you_mean(format, get_args(InputFormat)))
-        raise UsageError(f"--format {format}: unknown format", remedy=remedy)
+    known = _known_format(format)
     bare = texts[0].removeprefix(SCHEME)
     if listed := len(texts) == 1 and suffix_of(bare) in DATABASES and Path(bare).is_file() and format is None:
         name = bare.replace("'", "''")
@@ -233,13 +228,21 @@ def show_data(
                 if len(first) < rows:
                     first.append(record.data)
         complete = looked_at < look_at or next(records, None) is None
-        files = [ready.path]
-        if ready.patterns:
-            files = [ready.path / relative for relative in matching(ready.path, ready.patterns, ready.skipped)]
+        found = matching(ready.path, ready.patterns, ready.skipped) if ready.patterns else [""]
+        files = [ready.path / relative for relative in found]
         size = sum(path.stat().st_size for path in files if path.is_file())
     return DataReport(
         shown, str(ready.format), size, len(files), looked_at, complete, unusable, problems, columns.all(), first
     )
+
+
+def _known_format(name: str | None) -> InputFormat | None:
+    """Raises UsageError, with what was probably meant, for a format that there is not."""
+    known = next((one for one in get_args(InputFormat) if one == name), None)
+    if name is not None and known is None:
+        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
+        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
+    return known
 
 
 def _project(project: Path | str | None) -> ProjectSpec:
@@ -321,10 +324,8 @@ def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
         taken = [str(folder / path) for path in made if (folder / path).exists()]
         if taken:
             command = f"agac init --example {example} NAME" if example else "agac init NAME"
-            raise UsageError(
-                f"these files are there already: {', '.join(taken)}",
-                remedy=f"Choose another folder: {command}. Nothing was written.",
-            )
+            what = f"these files are there already: {', '.join(taken)}"
+            raise UsageError(what, remedy=f"Choose another folder: {command}. Nothing was written.")
         with explained(folder, "Choose another folder."):
             for path, source in made.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -423,9 +424,7 @@ class CardReport(Report):
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
     """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
-    opened = open_project(project)
-    if any_error(opened.problems):
-        raise SpecError(opened.problems)
+    opened = open_project(project, sound=True)
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)

@@ -27,8 +27,7 @@ from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
 from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
 
-OURS = ("<svg ", "flowchart ")
-"""How drawings begin: no other file is replaced by one."""
+OURS = ("<svg ", "flowchart ")  # how drawings begin: no other file is replaced by one
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,9 +232,7 @@ STATES = {
     State.FILTERED: "dropped", State.SKIPPED: "skipped",
 }  # fmt: skip
 
-MAX_IDS = 1000
-"""Ids of children, parts or members that are listed for each stage."""
-
+MAX_IDS = 1000  # ids of children, parts or members that are listed for each stage
 STALE = "the row, or an answer before this one, changed since; the next run runs it again"
 
 _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group"}
@@ -447,11 +445,8 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
 def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, Any]:
     """What a task came to. A reused result has no run where the row that asked it changed since or is gone."""
     origin = origins.get(task.result_id or 0)
-    reused_from = {
-        "run": origin.run if origin else None,
-        "row": origin.row_id if origin else None,
-        "answered_at": iso(task.created_at),
-    }
+    run, row = (origin.run, origin.row_id) if origin else (None, None)
+    reused_from = {"run": run, "row": row, "answered_at": iso(task.created_at)}
     answered_by = {key: getattr(task, key) for key in ("provider", "model", "base_url", "simulated")}
     return {
         "fingerprint": task.fingerprint.hex() if task.fingerprint else None, "settled_at": iso(task.settled_at),

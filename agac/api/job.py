@@ -26,8 +26,7 @@ from agac.spec.project_models import ProviderSpec
 from agac.spec.templates import Syntax
 from agac.spec.workflow import Merge, OutputSpec, ReplyForm
 
-STDOUT = "-"
-"""Standard output, as an OUTPUT."""
+STDOUT = "-"  # standard output, as an OUTPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,7 @@ class ProcessOptions(CommonOptions):
     run, and `confirm` is asked with a `Quote` of the rest. All others are those of `agac.RunOptions` and of a
     workflow's keys; `parallel` is `concurrency`, `max_retries` and `retry_delay` are `retries`; times are seconds.
     `read` are further keys of its `input`, `provider` are those of a provider of agac.yml, by its `name`. `places` are
-    for messages: where in a job's file a key of its workflow stands.
-    """
+    for messages: where in a job's file a key of its workflow stands."""
 
     prompt: str | None = None
     template: str | None = None
@@ -243,6 +241,17 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
         if getattr(options, one) is not None and getattr(options, other) is not None:
             what = f"--{one} and --{other} both say the same".replace("_", "-")
             raise UsageError(what, remedy="Keep one of them.")
+    tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
+    target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
+    target |= said(to=options.to and stored_path(options.to, root))
+    read = {name: int(text) if text.isdigit() else text for name, text in options.read.items()}
+    read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
+    told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
+    more = said(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
+    return {"input": read, "stages": [_stage_keys(options, root)], **more}
+
+
+def _stage_keys(options: ProcessOptions, root: Path) -> dict[str, Any]:
     prompt = "{{row_json}}" if options.prompt is None and options.template is None else options.prompt
     text, schema, model = options.instruction, options.json_schema, options.schema_model
     if model is not None:
@@ -250,7 +259,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     elif isinstance(schema, str):
         schema = _named(schema, root)
     attempts = None if options.max_retries is None else options.max_retries + 1
-    stage = said(
+    return said(
         name=STAGE, prompt=prompt, template=_named(options.template, root), syntax=options.syntax,
         instructions=_named(text, root) if is_file(text or "") else text,
         agent=options.agent if options.agent_card is None else _named(options.agent_card, root),
@@ -259,14 +268,6 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
         temperature=options.temperature, max_tokens=options.max_tokens,
         retries=said(attempts=attempts, delay=options.retry_delay) or None,
     )  # fmt: skip
-    tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
-    target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
-    target |= said(to=options.to and stored_path(options.to, root))
-    read = {name: int(text) if text.isdigit() else text for name, text in options.read.items()}
-    read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
-    told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
-    more = said(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)
-    return {"input": read, "stages": [stage], **more}
 
 
 _SAME = (

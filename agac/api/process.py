@@ -149,16 +149,19 @@ async def _refuse_foreign(job: Job, output: str, options: ProcessOptions) -> Non
     begun = {} if before is None or any(run.shown for run in written) else before
     for one in WRITTEN:
         path = Path(getattr(options, one) or "")
-        if (
-            path.is_file() and path.stat().st_size and stamp(path) not in known
-            and begun.get(one) != stored_path(str(path), job.root)
-            and getattr(read_summary(path.parent, path.name), "workflow", None) != job.name
-        ):  # fmt: skip
+        if _is_foreign(path, known, job.name) and begun.get(one) != stored_path(str(path), job.root):
             raise UsageError(f"{path} exists, and this job did not write it", remedy=_OVERWRITE)
     if before is not None and there and before["input"] != job.input:
         raise UsageError(f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE)
     if options.resume is False and there:
         raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
+
+
+def _is_foreign(path: Path, known: list[list[int]], job: str) -> bool:
+    """Whether a file has anything that no run of the job wrote, by its stamps or as a summary says."""
+    if not path.is_file() or not path.stat().st_size or stamp(path) in known:
+        return False
+    return getattr(read_summary(path.parent, path.name), "workflow", None) != job
 
 
 _OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."

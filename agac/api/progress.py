@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from agac.api.report import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
     from agac.engine.settle import StageTotals
 
-TICK_SECONDS = 0.125
-"""Between two pictures on a terminal."""
-
-NOTEBOOK_SECONDS = 0.5
-"""The same in a notebook: each picture is a message to the browser."""
-
-LOG_CHECK_SECONDS = 1.0
-"""Between two checks whether plain lines are due."""
+TICK_SECONDS = 0.125  # between two pictures on a terminal
+NOTEBOOK_SECONDS = 0.5  # the same in a notebook: each picture is a message to the browser
+LOG_CHECK_SECONDS = 1.0  # between two checks whether plain lines are due
 
 
 def display() -> Watch:
@@ -172,8 +167,7 @@ PLAIN_SHARE = 0.1
 PLAIN_SILENCE = 60.0
 """A log gets a line after ten seconds and a tenth more of the rows, or a minute; one about unanswered calls at once."""
 
-WAITING_SECONDS = 1.0
-"""Retries are shown when no answer has come for this time: one among many calls does not matter."""
+WAITING_SECONDS = 1.0  # retries are shown when no answer has come for this time: one among many calls does not matter
 
 
 def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
@@ -188,14 +182,9 @@ def rate(seen: deque[tuple[float, int]], now: float, count: int) -> float:
 
 BAR = 10
 WIDE_BAR = 20
-WIDE = 140
-"""The bar is longer from this number of columns on."""
-
-SHOWN_ELAPSED = 5.0
-"""Seconds after which it is said how long a run is at work: a short one needs no clock."""
-
-LEAST_DETAIL = 8
-"""Cells of an error below which its row is left out rather than cut."""
+WIDE = 140  # the bar is longer from this number of columns on
+SHOWN_ELAPSED = 5.0  # seconds after which it is said how long a run is at work: a short one needs no clock
+LEAST_DETAIL = 8  # cells of an error below which its row is left out rather than cut
 
 
 @dataclass(frozen=True, slots=True)

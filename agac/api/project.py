@@ -30,7 +30,7 @@ from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope, UnknownCalls
-from agac.plan.checks import check_batches, check_budgets, missing_extras, outside_strict, resolve_models
+from agac.plan.checks import check_batches, check_budgets, missing_parts, outside_strict, resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection, remote_of
 from agac.providers.model_string import alias_problem, parse_model
@@ -109,8 +109,7 @@ class RunOptions(CommonOptions):
     `refetch` takes remote content as it is now, also for a run that began with another; `refresh_tools` calls tools
     again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
     makes one call at a time, and shows its reply on standard error while it is written; `export_traces` is a folder,
-    relative to the current one, for a file with the calls, turns and tools of each row.
-    """
+    relative to the current one, for a file with the calls, turns and tools of each row."""
 
     input: Path | str | GivenRows | None = None
     concurrency: int | None = None
@@ -166,10 +165,8 @@ class RunOptions(CommonOptions):
         if "--stage" in at and len(at) > 1:
             raise UsageError("--stage names the only stage to run", remedy="Leave out --from and --until, or --stage.")
         if self.fresh:
-            raise UsageError(
-                "--fresh runs all stages again and cannot be limited to some of them",
-                remedy="Rerun stages of a finished run with: agac retry last --from STAGE",
-            )
+            what = "--fresh runs all stages again and cannot be limited to some of them"
+            raise UsageError(what, remedy="Rerun stages of a finished run with: agac retry last --from STAGE")
         first, last = at.get("--from", at.get("--stage", 0)), at.get("--until", at.get("--stage", len(stages) - 1))
         if last < first:
             raise UsageError(f"--from {self.from_stage} comes after --until {self.until}", remedy="Exchange the two.")
@@ -206,6 +203,21 @@ class Project:
             [one for row in rows for one in row.secrets], [one for row in rows for one in row.header_values]
         )
 
+    @asynccontextmanager
+    async def simulator(self) -> AsyncIterator[str]:
+        """The base URL of the embedded simulator, for the time of the block. Its batches are the project's; what it
+        goes on with next time lies beside the project's database. With `agac.testing` it is the one that runs."""
+        if STAND_INS:
+            yield STAND_INS[-1]
+            return
+        folder = self.root / ".agac"
+        folder.mkdir(exist_ok=True)
+        try:
+            async with embedded_simulator(Settings(state=folder / "simulator.db")) as base_url:
+                yield base_url
+        except SimulatorError as error:
+            raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
+
 
 def project_of(workflow: loader.WorkflowSource, project: Path | str | None, *, untrusted: bool = False) -> Project:
     """The project in which a workflow runs: of one that was made in Python also a folder without agac.yml."""
@@ -221,11 +233,12 @@ def open_project(
     built: loader.BuiltWorkflow | None = None,
     files: Path | None = None,
     untrusted: bool = False,
+    sound: bool = False,
 ) -> Project:
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
     `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
-    when nothing of agac.yml can be read.
+    when nothing of agac.yml can be read, or it has to be `sound` and has an error.
 
     `files` is a folder with another version of all that, but for rows that it lacks. Where they are `untrusted`, as
     those of a pull request from elsewhere are, no variable of the environment is looked up and nothing is fetched; its
@@ -236,19 +249,14 @@ def open_project(
     problems = [*broken, *problems]
     if spec is None:
         raise SpecError(problems)
-
     if built is not None:
         given = built.tools.servers.items()
         servers = {name: validated(McpServerFile, keys, f"McpServer({name!r})") for name, keys in given}
         file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
         spec = replace(spec, file=file, functions=built.tools.functions)
-
-    document = spec.document
-
-    def locate(path: tuple[str, ...]) -> Where:
-        return document.where(path, key=len(path) == 2)
-
-    providers, found = build_providers({**spec.file.providers, **(built.providers if built else {})}, env, locate)
+    at = spec.document.where
+    written = {**spec.file.providers, **(built.providers if built else {})}
+    providers, found = build_providers(written, env, lambda path: at(path, key=len(path) == 2))
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
     for name, text in spec.file.aliases.items():  # whether or not a workflow uses them
@@ -256,6 +264,8 @@ def open_project(
         others = {key: value for key, value in spec.file.aliases.items() if key != name}
         messages = [wrong] if wrong else parse_model(text, providers, others)[1]
         problems += [spec.document.problem(("aliases", name), message) for message in messages]
+    if sound and any_error(problems):
+        raise SpecError(problems)
     remote = remote_contents(replace(spec, root=root), built.allowed if built else ())
     fetch = spec.fetch if untrusted else remote.fetch
     spec = replace(spec, fetch=fetch, rows_root=root if files else None)
@@ -447,7 +457,8 @@ def check_workflow(
         folder = output_folder(overrides.output, project.spec.root, project.spec.paths, workflow.input.path)
         workflow = replace(workflow, output=replace(workflow.output, dir=folder))
     if workflow.whole:
-        problems += [*missing_extras(workflow), *check_budgets(workflow, models), *check_batches(workflow, models)]
+        problems += missing_parts(workflow, project.root, project.env)
+        problems += [*check_budgets(workflow, models), *check_batches(workflow, models)]
     source, columns = None, None
     servers = [workflow.input.format == "postgres", workflow.output.to is not None and not workflow.output.to.path]
     if project.untrusted and any(servers):
@@ -550,25 +561,3 @@ def kept_input(root: Path) -> Path:
         return keep(sys.stdin.buffer, folder)
     except UsageError as error:
         raise UsageError(error.message, remedy=remedy) from error
-
-
-# The simulator, started for the time of a run where a model needs it.
-
-STATE = "simulator.db"
-"""Beside the project's database: what was submitted in batches, and when. The simulator goes on with it next time."""
-
-
-@asynccontextmanager
-async def embedded_address(root: Path) -> AsyncIterator[str]:
-    """The simulator's base URL for the time of the block. Its batches are those of the project at `root`; with
-    `agac.testing` it is the one that runs."""
-    if STAND_INS:
-        yield STAND_INS[-1]
-        return
-    folder = root / ".agac"
-    folder.mkdir(exist_ok=True)
-    try:
-        async with embedded_simulator(Settings(state=folder / STATE)) as base_url:
-            yield base_url
-    except SimulatorError as error:
-        raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error

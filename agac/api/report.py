@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
-from agac.api.plan import Quote, planned, quote_of
+from agac.api.plan import Quote, not_recorded, planned, quote_of
 from agac.api.project import CheckedWorkflow
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
@@ -242,11 +242,6 @@ def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowC
     return None if rows is None else RowCount(selection.taken(max(0, rows - selection.offset)), exact=False)
 
 
-def severities(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems as `--json` prints them where their places do not matter."""
-    return [{"severity": problem.severity, "message": problem.message} for problem in problems]
-
-
 class RowCounts(NamedTuple):
     """The rows of a run by outcome; `open` have none yet."""
 
@@ -296,15 +291,12 @@ class Sink(Protocol):
 
     def write(self, rows: Sequence[ResultRow]) -> None:
         """Takes some rows, a thousand at most, in the order of the outputs."""
-        ...
 
     def commit(self) -> None:
         """Shows what was written, once all rows are."""
-        ...
 
     def abort(self) -> None:
         """Takes back what was written, as far as it can: a row, or the sink itself, failed on the way."""
-        ...
 
 
 @blocking
@@ -353,7 +345,9 @@ class RunReport(Report):
     replaced: dict[str, Any] | None = None
     edited: tuple[Path, ...] = ()
     copies: tuple[Path, ...] = ()
-    empty: Annotated[list[Problem], severities] = field(default_factory=list)
+    empty: Annotated[
+        list[Problem], lambda found: [{"severity": one.severity, "message": one.message} for one in found]
+    ] = field(default_factory=list)
     quote: Quote | None = None
     project: Path = field(default=Path(), repr=False)
     kind: Any = None
@@ -434,6 +428,9 @@ async def report_of(
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary, work.env)
     about = await _batch_facts(database, invocation, work.batching.providers)
+    reused = {one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged}
+    if text := not_recorded(stage for stage in work.plan.stages if stage.name in reused):
+        about["not_recorded"] = text
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
     if code is ExitCode.DONE:

@@ -17,7 +17,7 @@ from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, reachable, recorded_plan, walk_through, work_of
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
-from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, any_error
+from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
@@ -36,9 +36,7 @@ from agac.store.writer import open_database
 @asynccontextmanager
 async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Database]]:
     """The project and its database. Raises SpecError where agac.yml has problems, UsageError where nothing ran."""
-    opened = open_project(project)
-    if any_error(opened.problems):
-        raise SpecError(opened.problems)
+    opened = open_project(project, sound=True)
     path = database_path(opened.root)
     if not path.exists():
         raise no_batch_yet()
@@ -120,7 +118,6 @@ async def retrieve(
             await confirm_store(database, work)
             with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
-
         report = await report_of(database, work, invocation, [], writes=newer is None)
         return await _retrieved(database, before, invocation, report, providers, newer)
 

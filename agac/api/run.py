@@ -16,7 +16,7 @@ from typing import Any
 from agac.api.inspect import write_traces
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
-from agac.api.project import Project, RunOptions, check_all, embedded_address, made_ready, open_project, project_of
+from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
@@ -44,8 +44,7 @@ from agac.store.db import Database
 from agac.store.rows import chosen_counts
 from agac.store.writer import open_database
 
-FOLDER = "batches"
-"""Where batches' files lie, beside the database."""
+FOLDER = "batches"  # where batches' files lie, beside the database
 
 _log = logging.getLogger("agac.api")
 
@@ -74,19 +73,12 @@ async def run(
 
 
 async def _invoke(
-    opened: Project,
-    workflow: WorkflowSource,
-    options: RunOptions,
-    retry: Retry | None,
-    confirm: Confirm | None,
-    progress: Watch | bool,
-    *,
-    handle_signals: bool,
-) -> RunReport:
+    opened: Project, workflow: WorkflowSource, options: RunOptions, retry: Retry | None, confirm: Confirm | None,
+    progress: Watch | bool, *, handle_signals: bool,
+) -> RunReport:  # fmt: skip
     """One invocation: of the input's rows, or of those that a `retry` chooses."""
     opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
-    missing = missing_variables(checked.models, checked.workflow)
-    if missing:
+    if missing := missing_variables(checked.models, checked.workflow):
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     built = workflow if isinstance(workflow, Workflow) else None
@@ -94,54 +86,57 @@ async def _invoke(
     _refuse_batches(checked.workflow.asking if options.stream else ())
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(database_path(opened.root)))
-        names = {one.provider.name for models in checked.models.values() for one in models}
-        providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
-        models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
-        most = 1 if options.stream else options.concurrency
-        plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
+        work = await _ready_work(stack, database, opened, checked, options, confirm)
+        work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None)
+        plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
+        count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
         if retry is None:
             warnings += await remote_moves(database, opened, checked.workflow)
         else:
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
+            count = partial(RowCount, sum(rows for _, _, rows in invocation.chosen), exact=True)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
-        batching = batching_of(opened, providers, plan.workflow, options, confirm)
-        rows, place = partial(checked.rows, plan.selection), partial(place_of, checked.source)
-        work = work_of(opened, plan, batching, rows, place)
-        work = replace(
-            work, fresh=options.fresh, scope=scope, retry=retry, watcher=built.watcher if built else None,
-            refresh_tools=options.refresh_tools, calls=options.calls,
-        )  # fmt: skip
-        if options.stream:
-            replies = ShownReplies(show_reply, work.redactor)
-            stack.callback(replies.ended, "", "broken off")
-            work, progress = replace(work, replies=replies), replies_only if progress else False
-        left = None
         if retry is None:
-            left, text = await compare_input(database, plan, rows, opened.root)
+            left, text = await compare_input(database, plan, work.rows, opened.root)
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
             work = await confirm_cost(database, work, confirm, built.quotes if built else None)
-
-        def count_of() -> RowCount | None:
-            if retry is None:
-                return counted_or_estimated(checked, plan.selection)
-            return RowCount(sum(count for _, _, count in invocation.chosen), exact=True)
-
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
+        if options.stream:
+            progress = replies_only if progress else False
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
-            await walk_through(database, work, invocation, warnings, progress, count_of)
-
+            await walk_through(database, work, invocation, warnings, progress, count)
         report = await report_of(database, work, invocation, warnings, checked.workflow)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:
             await write_traces(database, invocation.run, Path(options.export_traces).absolute(), work.redactor.clean)
         return report
+
+
+async def _ready_work(
+    stack: AsyncExitStack, database: Database, opened: Project, checked: CheckedWorkflow, options: RunOptions,
+    confirm: Confirm | None,
+) -> Work:  # fmt: skip
+    """What an invocation is about. Its providers can be reached, and its replies are shown, until the `stack` ends."""
+    names = {one.provider.name for models in checked.models.values() for one in models}
+    providers = await stack.enter_async_context(reachable(opened, database, checked.workflow.name, names))
+    models = {name: tuple(one.at(providers) for one in models) for name, models in checked.models.items()}
+    most = 1 if options.stream else options.concurrency
+    plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
+    batching = batching_of(opened, providers, plan.workflow, options, confirm)
+    work = work_of(opened, plan, batching, partial(checked.rows, plan.selection), partial(place_of, checked.source))
+    work = replace(work, fresh=options.fresh, refresh_tools=options.refresh_tools, calls=options.calls)
+    if options.stream:
+        replies = ShownReplies(show_reply, work.redactor)
+        stack.callback(replies.ended, "", "broken off")
+        work = replace(work, replies=replies)
+    return work
 
 
 def _refuse_batches(stages: Iterable[WrittenStage]) -> None:
@@ -187,7 +182,7 @@ async def reachable(
     if not any(row.embedded for name, row in opened.providers.items() if name in needed):
         yield opened.providers
         return
-    async with embedded_address(opened.root) as address:
+    async with opened.simulator() as address:
         yield {key: replace(row, base_url=address) if row.embedded else row for key, row in opened.providers.items()}
 
 
@@ -228,10 +223,8 @@ async def recorded_plan(
     record = await runs.run_record(database, run)
     settings = await runs.run_settings_of(database, run)
     if settings is None:
-        raise UsageError(
-            f"run {run} was made by an older agac, which did not store its settings",
-            remedy=f"run it again: agac run -a {record.workflow}",
-        )
+        problem = f"run {run} was made by an older agac, which did not store its settings"
+        raise UsageError(problem, remedy=f"run it again: agac run -a {record.workflow}")
     definition = await runs.definition_of(database, run)
     plan = restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
     broken = {stage.name for stage in plan.asking if stage.schema is not None and not compiles(stage.schema.body)}
@@ -295,8 +288,7 @@ WORST_FIRST = (
 )  # fmt: skip
 """Of several ends the one that comes first here is reported."""
 
-GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)
-"""Ends after which the next workflow runs."""
+GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)  # ends after which the next workflow runs
 
 
 def run_several(
@@ -330,7 +322,7 @@ def run_several(
 class RetryChoice(Report):
     """What a retry would take up. `by_error` counts rows by where and how they failed; `done` are done ones, `open`
     ones the same retry opened before it was broken off. `calls_at_least` counts one call for each row and stage that is
-    surely asked."""
+    surely asked. `go_on` is the command that goes on with all rows of the run."""
 
     run: int
     workflow: str
@@ -340,6 +332,7 @@ class RetryChoice(Report):
     by_error: list[dict[str, Any]]
     stages: list[str]
     calls_at_least: int
+    go_on: str
 
 
 @blocking
@@ -423,5 +416,6 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
         record.id, record.workflow, rows, done, open=sum(count for stage, _, count in counts if stage == ""),
         by_error=[{"stage": stage, "type": error, "rows": count} for stage, error, count in counts if stage],
         stages=again, calls_at_least=rows * sum(replicas[name] for name in again) if again else rows - done,
+        go_on=go_on(record),
     )  # fmt: skip
     return found, record, due

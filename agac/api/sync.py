@@ -16,8 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
-_LOOK_SECONDS = 0.1
-"""So often a thread that waits looks for a Ctrl-C, of which the system may have told another one."""
+_LOOK_SECONDS = 0.1  # so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,8 +57,7 @@ class Interrupts:
         return called.result()
 
 
-INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
-"""Those of the function of `blocking` that is at work."""
+INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")  # those of the function of `blocking` that is at work
 
 
 def blocking(

@@ -95,7 +95,7 @@ class TaskInputs(Report):
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
         batch = next((one for one in self.history.in_batches if one.stage == self.stage.index), None)
-        found = self.fingerprint or (batch.fingerprint if batch else None)
+        found = self.fingerprint or (batch.fingerprint if batch else self.made if self.turns else None)
         task = self.task
         return {
             "run": self.run, "fingerprint": found.hex() if found else None, "outcome": self.outcome,

@@ -305,8 +305,7 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
             yield from _turn(turn)
 
 
-MOST_SHOWN = 500
-"""Characters of a call's arguments, and of its result; `--json` has all."""
+MOST_SHOWN = 500  # characters of a call's arguments, and of its result; `--json` has all
 
 
 def _turn(turn: dict[str, Any]) -> Iterator[str]:
@@ -316,7 +315,8 @@ def _turn(turn: dict[str, Any]) -> Iterator[str]:
     for call in turn["calls"]:
         how = f", {call['how']}" if call["how"] else ""
         took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
-        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {call['state']}{how}{took}"
+        state = "begun, its end is not known" if call["state"] == "intent" else call["state"]
+        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {state}{how}{took}"
         yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
 
@@ -413,9 +413,11 @@ def _compact(value: Any) -> str:
 
 
 def skip_words(reason: dict[str, Any]) -> str:
-    """Why a stage skipped or dropped a row, on one line: its guard with the values, or its function."""
+    """Why a stage skipped or dropped a row, on one line: its guard with the values, its function, or an equal row."""
     if "python" in reason:
         return f"{reason['python']} gave None"
+    if "dedupe" in reason:
+        return f"the same {', '.join(reason['dedupe'])} as row {reason['first']!r}, which went on"
     guard = " ".join(reason["when"].splitlines())
     values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
     return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
@@ -451,14 +453,14 @@ def why_lines(report: WhyReport) -> Iterator[str]:
 
 
 def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
-    """What became of a task, and the parts of its fingerprint; `found` is its JSON."""
-    operation, parts = task.stage.operation, found["made_of"]
+    """What became of a task, and what its fingerprint is made of; `found` is its JSON."""
+    operation = task.stage.operation
     if operation is None or found["fingerprint"]:
         yield f"fingerprint: {found['fingerprint'] or 'none: no request could be made'}"
     if found["in_batch"]:
         yield in_batch_words(found["in_batch"])
     if found["outcome"] is None:
-        yield "outcome: none yet" if found["in_batch"] else "outcome: not run yet"
+        yield "outcome: none yet" if found["in_batch"] or task.turns else "outcome: not run yet"
     else:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
     if found["error"]:
@@ -476,9 +478,13 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
         yield f"This stage calls no model. It does: {_compact(operation.body())}"
         return
     yield "The fingerprint is made of:"
+    yield from _made_of(task, found)
+
+
+def _made_of(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
+    parts, schema = found["made_of"], found["made_of"]["schema"]
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
-    schema = parts["schema"]
     yield f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none"
     if replicas := replicas_words(parts):
         yield f"  replicas: {replicas}"
@@ -524,19 +530,15 @@ def _compared(report: WhyReport) -> Iterator[str]:
 
 
 Rows = Iterable[tuple[Any, ...]]
-
-BLOCK_ROWS = 1_000
-"""Rows from which a table takes the widths of its columns; no more are kept in memory."""
+BLOCK_ROWS = 1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
 
 
 def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
     """One JSON array, one object per line. Raises UsageError where two columns have one name."""
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise UsageError(
-            f"several columns are called {twice[0]}, and a JSON object has each name once",
-            remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.",
-        )
+        what = f"several columns are called {twice[0]}, and a JSON object has each name once"
+        raise UsageError(what, remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.")
     last = None
     for row in rows:
         yield "[" if last is None else f"{last},"

@@ -108,6 +108,7 @@ def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
+trust_option = click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools.")
 # which rows, and what replaces the workflow's run mode and vars, and its model
 tool_options = in_order(
     click.option(
@@ -118,7 +119,7 @@ tool_options = in_order(
     click.option("--run", "--replay", "replay", type=int, metavar="N", help="Replay the calls of tools of this run."),
     click.option("--max-turns", type=click.IntRange(1), metavar="N", help="The most replies of a model with tools."),
     click.option("--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."),
-    click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools."),
+    trust_option,
 )  # fmt: skip
 row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
@@ -146,11 +147,9 @@ model_option = click.option(
     "-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."
 )
 traces_option = click.option(
-    "--export-traces",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
+    "--export-traces", type=click.Path(file_okay=False), metavar="DIR",
     help="Write a file for each row with its calls, turns and tools.",
-)
+)  # fmt: skip
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
@@ -286,8 +285,7 @@ def cli(
     ctx.obj = Globals(project_dir, quiet)
 
 
-_to_the_end = ExitStack()
-"""What is entered here is left when the command has ended."""
+_to_the_end = ExitStack()  # what is entered here is left when the command has ended
 
 
 def long_running(function: Function) -> Function:
@@ -363,13 +361,8 @@ def _main() -> int:
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
             return _say_bug(error)
-        return say_known(
-            UsageError(
-                f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}",
-                remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8.",
-            ),
-            None,
-        )
+        what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
+        return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)
 
 
 def say_known(error: AgacError, context: click.Context | None) -> int:
@@ -468,8 +461,7 @@ def completion(context: click.Context, shell: str) -> None:
     print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
 
 
-Values = Iterable[tuple[str, str | None]]
-"""Values that a shell may offer, each with its help."""
+Values = Iterable[tuple[str, str | None]]  # values that a shell may offer, each with its help
 
 
 def stages(context: click.Context, run: str | None = None) -> Values:

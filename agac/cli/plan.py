@@ -24,8 +24,7 @@ COUNTS = {
     "blocked": "blocked",
 }  # fmt: skip
 
-MAX_PATHS = 20
-"""Lines of a graph's paths that are printed; a wider graph is better looked at as a picture."""
+MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
 
 
 @click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")
@@ -187,6 +186,9 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
+        if (primer := found.batches.primer) is not None:
+            less = f"up to {dollars(primer.saves_usd, simulated=found.simulated)} less"
+            yield f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens cached, one more queue wait"
     if found.rounds is not None:
         yield from _rounds(found.rounds, simulated=found.simulated)
     if found.parts:
@@ -257,6 +259,20 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
+    yield from _guesses(running)
+    for budget in report.budgets:
+        yield f"  {terminal.spent_line(budget, simulated)}"
+        if not budget["enough"]:
+            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
+    if report.wants_yes:
+        usd = report.confirm_above or 0.0
+        bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
+        yield f"  above confirm_above ({bound}): the run would ask for confirmation, or needs --yes"
+    yield f"Run it with: {command}"
+
+
+def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
+    """What nobody knows before these stages run: how long answers are, and how many turns and searches they take."""
     if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
     for stage in running:
@@ -267,12 +283,3 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     models = ((stage.name, model) for stage in running for model in getattr(stage.stage, "models", ()))
     if searching := dict.fromkeys(name for name, model in models if model.server_tools):
         yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"
-    for budget in report.budgets:
-        yield f"  {terminal.spent_line(budget, simulated)}"
-        if not budget["enough"]:
-            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
-    if report.wants_yes:
-        usd = report.confirm_above or 0.0
-        bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
-        yield f"  above confirm_above ({bound}): the run would ask for confirmation, or needs --yes"
-    yield f"Run it with: {command}"

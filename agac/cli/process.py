@@ -27,8 +27,7 @@ from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project, read_text
 if TYPE_CHECKING:
     from agac.api.report import RunReport
 
-PROMPTS = 5
-"""Prompts that a dry run shows where no limit says how many."""
+PROMPTS = 5  # prompts that a dry run shows where no limit says how many
 
 summary_option = click.option("--final-summary/--no-final-summary", "--json", "as_json", default=None,
                               help="Print the summary as JSON (default); with --dry-run the plan.")  # fmt: skip

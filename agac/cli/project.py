@@ -244,11 +244,13 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
 )
 @click.argument("name")
 @click.option("--check", is_flag=True, help="Only compare; exit 1 where the servers differ from the file.")
+@main.trust_option
 @main.json_option
 @click.pass_obj
-def lock(settings: main.Globals, name: str, check: bool, as_json: bool) -> int:
+def lock(settings: main.Globals, name: str, check: bool, trust_card: bool, as_json: bool) -> int:
     """Of a card, or of one server of agac.yml. Starts or connects the servers, and calls none of their tools."""
-    report = main.long_running(api.lock_card)(name, check=check, project=settings.project_dir)
+    lock_card = main.long_running(api.lock_card)
+    report = lock_card(name, check=check, trust_card=trust_card, project=settings.project_dir)
     print_report(report, lock_lines, as_json=as_json, quiet=settings.quiet and not report.changes)
     return ExitCode.FAILED if check and report.changes else ExitCode.DONE
 

@@ -155,7 +155,8 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
         found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
         confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
-    print_run(report, terminal.typed_command(), quiet=settings.quiet or as_json)
+    command = terminal.typed_command() if report.summary["rows"]["open"] else found.go_on  # for what else failed
+    print_run(report, command, quiet=settings.quiet or as_json)
     if as_json:
         terminal.print_json(report.as_json())
     return report.exit_code
@@ -246,6 +247,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     )
     yield from agreement_lines(stages)
     yield from conversation_lines(stages)
+    yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
     yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())

@@ -79,8 +79,7 @@ def sentence(text: str) -> str:
 
 ROW_OUTCOMES = ("done", "skipped", "failed", "dropped", "open")
 TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
-BY_GUARDS = ("skipped", "dropped")
-"""Outcomes that most workflows do not have."""
+BY_GUARDS = ("skipped", "dropped")  # outcomes that most workflows do not have
 
 
 def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -92,7 +91,7 @@ def calls_remedy(run: int, workflow: str) -> str:
     """What answers whether calls of tools were made of which nobody knows."""
     retry = f"agac retry {run} --error ToolOutcomeUnknown"
     command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
-    return f"look whether the calls were made, and say so: {command} (or --skip-calls)"
+    return f"look whether the calls were made, and say so: {command} (or --skip-calls, where the row's error names it)"
 
 
 def row_words(rows: Mapping[str, int]) -> str:
@@ -189,8 +188,7 @@ def _cut_to(width: int, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]
     return [tuple(cropped(text, fits) for text in one) for one in columns]
 
 
-NARROW = 8
-"""Cells of a column that may be cut: of less nothing could be read."""
+NARROW = 8  # cells of a column that may be cut: of less nothing could be read
 
 STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
                  "killed": "red", "failed": "red"}  # fmt: skip

@@ -53,8 +53,7 @@ def member_hash(row_id: RowId) -> int:
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
 
 
-JOB = "job_"
-"""How the aliases of row runs begin."""
+JOB = "job_"  # how the aliases of row runs begin
 
 
 def job_name(stem: str, output: str, kind: str = "process") -> str:

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 MASK = "[redacted]"
-MIN_SECRET = 6
-"""Shorter values are not treated as secrets: masking every `abc` would destroy messages and hide nothing."""
+MIN_SECRET = 6  # shorter values are not treated as secrets: masking every `abc` would destroy messages and hide nothing
 
 MIN_IN_DATA = 12
 """Shorter ones are left alone in what a model answers: a local server's dummy key (`ollama`, `lm-studio`) is a word

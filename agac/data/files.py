@@ -57,16 +57,13 @@ class Source(Protocol):
 
     def columns(self) -> tuple[str, ...] | None:
         """The declared fields, in order; None where each record brings its own."""
-        ...
 
     def records(self, start: int = 0) -> Iterator[Record]:
         """Every record after the first `start`, in order, streamed; each call reads from the beginning again. Trouble
         inside the data is a record with an error, never a gap. Raises AgacError when the file cannot be read."""
-        ...
 
     def describe(self) -> str:
         """The input as messages name it: its path as the user wrote it."""
-        ...
 
 
 @contextmanager
@@ -294,7 +291,7 @@ class AtomicFile:
     def __init__(self, path: Path, remedy: str = "") -> None:
         """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""
         self.path, self.remedy = path, remedy or self.remedy
-        self._committed = False
+        self._finished = self._committed = False
         refuse_what_is_no_file(path)
         with explained(path, self.remedy):
             # for writers that take a path, which must neither replace nor remove this file
@@ -311,6 +308,7 @@ class AtomicFile:
         with explained(self.path, self.remedy):
             self._file.flush()
             os.fsync(self._file.fileno())
+        self._finished = True
 
     @property
     def changes_anything(self) -> bool:

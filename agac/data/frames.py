@@ -50,7 +50,7 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
         async for row in rows:
             yield _line(row, number := number + 1)
     else:
-        for row in _each(rows):
+        for row in each_row(rows):
             yield _line(row, number := number + 1)
             if monotonic() - turn > _TURN_SECONDS:
                 await sleep(0)
@@ -60,7 +60,7 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
         raise UsageError(f"{GIVEN}: the iterator has nothing left; it was read before", remedy=remedy)
 
 
-def _each(rows: Any) -> Iterator[Any]:
+def each_row(rows: Any) -> Iterator[Any]:
     """The rows of a frame, as dicts, or what an iterable gives."""
     if hasattr(rows, "iter_slices"):  # polars
         return (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts())
@@ -73,7 +73,7 @@ def _each(rows: Any) -> Iterator[Any]:
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
             return (row for batch in arrow.RecordBatchReader.from_stream(rows) for row in batch.to_pylist())
-    if isinstance(rows, Mapping | bytes) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
+    if isinstance(rows, Mapping | bytes | str) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
         remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)

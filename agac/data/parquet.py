@@ -169,7 +169,6 @@ class ParquetSink(AtomicFile):
             raise AgacError(lack, remedy="Or remove parquet from output.format.")
         self._connection = memory_database()
         self._longest = self._characters = self._rows = 0
-        self._finished = False
         super().__init__(path)
         try:
             self._spool = AtomicFile(path.with_name(f"{path.name}.rows"))
@@ -193,7 +192,6 @@ class ParquetSink(AtomicFile):
             self._convert()
         self._spool.abort()
         super().finish()
-        self._finished = True
 
     def abort(self) -> None:
         """Forgets what was written; after `commit` it does nothing but to let go of memory."""

@@ -46,6 +46,7 @@ MAX_REDIRECTS = 5
 SLOWEST = 10_000  # bytes in a second: a transfer may take so much longer than its time-out
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
+_CLOUDS = [*map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16"))]  # of services to their own machines
 _AGREE = "in `remote` of agac.yml"
 
 
@@ -298,7 +299,8 @@ class RemoteContents:
             with suppress(ValueError):
                 if ip in ipaddress.ip_network(one, strict=False):
                     return True
-        return ip.is_global and not ip.is_multicast and (ip.version == 4 or ip in _UNICAST)
+        inner = ip.is_multicast or any(ip in one for one in _CLOUDS)
+        return ip.is_global and not inner and (ip.version == 4 or ip in _UNICAST)
 
     def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its time-outs."""

@@ -23,15 +23,12 @@ class Ending(Protocol):
 
     def finish(self) -> None:
         """Makes what was written durable, but does not show it yet. Nothing can be written after it."""
-        ...
 
     def commit(self) -> None:
         """Finishes if that was not done, and shows what was written in the place of what was there."""
-        ...
 
     def abort(self) -> None:
         """Forgets everything; what was there stays as it was. After `commit` it does nothing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,6 @@ class JsonSink(AtomicFile):
         super().__init__(path)
         self._framing = framing
         self._count = 0
-        self._finished = False
 
     def write(self, value: JSONValue) -> None:
         """Appends one value. Raises AgacError, with a remedy, when the disk refuses it."""
@@ -85,7 +81,6 @@ class JsonSink(AtomicFile):
         if not self._finished:
             self.append(self._framing.closing if self._count else self._framing.empty)
             super().finish()
-            self._finished = True
 
 
 TELEMETRY = "telemetry.jsonl"
@@ -201,7 +196,6 @@ class RowSink(Ending, Protocol):
 
     def write(self, rows: Sequence[OutputRow]) -> None:
         """Appends rows. Raises AgacError, with a remedy, when they cannot be written."""
-        ...
 
 
 class IsolatedSink:

@@ -13,7 +13,6 @@ import shlex
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, storable
@@ -43,25 +42,17 @@ from agac.spec.tools import AgentSpec, ToolSpec
 from agac.spec.workflow import RowBudget, family
 from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
-from agac.store.rows import StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls
+from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
 from agac.store.runs import read_run
 from agac.store.writer import ToolCache
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
 
-RECORDED = Path("tools") / "recorded"
-"""Where results of tools are noted, a file a workflow (`tools_mode: record`)."""
+RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
 
-MOST_AT_ONCE = 8
-"""Calls of one turn that are made at the same time."""
-
-ALIKE = 3
-"""So many turns in a row that ask for the same, or fail alike, end a conversation."""
-
-MAX_TURN_CHARS = 64_000
-"""Characters of the results of a turn, where no tool's own `max_chars` is larger."""
-
-MOST_ANEW = 2
-"""So often a conversation begins anew whose server lost its session."""
+MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
+ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
+MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_chars` is larger
+MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
 
 ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
 """What the model is told where its tools and the form of its answer do not go together in one request."""
@@ -76,8 +67,7 @@ _EITHER = "--repeat-calls calls it again, --skip-calls tells the model that nobo
 
 _NO_TOOLS = AgentSpec()
 
-End = ValidReply | RowError
-"""How a conversation ends."""
+End = ValidReply | RowError  # how a conversation ends
 
 
 def how_ended(end: End | None) -> str | None:
@@ -112,8 +102,8 @@ def asks_for_more(reply: Reply) -> bool:
 class TaskConversation:
     """A task's conversation with one model. `request` is its opening, `first` the number of its first turn. `by_form`:
     the form of the answer alone is asked for now. `bound`: what of the row's budget is used up, so that no tools are
-    called any more. `stored` has what is known of calls, by turn and place; `end` is how stored turns ended,
-    `raised` what stops a child, and so this."""
+    called any more. `changed`: a call was made now that must not be repeated. `stored` has what is known of calls, by
+    turn and place; `end` is how stored turns ended, `raised` what stops a child, and so this."""
 
     attempts: TaskAttempts
     request: Request
@@ -123,6 +113,7 @@ class TaskConversation:
     by_form: bool = False
     bound: str = ""
     durable: bool = True
+    changed: bool = False
     stored: dict[tuple[int, int], StoredCall] = field(default_factory=dict)
     end: End | None = None
     raised: Exception | None = None
@@ -181,11 +172,9 @@ class TaskConversation:
         """The result that a reply is, or why it is none; None: the conversation goes on."""
         if asks_for_more(reply):
             if self._is_last:
-                most = self.stage.tooling.max_turns
-                message = (
-                    f"the model did not answer in {most} turns (max_turns), nor when it was asked to without tools"
-                )
-                return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
+                what = self.bound or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
+                message = f"{what} are used up, and the model did not answer when it was asked to without tools"
+                return RowError(ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message)
             before = [turn.reply.calls for turn in self.turns[-ALIKE + 1 :]]
             if reply.calls and len(before) == ALIKE - 1 and all(_same(calls, reply.calls) for calls in before):
                 message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
@@ -203,8 +192,8 @@ class TaskConversation:
         turn.results = None if judged is None and turn.reply.calls else []
         if judged is None and not asks_for_more(turn.reply):
             turn.said, self.by_form = ASK_FORM, True
-        wrong = isinstance(judged, RowError) and judged.type is ErrorType.SCHEMA_MISMATCH
-        if isinstance(judged, RowError) and wrong and self.repairs < self.stage.repair:
+        may = self.repairs < self.stage.repair
+        if may and isinstance(judged, RowError) and judged.type is ErrorType.SCHEMA_MISMATCH:
             self.repairs += 1
             turn.said = complaint(judged.message, wants_json=self.stage.wants_json)
             judged = None
@@ -218,7 +207,7 @@ class TaskConversation:
             what = "; ".join(f"{name}: {text}" for name, text in failed[0])
             return RowError(ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}")
         if self.spec.result_mode != "passthrough":
-            turn.results = _bounded(results, max(MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)))
+            turn.results = _bounded(results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)]))
             return None
         for call, result in zip(turn.reply.calls, results, strict=True):
             if result.is_error:
@@ -237,6 +226,7 @@ class TaskConversation:
             if isinstance(reply, Fault):  # which was a reply to the agac that stored it
                 self.end = RowError(reply.type, reply.message)
                 return
+            self.next_request()  # which settles whether the form alone was asked for
             turn, goes_on = Turn(one.number, reply), one is not stored[-1] and asks_for_more(reply)
             self.end = self.take(turn, None if goes_on else self.judge(reply))
             known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
@@ -296,7 +286,7 @@ async def open_agents(context: InvocationContext, caller: Caller, since: float) 
         functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
         go_on=context.stop_signal.check, stops=RunStopped,
         later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
-        recorded=partial(recorded_calls, database), record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+        recorded=agents.recorded, record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )  # fmt: skip
     async with open_tools(stages, tools) as agents.pool:
         yield
@@ -321,6 +311,20 @@ class Agents:
 
     async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
         """As Conversing says."""
+        position, active, own = await self._found(attempts, models), attempts.active, attempts.fingerprint
+        if self._budget.turns is None and self._budget.tool_calls is None:
+            return position
+        index, (_, calls) = attempts.stage.index, self._stored.get(own, ((), ()))
+        stages = active.settled.union([index] if own in self._stored else ()) - active.counted
+        active.counted |= stages | {index}
+        for stage, turns, made in await turns_used(self._database, active.new.key, own):
+            active.turns += turns * (stage in stages)
+            active.tool_calls += made * (stage in stages)
+        active.tool_calls = max(active.tool_calls, sum(call.state != "refused" for call in calls))
+        return position
+
+    async def _found(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
+        """Looks for the stored conversation that goes on: the position of its model."""
         own, index = attempts.fingerprint, attempts.connection.stage.index
         turns = await newest_turns(self._database, own, self._workflow)
         if not turns:
@@ -333,8 +337,7 @@ class Agents:
         if again or last.ended == "lost" or (old and last.ended == "done"):
             return attempts.position
         calls = await calls_since(self._database, own, self._workflow, first.number)
-        made = sum(call.result is not None and call.state != "refused" for call in calls)
-        active.tool_calls, forgotten = max(active.tool_calls, made), False
+        forgotten = False
         for call in calls:
             found = self.pool.check(index, call.name, call.arguments)
             if call.state == "refused" or isinstance(found, str):
@@ -409,10 +412,18 @@ class Agents:
         lost = answer if ends_row or active.deadline.over else None
         return ToolOutcome(f"{tool.source} gave no answer: {answer.message}", error=True, lost=lost)
 
+    async def recorded(self, run: int, scope: CallScope) -> tuple[list[RecordedCall], list[ToolCall]]:
+        """The calls that a run recorded for the task whose conversation this is, and those before this call in it."""
+        talk = self._open[scope.fingerprint]
+        of, new, (*earlier, now) = talk.attempts, talk.attempts.active.new, talk.turns
+        where = {"stage": of.stage.name, "replica": of.replica, "agent": talk.stage.name if of.of else ""}
+        calls = await recorded_calls(self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where)
+        return calls, [*(call for turn in earlier for call in turn.reply.calls), *now.reply.calls[: scope.call]]
+
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
         """Why a conversation whose server lost its session ends; None: it begins anew."""
         attempts = talk.attempts
-        if attempts.changed and self._choice != "repeat":
+        if attempts.changed and (talk.changed or self._choice != "repeat"):
             what = f"{error.message}; {attempts.changed} was called before, and a new conversation may call it again"
             return self._undecided(attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session")
         self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
@@ -487,11 +498,9 @@ class Agents:
         for one in (talk.raised, *found):
             if isinstance(one, BaseException):
                 raise one
-        results = [one for one in found if isinstance(one, ToolResult)]
-        for one in found:
-            if isinstance(one, RowError):
-                return one
-        end = talk.take_results(turn, results)
+        if errors := [one for one in found if isinstance(one, RowError)]:
+            return errors[0]
+        end = talk.take_results(turn, [one for one in found if isinstance(one, ToolResult)])
         self._note_end(talk, end)
         return end
 
@@ -513,23 +522,26 @@ class Agents:
             found = self.pool.check(index, call.name, call.arguments)
             if isinstance(found, str):
                 return self._keep(talk, turn, place, "refused", found)
-            if not self._counts(talk):
+            open_call = old if old is not None and old.state != "refused" else None
+            active, most = talk.attempts.active, self._budget.tool_calls
+            if open_call is None and most is not None and active.tool_calls >= most:
+                talk.bound = f"row_budget: the {most} calls of tools of the row"
                 return self._keep(talk, turn, place, "refused", NOT_MADE)
+            active.tool_calls += open_call is None  # else it was counted when it was begun
             tool, arguments = found
             once, changes = not self.pool.is_repeatable(index, tool), self._changes(talk.stage, tool)
-            if old is not None and old.state != "refused" and (once or old.state == "lost"):
-                decided = self._decided(talk, turn, place, lost=old.state == "lost")
+            if open_call is not None and (once or open_call.state == "lost"):
+                decided = self._decided(talk, turn, place, lost=open_call.state == "lost")
                 if decided is not None:
                     return decided
             before = talk.attempts.changed
             if changes:
-                talk.attempts.changed = shown([call])
+                talk.attempts.changed, talk.changed = shown([call]), True
                 self._keep(talk, turn, place, "intent", None)
                 await self._ledger.durable()
             at, begun = self._clocks.wall(), self._clocks.monotonic()
-            row = talk.attempts.active.new.row.id
             try:
-                scope = CallScope(index, fingerprint, turn.number, place, row)
+                scope = CallScope(index, fingerprint, turn.number, place)
                 outcome = await self.pool.call(tool, arguments, scope)
             except (AgacError, RunStopped) as error:
                 self._not_made(talk, turn, place, before)
@@ -537,6 +549,10 @@ class Agents:
                     self._stop_signal.lose_input(error)
                 raise RunStopped from None
             took = self._clocks.monotonic() - begun
+        if changes and outcome.unknown:  # its intent stays
+            if once:
+                return self._unknown(talk, call, outcome.text)
+            return RowError(ErrorType.TIMEOUT, f"{outcome.text}; the next run makes the same call again")
         if outcome.lost is not None:
             if not outcome.made:
                 self._not_made(talk, turn, place, before)
@@ -559,22 +575,17 @@ class Agents:
         if lost:
             raise BeginAnew(RowError(ErrorType.TOOL_SERVER_ERROR, f"the server of {call.name} lost its session"))
         if self._choice == "ask":
-            what = f"{shown([call])} was begun, and agac was ended before it knew what came of it, so it is not"
-            return self._undecided(talk.attempts, f"{what} called again without being asked", _EITHER)
+            return self._unknown(talk, call, "what came of it is not known")
         return None
 
-    def _counts(self, talk: TaskConversation) -> bool:
-        """Counts one more call of a tool, if the row may make it."""
-        active, most = talk.attempts.active, self._budget.tool_calls
-        if most is not None and active.tool_calls >= most:
-            talk.bound = f"row_budget: the {most} calls of tools of the row"
-            return False
-        active.tool_calls += 1
-        return True
+    def _unknown(self, talk: TaskConversation, call: ToolCall, why: str) -> RowError:
+        what = f"{shown([call])} was begun, and {why}, so it is not called again without being asked"
+        return self._undecided(talk.attempts, what, _EITHER)
 
     def _not_made(self, talk: TaskConversation, turn: Turn, place: int, before: str) -> None:
         """A call that was only meant to be made: `before` is what had changed something by then."""
-        self._keep(talk, turn, place, "refused", None)
+        old = talk.stored.get((turn.number, place))  # which may have been made before
+        self._keep(talk, turn, place, "refused" if old is None else old.state, None)
         if talk.attempts.changed == shown([turn.reply.calls[place]]):
             talk.attempts.changed = before
 
@@ -592,5 +603,6 @@ class Agents:
             )
         )  # fmt: skip
         if text is not None:
-            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), call.name)).count += 1
+            name = call.name if call.name in {tool.name for tool in talk.spec.tools} else ""  # a model may say any
+            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), name)).count += 1
         return told(call, text or "", state)

@@ -31,8 +31,7 @@ from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
-SAMPLE = 200
-"""Requests of a stage that are rendered to be measured, where what they are made of is not there yet."""
+SAMPLE = 200  # requests of a stage that are rendered to be measured, where what they are made of is not there yet
 
 HISTORY_RUNS = 5
 """Newest runs of a workflow that are looked at: for one to compare with, and for what calls took before."""
@@ -44,18 +43,16 @@ class ForecastRow(RowProgress):
     by the stage's position then; `ready` what came of them in batches, which the run that goes on takes. All of that is
     known once it is `learned`.
 
-    `blocked` are the stages that cannot be run for it; where it is not `chosen` it is
-    left as it is. `absent`: what it is made of fails, so that it will not be.
-    `times`: it stands for so many rows of which nothing else is known (`guessed`). `ended`: it went through its stages.
-    Where the stages of its level are not one chain, `begun` are the positions of those whose tasks began, and
-    `open_needs` how many needs of each have no outcome yet. `never_began` are the stages that a row which left the run
-    before never came to. `making` is what is made of it; it fails at `unmade`, of
-    which nothing can be made.
+    `blocked` are the stages that cannot be run for it; where it is not `chosen` it is left as it is. `absent`: what it
+    is made of fails, so that it will not be. `times`: it stands for so many rows of which nothing else is known
+    (`guessed`). `ended`: it went through its stages. Where the stages of its level are not one chain, `begun` are the
+    positions of those whose tasks began, and `open_needs` how many needs of each have no outcome yet. `never_began` are
+    the stages that a row which left the run before never came to. `making` is what is made of it; it fails at `unmade`,
+    of which nothing can be made.
 
     Of a task at the stage that made the row (`is_group`) it is known before it is looked up why it cannot be run
     (`refused`). Where what it is about is not there yet, `characters` are what that comes to. `parts` would be run
-    before it, and `in_batch` others are in batches.
-    """
+    before it, and `in_batch` others are in batches."""
 
     level: Level[AnyStage]
     old: StoredRow | None = None

@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -54,6 +54,7 @@ class Route:
     redactor: Redactor
     most: WorstCase | None
     prefix: Prefix | None = field(default=None, kw_only=True)
+    _encoder: Encoder = field(default_factory=Encoder, init=False, repr=False, compare=False)
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -81,10 +82,6 @@ class Route:
     def tools(self) -> tuple[ToolDefinition, ...]:
         """What the model is told of the stage's tools: one value, which is described and encoded once."""
         return tuple(tool.definition for tool in self.stage.agent_spec.tools) if self.stage.agent_spec else ()
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder()
 
     def body(self, request: Request) -> bytes:
         """The request in the provider's words: the same bytes for a call and for a line of a batch."""
@@ -137,8 +134,7 @@ class CallResult(NamedTuple):
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet.
-    """
+    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet."""
 
     sender: Sending
     lane: Lane
@@ -173,8 +169,7 @@ class ModelConnection(Route):
         The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
         connection. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded when the row's
-        time is over before that.
-        """
+        time is over before that."""
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
@@ -207,17 +202,13 @@ class ModelConnection(Route):
     async def _enter(self, body: bytes) -> LanePermit:
         """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not
         get there, cancelled ones too, gives its places back."""
-        await self.stage_limit.enter()
-        try:
-            await self.uncommitted.enter()
-            try:
-                return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-            except BaseException:  # cancelled, or the run stops
-                self.uncommitted.leave()
-                raise
-        except BaseException:  # the same, at either of the two that come after it
-            self.stage_limit.leave()
-            raise
+        with ExitStack() as entered:
+            for limit in (self.stage_limit, self.uncommitted):
+                await limit.enter()
+                entered.callback(limit.leave)
+            permit = await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+            entered.pop_all()  # it is called, and leaves once its answer came
+        return permit
 
 
 @asynccontextmanager
@@ -227,8 +218,7 @@ async def open_connections(
     """Each stage's connections, its model's first, by the stage's index.
 
     Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits`
-    is called with the name of a lane and the seconds of each long wait in it.
-    """
+    is called with the name of a lane and the seconds of each long wait in it."""
     plan = work.plan
     budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)
@@ -294,8 +284,7 @@ class TaskAttempts:
     asked now, and `purpose` why; `reservation` is what is set aside for the call under way. `judge` says what a reply
     is worth; None, that the conversation goes on. `last` is the last call that ended, `turns` is the number of the last
     turn of a task that is a conversation, and `changed` a call of these that must not be repeated. A child agent's
-    calls are recorded at its parent's stage, `of`.
-    """
+    calls are recorded at its parent's stage, `of`."""
 
     active: ActiveRow
     fingerprint: bytes

@@ -2,10 +2,10 @@
 
 Rows go through the same `LevelStages` as in a run, some hundred at a time and stage by stage, so that a stage takes one
 look-up for all of them. An answer that is not in the store is `Unknown`: the reason stays with the row, guards that
-need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not
-grow with the rows: the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
+need it are undecided, and a list that it would hold counts as the last run's mean. Memory does not grow with the rows:
+the members of groups, and values that were seen, are on disk meanwhile (`store/scratch`).
 
-forecast     the counts, the run that they are compared with, and outcomes, as far as the store knows them
+baseline     a row, the run that it is compared with, and outcomes, as far as the store knows them
 dry_groups   derived rows, and groups once all members are known
 """
 
@@ -24,6 +24,7 @@ from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_ba
 from agac.engine.executor import LevelStages, Task
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
+from agac.engine.prefix import planned_primer
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
 from agac.spec.graph import levels_of
@@ -34,8 +35,7 @@ from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, row
 from agac.store.runs import counters, row_counts, run_ids
 from agac.store.scratch import Scratch
 
-Rows = Callable[[], Iterator[Row]]
-"""Begins to read the input, each time it is called."""
+Rows = Callable[[], Iterator[Row]]  # begins to read the input, each time it is called
 
 
 async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> PlanReport:
@@ -77,11 +77,13 @@ async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None
             characters += len(str(stage.schema.body))
         other = any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
         longer = None if other else 1.0
-        found.estimate = estimate(stage, found.questions, characters, counts, longer=longer)
+        primer = planned_primer(stage, stage.models[0], found.questions)
+        risks = primer.risks_usd if primer is not None else 0.0
+        found.estimate = estimate(stage, found.questions, characters, counts, longer=longer, risks=risks)
         found.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
-        found.batches = planned_batches(stage, found.questions, characters, times)
+        found.batches = planned_batches(stage, found.questions, characters, times, primer)
         if stage.agent_spec is not None and found.batches is not None and found.questions:
             found.rounds = planned_rounds(stage, found.questions, found.estimate, times)
 

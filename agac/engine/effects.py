@@ -20,9 +20,7 @@ from agac.store.batches import Ready
 from agac.store.records import NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
-NO_DEADLINE = RowDeadline(None, float)
-"""Without `row_timeout` all rows share one."""
-
+NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share one
 Rows = list[dict[str, JSONValue]]
 
 
@@ -63,14 +61,13 @@ class RowProgress:
 class ActiveRow(RowProgress):
     """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
     spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls. `turns` and
-    `tool_calls` are those of its conversations in this invocation.
+    `tool_calls` are those of its conversations, `counted` the stages whose earlier ones are among them.
 
     `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
     are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
     `part` of a large group is a call of the group's stage, and no row of it. `resumed`: walked on from where it waited,
     so that what failed meanwhile is not asked again, and `again` if this invocation left it there, and has counted what
-    it came to; `ready` is what came of its tasks in batches since it was last walked.
-    """
+    it came to; `ready` is what came of its tasks in batches since it was last walked."""
 
     prior: dict[int, PriorTask] = field(default_factory=dict)
     deadline: RowDeadline = NO_DEADLINE
@@ -78,6 +75,7 @@ class ActiveRow(RowProgress):
     waited: float = 0.0
     turns: int = 0
     tool_calls: int = 0
+    counted: set[int] = field(default_factory=set)
     known: bool = False
     forced: bool = False
     again_from: int | None = None

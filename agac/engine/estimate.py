@@ -23,8 +23,7 @@ from agac.store.batches import LaneTimes
 from agac.store.records import FIRST, TURN
 from agac.store.runs import Count
 
-CHARACTERS_A_TOKEN = 4
-"""What English text comes to with common tokenizers."""
+CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class CostEstimate(Report):
     basis: Literal["history", "sample", "guess", "local"]
 
 
-LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")
-"""Of a stage that asks no model."""
+LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")  # of a stage that asks no model
 
 
 def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, float, float] | None:
@@ -56,6 +54,8 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
     if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
+        if not any(c.tasks for c in own if c.outcome in ("done", "failed")):
+            return None  # none of them has ended
         ended = begun  # of a conversation each turn is a call that holds
     given, made = (
         sum(tokens) / calls for tokens in zip(*((c.input_tokens, c.output_tokens) for c in answered), strict=True)
@@ -64,11 +64,12 @@ def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, flo
 
 
 def estimate(
-    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None
-) -> CostEstimate:
+    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None,
+    risks: float = 0.0,
+) -> CostEstimate:  # fmt: skip
     """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
     when nothing could be rendered. The history's input counts where these requests are so many times as long (`longer`;
-    None: they are others), or nothing could be rendered."""
+    None: they are others), or nothing could be rendered. `risks`: dollars that a primer adds at most."""
     most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
     given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
     if past is not None:
@@ -86,15 +87,12 @@ def estimate(
     return CostEstimate(
         calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made),
         usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
-        usd_at_most=_at_most(stage, tasks, given), basis="guess" if past is None else "history",
+        usd_at_most=summed([_at_most(stage, tasks, given), risks]), basis="guess" if past is None else "history",
     )  # fmt: skip
 
 
-GUESSED_TURNS = 2
-"""Calls of a conversation of which nothing is known: one that asks for tools, one that answers."""
-
-GUESSED_RESULT = 500.0
-"""Tokens that the calls of such a turn give."""
+GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
+GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give
 
 
 def _grown(stage: PlannedStage, given: float, turns: int, a_turn: float) -> float:
@@ -140,11 +138,8 @@ def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batc
     return None if one is None else one * calls
 
 
-TEXT = "x" * 60
-"""A field of text: a dozen words."""
-
-FREE = "x" * 1000
-"""An answer without a schema."""
+TEXT = "x" * 60  # a field of text: a dozen words
+FREE = "x" * 1000  # an answer without a schema
 
 
 def dummy_answer(stage: AnyStage) -> JSONValue:
@@ -172,18 +167,26 @@ def _of_shape(body: Any, depth: int) -> JSONValue:
 
 # Into how many batches the requests of a stage are cut, and of what size.
 
-AROUND = 400
-"""Bytes of a line beside the texts and the schema of its request: its name, its address, the parameters."""
+AROUND = 400  # bytes of a line beside the texts and the schema of its request: its name, its address, the parameters
+
+
+class PlannedPrimer(NamedTuple):
+    """What a batch of one that goes ahead saves, if all others find `tokens` in a cache, or adds, if none does."""
+
+    tokens: int
+    saves_usd: Usd
+    risks_usd: Usd
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatches(Report):
-    """The batches of a stage: how many, of what size, in which window the provider ends them, and how long those of
-    its lane that ended before took, in seconds: half of them up to `p50_s`, 95 % up to `p95_s`."""
+    """The batches of a stage: how many, of what size, in which window the provider ends them, the `primer` of a run
+    that waits, and how long those of the lane took that ended, in seconds: half up to `p50_s`, 95 % up to `p95_s`."""
 
     count: int
     requests_at_most: int
     completion_window: str
+    primer: PlannedPrimer | None = None
     ended_before: int = 0
     p50_s: float | None = None
     p95_s: float | None = None
@@ -200,7 +203,7 @@ def most_bytes(rules: BatchRules, traits: BatchTraits) -> int:
 
 
 def planned_batches(
-    stage: PlannedStage, requests: int, characters: float | None, times: LaneTimes | None
+    stage: PlannedStage, requests: int, characters: float | None, times: LaneTimes | None, primer: PlannedPrimer | None
 ) -> PlannedBatches | None:
     """The batches of a stage; None where it is not asked so. `characters`: of a request, schema included, in the mean;
     None where nothing is known of them. `times` are those of earlier batches of its lane."""
@@ -211,7 +214,7 @@ def planned_batches(
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
     took = (times.batches, round(times.p50, 3), round(times.p95, 3)) if times else ()
     window = stage.batch.completion_window or traits.windows[0]
-    return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
+    return PlannedBatches(ceil(requests / most), min(most, requests), window, primer, *took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +282,7 @@ class StageForecast(Report):
     `sure` are run whatever answers that are not there yet say.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
-    `rounds` those of one with tools.
-    """
+    `rounds` those of one with tools."""
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
@@ -362,8 +364,7 @@ class PlanReport(Report):
 
     `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
-    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested.
-    """
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
@@ -435,8 +436,7 @@ def needed(stages: Iterable[StageForecast]) -> Amount:
     return total
 
 
-MARGIN = 1.2
-"""A limit that is proposed has a fifth more than the estimate says: rows differ."""
+MARGIN = 1.2  # a limit that is proposed has a fifth more than the estimate says: rows differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,16 +493,16 @@ def _rounded_up(usd: float) -> str:
 
 class WorstCase:
     """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
-    only asked for dollars."""
+    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour."""
 
-    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False) -> None:
+    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False) -> None:
         self._max_tokens = model.params.max_tokens or 0
         # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
         # to the settings of an account; a batch is a tier of its own
         wanted = model.params.service_tier
         tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
         prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
-        self._steps = max_price_steps(price for price in prices if price is not None)
+        self._steps = max_price_steps((price for price in prices if price is not None), lasting=lasting)
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
@@ -516,13 +516,14 @@ class WorstCase:
         return Amount(usd, size + self._max_tokens, 1)
 
 
-def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
+def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:
     """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
     turn out smaller than it could be, so a step that is cheaper does not count."""
     columns = sorted(
-        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0), price.output)
+        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0), price.output)
         for one in prices
         for start, price in ((0, one), *one.above)
+        for kept in (price.cache_write_1h if lasting else None,)
     )
     steps = []
     given = made = 0.0

@@ -38,20 +38,11 @@ TELEMETRY_ROWS = 100_000
 """Rows up to which telemetry.jsonl is written without being asked for: beyond, it is a gigabyte that few look at, and
 to write it again would be most of what a run costs that finds one changed cell."""
 
-PREVIEW = "preview"
-"""Folder, inside the output folder, of a run over a selection."""
-
-_TEXTS = ("csv", "tsv", "files")
-"""Formats whose fields are always text."""
-
-PLAIN_MERGES = (None, "replace")
-"""Where nothing but results is written in the JSON files."""
-
-GROWING = "growing"
-"""Under this name `exported_files` has the mark of the file that a row run writes row by row."""
-
-Stamps = dict[str, list[int]]
-"""What files were when they were written: name → [bytes, mtime in ns]."""
+PREVIEW = "preview"  # folder, inside the output folder, of a run over a selection
+_TEXTS = ("csv", "tsv", "files")  # formats whose fields are always text
+PLAIN_MERGES = (None, "replace")  # where nothing but results is written in the JSON files
+GROWING = "growing"  # under this name `exported_files` has the mark of the file that a row run writes row by row
+Stamps = dict[str, list[int]]  # what files were when they were written: name → [bytes, mtime in ns]
 
 
 class Outputs:
@@ -296,18 +287,20 @@ async def export_run(
             await write_telemetry(database, run.id, out.open(sinks.TELEMETRY))
         if outputs.filtered:
             await write_filtered(database, run, out.open(sinks.FILTERED))
-    failure = None
-    if table is not None and (error := table.failure) is not None:
-        again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
-        remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
-        remedy = f"{error.remedy or ''} {remedy}".strip()
-        failure = AgacError(f"{error.message}; nothing of it was written", remedy=remedy)
+    failure = _not_written(run, table.failure) if table is not None and table.failure is not None else None
     _remove_stale(outputs, written)
     stamps = outputs.stamps(unwritten=failure is not None)
     if outputs.places is not None and (copy := keep.stamp or run.exported_files.get(PREVIOUS)):
         stamps[PREVIOUS] = copy
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
+
+
+def _not_written(run: RunRecord, error: AgacError) -> AgacError:
+    """What is said of a table that could not be written."""
+    again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
+    remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
+    return AgacError(f"{error.message}; nothing of it was written", remedy=f"{error.remedy or ''} {remedy}".strip())
 
 
 async def _final_rows(

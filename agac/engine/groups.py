@@ -33,8 +33,7 @@ from agac.store import rows as store
 from agac.store.records import Child, Children, NewRow, Part
 from agac.store.rows import State, StoredRow
 
-WIDTH = 64
-"""Bits of a hash, as `keys.member_hash` gives it."""
+WIDTH = 64  # bits of a hash, as `keys.member_hash` gives it
 
 
 class NodeId(NamedTuple):
@@ -88,8 +87,7 @@ class Tree:
     Members stream through: what is held at a time is one call's worth for each height.
 
     A node comes after its children, the nodes of a height in order, as early as they are known; the last one of all is
-    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone.
-    """
+    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone."""
 
     def __init__(self, size: CallSize) -> None:
         max_tokens = maxsize if size.max_tokens is None else size.max_tokens
@@ -218,8 +216,7 @@ class _Cut:
         return given
 
 
-RESULT_TOKENS = 500
-"""What a part's result is taken to come to, where the stage's `max_tokens` does not bound it."""
+RESULT_TOKENS = 500  # what a part's result is taken to come to, where the stage's `max_tokens` does not bound it
 
 MAX_ROWS = 100_000
 """Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""

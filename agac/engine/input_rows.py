@@ -34,8 +34,7 @@ from agac.store.scratch import Scratch
 # Repetitions are counted in the order of the input. What is stored of a pass that is under way is what this pass placed
 # already and what it has not met yet; `_is_placed` says which is which.
 
-PROBES = 8
-"""Ids of the form `id#2` that are looked up at a time for a repeated id."""
+PROBES = 8  # ids of the form `id#2` that are looked up at a time for a repeated id
 
 
 class RowMatcher:
@@ -142,8 +141,7 @@ CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
 
-_ENDED = store.WALKED | {State.DROPPED}
-"""Ends after which an unchanged row needs nothing."""
+_ENDED = store.WALKED | {State.DROPPED}  # ends after which an unchanged row needs nothing
 
 
 class InputRows:

@@ -61,8 +61,7 @@ class Scope:
 class Retry(RowChoice):
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
     With `from_stage` that stage and those after it are run again: only answers made at or after `since` are taken.
-    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came.
-    """
+    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came."""
 
     run: int = 0
     calls: UnknownCalls = "ask"
@@ -142,11 +141,9 @@ class CommitWatcher(Protocol):
 
     async def began(self, database: Database, run: int) -> None:
         """The run is known, and no row was touched yet."""
-        ...
 
     async def committed(self, batch: WriteBatch) -> None:
         """These rows, tasks and calls are durable now."""
-        ...
 
 
 class ShownReplies:

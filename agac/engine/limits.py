@@ -106,8 +106,7 @@ class StopSignal:
 FIRST_OUTCOMES = 20
 """Outcomes of a stage that are looked at. A stage that has so many answers already has shown that it works."""
 
-ALIKE = 17
-"""More than 80 % of them."""
+ALIKE = 17  # more than 80 % of them
 
 
 class StopRules:

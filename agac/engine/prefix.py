@@ -14,12 +14,13 @@ from typing import Any
 from agac.core.errors import AgacError
 from agac.core.keys import prefix_mark
 from agac.core.types import Fault, Reply, Request, SharedPrefix, Usage
-from agac.engine.estimate import CHARACTERS_A_TOKEN
+from agac.engine.estimate import CHARACTERS_A_TOKEN, PlannedPrimer
 from agac.engine.invocation import Work
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.settle import Totals
 from agac.plan.stage import PlannedModel, PlannedStage, agent_body, opening
 from agac.providers.backend import engine_counts
+from agac.providers.prices import BATCH, cost, price_of
 
 FEW_ROWS = 3
 """Rows from which a call that goes alone pays on an engine of one's own, which computes what is not in its cache for
@@ -28,6 +29,9 @@ all of the others beside each other. Where a cache is paid for, it is twice as m
 KEY_CALLS = 12
 """Calls a minute with one key of OpenAI's cache: of more, about 15, some go to machines without it
 (developers.openai.com/api/docs/guides/prompt-caching, read November 2026)."""
+
+PRIMED_AFTER = 100
+"""Requests of a stage that go into batches as they are; what more of them save is worth the wait for a primer."""
 
 PATIENCE = 20.0
 """Seconds after which the prefix is taken to be in the cache although its first call, which is not streamed, still
@@ -81,10 +85,15 @@ class Prefix:
         return self.keys[zlib.crc32(row.encode("utf-8", "replace")) % len(self.keys)]
 
 
+def _least(stage: PlannedStage, model: PlannedModel) -> int | None:
+    """Tokens that all requests have to begin with to be kept in a cache; None: they are not to be."""
+    is_same = stage.warm_prefix and not any(one.content.placeholders for one in stage.examples)
+    return model.provider.least_cached(model.model) if is_same else None
+
+
 def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | None:
     """The prefix that is worth asking a cache for; None: it is too short, or there is none."""
-    least = model.provider.least_cached(model.model)
-    if least is None or not stage.warm_prefix or any(one.content.placeholders for one in stage.examples):
+    if (least := _least(stage, model)) is None:
         return None
     first, agent, cache = opening(stage, {}), agent_body(stage), model.provider.cache
     head = stage.prompt.pieces[0] if cache == "automatic" else ""  # of the same bytes too, and nothing marks its end
@@ -101,6 +110,19 @@ def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | 
     shards = math.ceil(limits.rpm / KEY_CALLS) if limits.rpm and cache == "openai" else 1
     keys = (SharedPrefix(len(first), f"agac:{mark}" + (f":{shard}" if shards > 1 else "")) for shard in range(shards))
     return Prefix(mark, [(key, PrefixGate() if alone else None) for key in keys])
+
+
+def planned_primer(stage: PlannedStage, model: PlannedModel, requests: int = PRIMED_AFTER + 3) -> PlannedPrimer | None:
+    """What a primer is worth to so many requests; None: nothing, or the price is not known."""
+    least, kind = _least(stage, model), (stage.run_mode, stage.agent_spec, model.provider.cache, stage.batch.deadline)
+    if least is None or kind != ("batch", None, "anthropic", None):
+        return None
+    tokens = sum(len(one.text) for one in opening(stage, {})) // CHARACTERS_A_TOKEN
+    usages = Usage(tokens, 0), Usage(tokens, 0, tokens), Usage(tokens, 0, 0, None, tokens, None, tokens)
+    price, primed = price_of(model.provider, model.model, BATCH), requests - PRIMED_AFTER
+    plain, read, written = (cost(usage, price) or 0.0 for usage in usages)
+    saved = primed * plain - written - (primed - 1) * read
+    return PlannedPrimer(tokens, saved, primed * (written - plain)) if tokens >= least and saved > 0 else None
 
 
 def _has_rows(work: Work, least: int) -> bool:

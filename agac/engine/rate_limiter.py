@@ -20,20 +20,14 @@ from agac.engine.retry_policy import MAX_RETRY_DELAY_S
 # The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way. Neither `TriedBound`
 # nor `Adaptive` waits or reads a clock: times are handed in, in seconds of one monotonic clock.
 
-CUT = 0.85
-"""What is left of a bound when it was too high."""
-
-GUESS_CUT = 0.5
-"""The same of a pace as long as it is only guessed."""
+CUT = 0.85  # what is left of a bound when it was too high
+GUESS_CUT = 0.5  # the same of a pace as long as it is only guessed
 
 DEEPEST_CUT = 0.125
 """No share of what was last known to go is less than that: it must find back when the trouble is over."""
 
-NOISE_REFUSALS = 3
-"""So many refusals without a reason are needed to call them noise."""
-
-NOISE_CALLS = 400
-"""Calls over which noise is counted, about."""
+NOISE_REFUSALS = 3  # so many refusals without a reason are needed to call them noise
+NOISE_CALLS = 400  # calls over which noise is counted, about
 
 
 class Phase(Enum):
@@ -138,8 +132,7 @@ class TriedBound:
         self._calm_calls, self._calm_refusals = self._calm_calls / 2, self._calm_refusals / 2
 
 
-INITIAL_CALLS = 8
-"""Calls at once at the beginning."""
+INITIAL_CALLS = 8  # calls at once at the beginning
 
 DOUBLING = 0.1
 """Seconds after which the calls at once double while nothing speaks against it. By time, not by replies: a model that
@@ -149,23 +142,12 @@ RECOVERY = 6.0
 """Seconds, while it holds calls back, until a bound that was cut is where it was. Twice as long: a seventh higher;
 four times: five times as high."""
 
-LONGEST_RECOVERY = 60.0
-"""However long calls take, and however few they are."""
-
-GUESS_RECOVERY = RECOVERY / 4
-"""The same for a pace that was guessed, not measured."""
-
-MEASURED = 1.0
-"""Seconds over which a rate is measured at least."""
-
-DELAYS = 32
-"""The last delays that a server asked for, the longest of which counts."""
-
-SLOWEST = 0.5
-"""Calls a second; what is slower is kept by the pauses that the server asks for."""
-
-AT_ONCE = 0.05
-"""Seconds that a server means at most by "again in 0 seconds", which says nothing about its limit."""
+LONGEST_RECOVERY = 60.0  # however long calls take, and however few they are
+GUESS_RECOVERY = RECOVERY / 4  # the same for a pace that was guessed, not measured
+MEASURED = 1.0  # seconds over which a rate is measured at least
+DELAYS = 32  # the last delays that a server asked for, the longest of which counts
+SLOWEST = 0.5  # calls a second; what is slower is kept by the pauses that the server asks for
+AT_ONCE = 0.05  # seconds that a server means at most by "again in 0 seconds", which says nothing about its limit
 
 PACE_NOISE, ROOM_NOISE = 0.2, 0.02
 """Shares of calls. A pace that is too high by half has a third refused; of too many at once only those too many are."""
@@ -351,11 +333,8 @@ class HeaderQuota:
 
 # One (provider, model) with its limits: every call to it, of whatever stage, waits here for its turn.
 
-LATE = 0.02
-"""Seconds by which a timer may wake us late without the pace losing them."""
-
-STEP = 0.01
-"""Seconds between looks at whether more may be under way at once."""
+LATE = 0.02  # seconds by which a timer may wake us late without the pace losing them
+STEP = 0.01  # seconds between looks at whether more may be under way at once
 
 LONG_PAUSE, WARNING_INTERVAL = 8.0, 60.0
 """Seconds: a pause that is worth a warning, and the least time between two warnings."""

@@ -307,8 +307,7 @@ class FinalRows:
         return view.forms[name]
 
 
-MAX_KEYS = 4096
-"""Children that are read at once."""
+MAX_KEYS = 4096  # children that are read at once
 
 
 class At(NamedTuple):

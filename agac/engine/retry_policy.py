@@ -20,8 +20,7 @@ from agac.store.rows import PriorTask
 MAX_RATE_LIMIT_RETRIES = 20
 """Tries after the first for a refusal by rate: nothing was billed, and the server says when to come back."""
 
-MAX_AMBIGUOUS = 2
-"""Tries after the first when the provider may have done, and billed, the work."""
+MAX_AMBIGUOUS = 2  # tries after the first when the provider may have done, and billed, the work
 
 MAX_RETRY_DELAY_S = 900.0
 """Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
@@ -32,8 +31,7 @@ MAX_ROW_WAIT_S = 3600.0
 FURTHER_RUNS = 2
 """Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
 
-_backoff = wait_exponential(multiplier=1, exp_base=2)
-"""Of the first wait."""
+_backoff = wait_exponential(multiplier=1, exp_base=2)  # of the first wait
 
 
 def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1) -> int:
@@ -43,9 +41,9 @@ def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts
     return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
-def max_billed_calls(repair: int, models: int, turns: int = 1) -> int:
+def max_billed_calls(repair: int, models: int) -> int:
     """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
-    return models * (turns + repair + turns * (1 + MAX_AMBIGUOUS))
+    return models * (1 + repair + 1 + MAX_AMBIGUOUS)
 
 
 @dataclass(frozen=True, slots=True)

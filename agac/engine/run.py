@@ -317,9 +317,11 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
         found = await runs.newest_run(database, *identity)
     where = work.output_dir, plan.output.include_input, outputs_text(plan)
     invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
-    invocation.billed_a_row = sum(
-        stage.replicas * max_billed_calls(stage.repair, len(stage.models), stage.most_turns) for stage in plan.asking
-    )
+    invocation.billed_a_row = sum(  # a turn of a conversation is durable before the next; children ask at the same time
+        2 * plan.concurrency if stage.children
+        else stage.replicas * max_billed_calls(*((0, 1) if stage.agent_spec else (stage.repair, len(stage.models))))
+        for stage in plan.asking
+    )  # fmt: skip
     if found is None:
         invocation.run = await write(database, "run_make", *identity, *where, now if work.fresh else None, now)
     else:

@@ -66,8 +66,7 @@ class Totals:
     rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
     `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer; `waits`: until when,
     in seconds since 1970, no call goes to a model, by lane. `known_prompt` are tokens of calls of which the provider
-    said what its cache had, `known_cached`; calls took `busy` seconds together, between `first_at` and `last_at`.
-    """
+    said what its cache had, `known_cached`; calls took `busy` seconds together, between `first_at` and `last_at`."""
 
     stages: defaultdict[str, StageTotals] = field(default_factory=lambda: defaultdict(StageTotals))
     expected: int | None = None

@@ -28,9 +28,7 @@ from agac.store.records import Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
 from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
 
-MAX_KEYS = 512
-"""Keys in one look-up."""
-
+MAX_KEYS = 512  # keys in one look-up
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 _log = logging.getLogger("agac.run")

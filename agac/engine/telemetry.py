@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 # Written from the store, as all outputs are: some hundred rows are held at a time. The lines are put together as text,
 # since a million of them are written: what repeats from call to call is made once.
 
-SCHEMA = "agac.usage/v1"
-"""The name of the shape of `usage`: raised when something is renamed or means something else."""
-
+SCHEMA = "agac.usage/v1"  # the name of the shape of `usage`: raised when something is renamed or means something else
 NULL = "null"
 _OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
@@ -162,9 +160,7 @@ RATIO = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 SHORTEST, LONGEST = 1e-4, 1e5
 """Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets lie between."""
 
-Histogram = Mapping[int, int]
-"""How many values fell into each bucket."""
-
+Histogram = Mapping[int, int]  # how many values fell into each bucket
 _LOG_RATIO = math.log(RATIO)
 
 
@@ -204,48 +200,37 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
         examples += [e for e in await store.made_examples(database, run.id) if (e.error_type, e.stage) not in known]
-
-    def failed(example: store.ErrorExample) -> int:
-        """Rows that failed so; without a stage it was the input itself, else all that did at the stage."""
-        own = (c for c in counts if c.stage == example.stage and c.outcome == "failed")
-        alike = sum(c.tasks for c in own if c.error_type == example.error_type)
-        return example.rows if example.stage is None else alike
-
     stages = [_stage(stage, counts, times) for stage in definition["stages"]]
     rule, again = definition["input"]["on_duplicate_id"], {}
     if rule in ("first", "last") and rows["dropped"]:
         again = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
+    processed, reused = sum(one["done"] + one["failed"] for one in stages), sum(one["reused"] for one in stages)
     return {
-        "workflow": run.workflow,
-        "run": run.id,
-        "complete": run.finished_at is not None,
-        "started_at": iso(run.created_at),
-        "finished_at": iso(run.finished_at),
+        "workflow": run.workflow, "run": run.id, "complete": run.finished_at is not None,
+        "started_at": iso(run.created_at), "finished_at": iso(run.finished_at),
         "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
-        "tasks": {
-            "processed": sum(stage["done"] + stage["failed"] for stage in stages),
-            "reused": sum(stage["reused"] for stage in stages),
-        },
-        "input": definition["input"]["path"],
-        "selection": run.selection,
-        "output": run.output_dir,
-        "rows": by_outcome(rows),
-        **again,
-        "levels": levels,
-        "stages": stages,
-        "calls": calls_of(counts),
-        "timing_ms": _timing_ms(times, None),
-        "serving": serving_of(await run_serving(database, run.id)),
-        "errors": [
-            {
-                "type": example.error_type,
-                "stage": example.stage,
-                "rows": failed(example),
-                "example": {"id": example.row_id, "row_number": example.ordinal, "message": example.message},
-            }
-            for example in sorted(examples, key=failed, reverse=True)
-        ],
-    }
+        "tasks": {"processed": processed, "reused": reused},
+        "input": definition["input"]["path"], "selection": run.selection, "output": run.output_dir,
+        "rows": by_outcome(rows), **again, "levels": levels, "stages": stages, "calls": calls_of(counts),
+        "timing_ms": _timing_ms(times, None), "serving": serving_of(await run_serving(database, run.id)),
+        "errors": _errors(counts, examples),
+    }  # fmt: skip
+
+
+def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> list[dict[str, Any]]:
+    """How rows failed, the most frequent way first: each with the first row that did. Without a stage it was the input
+    itself; else all count that failed so at the stage."""
+    tasks = Counter[tuple[str | None, str]]()
+    for count in counts:
+        tasks[count.stage, count.error_type] += count.tasks if count.outcome == "failed" else 0
+    rows = {one: one.rows if one.stage is None else tasks[one.stage, one.error_type] for one in examples}
+    return [
+        {
+            "type": one.error_type, "stage": one.stage, "rows": rows[one],
+            "example": {"id": one.row_id, "row_number": one.ordinal, "message": one.message},
+        }
+        for one in sorted(rows, key=rows.__getitem__, reverse=True)
+    ]  # fmt: skip
 
 
 def by_outcome(rows: dict[str, int]) -> dict[str, int]:

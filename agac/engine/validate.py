@@ -49,15 +49,12 @@ def mended_json(text: str) -> str | None:
     return None if another else bare[:end]
 
 
-MAX_ERRORS = 5
-"""Validation errors that are quoted: to a model in a re-ask, to the user in the row's error."""
+MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
 
 MOST_VALUES = 10_000
 """Of a reply with more the first error alone is quoted: the library makes all before it gives one, 1 GB a million."""
 
-MOST_CHARACTERS = 300
-"""Of each error."""
-
+MOST_CHARACTERS = 300  # of each error
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

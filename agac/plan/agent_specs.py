@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from agac.core.errors import UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import JSONValue
 from agac.plan.stage import PlannedStage, stage_body
-from agac.spec.python_code import FunctionRef
+from agac.spec.mcp_lock import safe_name
+from agac.spec.paths import Refused, files_hash, home_of
+from agac.spec.python_code import EDITED, FunctionRef
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
-from agac.spec.workflow import WrittenStage, family, field_shape
+from agac.spec.workflow import Stage, WrittenStage, family, field_shape
 
 _MESSAGE: dict[str, JSONValue] = field_shape("message") | {"additionalProperties": False}
 """What an agent is given whose card does not say."""
@@ -41,13 +44,26 @@ def with_tools(
             message = f"{tool.where}: two tools are called {spec.name!r}: {told[spec.name].source} and {spec.source}"
             raise UsageError(message, remedy="Rename one of them, or leave one out.")
         told[spec.name] = replace(spec, max_chars=tool.keys.get("max_chars", spec.max_chars))
-        rules[spec.name] = replace(how, **{key: one for key, one in tool.keys.items() if key in ToolRules.__slots__})
+        rules[spec.name] = how = replace(how, **{key: v for key, v in tool.keys.items() if key in ToolRules.__slots__})
+        if how.side_effects if how.cacheable else (how.ttl or how.cache == "persist"):
+            needs = "side_effects: false" if how.cacheable else "cacheable: true"
+            raise UsageError(f"{tool.where}: {spec.name} is cached only with {needs}", remedy="Write both, or neither.")
     theirs = {tool.name for one in children for own in family(one) for tool in (own.agent_spec or _NONE).tools}
     for name in stage.agent_spec.stubs.keys() - told - theirs if stage.agent_spec.mode == "stub" else ():
         remedy = f"Its tools are: {', '.join(sorted(told))}."
         raise UsageError(f"{stage.at('')}: tool_stubs has {name!r}, which is no tool of {stage.name}", remedy=remedy)
     tools = tuple(told[name] for name in sorted(told))
     return replace(stage.agent_spec, tools=tools), replace(stage.tooling, rules=dict(sorted(rules.items())))
+
+
+def same_files(stage: Stage, root: Path) -> None:
+    """Raises UsageError when files that an agent's fingerprints stand for no longer hold what they did."""
+    for known, patterns in stage.tooling.files.items():
+        with suppress(Refused):  # where they are gone
+            if files_hash(home_of(root), patterns) == known:
+                continue
+        what = f"{', '.join(patterns)} of stage {stage.name!r}"
+        raise UsageError(f"{what}: what it holds is not what it was when the run was made", remedy=EDITED)
 
 
 def _told(
@@ -78,11 +94,9 @@ def _child_tool(tool: NamedTool, stage: WrittenStage, children: Sequence[Planned
     assert stage.card is not None, "only a card names agents"
     own, told, version = stage.card.keys, card.keys.description or f"Asks the agent {card.name}.", ""
     for child in children:
-        if (
-            child.name == f"{stage.name}/{tool.source}"
-        ):  # all that decides what it answers: neither its name nor who calls
+        if child.name == f"{stage.name}/{tool.source}":  # by all that decides what it answers, not by its name
             body = {key: value for key, value in stage_body(child).items() if key not in ("name", "needs", "children")}
             version = digest(canonical(body)).hex()
     schema = card.keys.tool_input_schema or _MESSAGE
-    spec = ToolSpec(f"agent__{card.name}", told, schema, "agent", card.name, version)
+    spec = ToolSpec(safe_name(f"agent__{card.name}"), told, schema, "agent", card.name, version)
     return spec, ToolRules(timeout=own.child_timeout_sec or _CHILD_TIMEOUT, concurrency=own.max_parallel)

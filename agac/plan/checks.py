@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from agac.core.errors import Problem, Where, lack_of
+from agac.core.errors import Problem, UsageError, Where, lack_of
 from agac.core.types import Params, Schema
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
@@ -19,10 +20,11 @@ from agac.providers.prices import lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
 from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
+from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused
 from agac.spec.stages import said
 from agac.spec.validation import duration
-from agac.spec.workflow import Level, Workflow, WrittenStage
+from agac.spec.workflow import Level, Workflow, WrittenStage, family
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 
@@ -203,12 +205,23 @@ def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-def missing_extras(workflow: Workflow) -> list[Problem]:
-    """Keys that need a library which is not installed, or only in a version that is too old."""
+def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> list[Problem]:
+    """Keys that need a library which is not installed, or only in a version that is too old; as warnings MCP servers
+    that need what is not there, such as a variable: a run that may call them ends before its first call."""
     wants = [(stage.at("json_repair"), "json_repair", "json-repair") for stage in workflow.asking if stage.json_repair]
     if "parquet" in workflow.output.formats:
         wants.append((workflow.output.where, "parquet", "duckdb"))
-    return [Problem(where, lack) for where, what, library in wants if (lack := lack_of(what, library))]
+    found = [Problem(where, lack) for where, what, library in wants if (lack := lack_of(what, library))]
+    for one in (one for stage in workflow.asking for one in family(stage)):
+        is_live = one.agent_spec is not None and one.agent_spec.mode == "live"
+        servers = {server.name: server for server in one.tooling.servers if is_live}
+        for tool in one.named_tools:
+            try:
+                if server := servers.pop(tool.source.partition(":")[0], None):
+                    connection(server, root, env)
+            except UsageError as error:
+                found.append(Problem(tool.where, f"{error.message}. {error.remedy}", "warning"))
+    return found
 
 
 def outside_strict(workflow: Workflow, models: Models, schemas: Mapping[str, Schema | None]) -> list[Problem]:

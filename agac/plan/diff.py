@@ -48,8 +48,7 @@ def upstream_blocked(name: str) -> str:
 
 
 PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
-OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
-"""Reasons for which requests are of another length than those before."""
+OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)  # reasons for which requests are of another length than those before
 
 _OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
 """The parts of a stage's definition that any stage has, in the order in which their changes are reported."""

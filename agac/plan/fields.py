@@ -15,9 +15,7 @@ from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
 from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
 from agac.spec.workflow import Workflow, WrittenStage
 
-TEXT_FORMATS = ("csv", "tsv", "txt", "files")
-"""Formats of inputs in which every field is text."""
-
+TEXT_FORMATS = ("csv", "tsv", "txt", "files")  # formats of inputs in which every field is text
 _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 
@@ -35,8 +33,7 @@ class Fields:
         return Fields({**kept, ITEM: item, INDEX: WHOLE_NUMBER}, self.open, self.made | {ITEM, INDEX})
 
 
-OPEN = Fields({}, open=True)
-"""Rows of which nothing is known."""
+OPEN = Fields({}, open=True)  # rows of which nothing is known
 
 
 @dataclass(frozen=True, slots=True)

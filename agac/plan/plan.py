@@ -15,7 +15,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
 from agac.core.types import JSONValue, Schema
-from agac.plan.agent_specs import with_tools
+from agac.plan.agent_specs import same_files, with_tools
 from agac.plan.stage import (
     CHOOSING_ROWS,
     AnyStage,
@@ -102,8 +102,7 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
 
 
-Models = Mapping[str, tuple[PlannedModel, ...]]
-"""The models that each stage calls one after the other, by its name."""
+Models = Mapping[str, tuple[PlannedModel, ...]]  # the models that each stage calls one after the other, by its name
 
 
 def make_plan(
@@ -195,13 +194,14 @@ def _stage(stage: WrittenStage, models: Models, root: Path, untrusted: bool) -> 
 # definition keeps in another order (it is sorted) is held here as text. What is stored is made of the fields
 # themselves: a new key is stored and read without a line here, one that an older run did not store is at its default.
 
-_NO_BOUND = "none"
-"""An endless time-out: JSON has no infinity."""
+_NO_BOUND = "none"  # an endless time-out: JSON has no infinity
 
 _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", *CHOOSING_ROWS)
 """Fields of the input and the output that are in the definition."""
 
-_KEPT_WHERE_SET = ("delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail")
+_KEPT_WHERE_SET = (
+    "delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail", "files",
+)  # fmt: skip
 """Keys that came later: what is stored where they are not set is what it was."""
 
 _NOT_KEPT = ("where", "warnings", "allow_empty", "sql_at", "scratch")
@@ -265,7 +265,11 @@ def _plain(value: Any, root: Path) -> Any:
         return [_plain(inner, root) for inner in value]
     if is_dataclass(value):
         own = [(one.name, getattr(value, one.name), one.default) for one in fields(value) if one.name not in _NOT_KEPT]
-        return {name: _plain(held, root) for name, held, usual in own if name not in _KEPT_WHERE_SET or held != usual}
+        return {
+            name: _plain(held, root)
+            for name, held, usual in own
+            if name not in _KEPT_WHERE_SET or held not in (usual, {})
+        }
     return _NO_BOUND if value == inf else value
 
 
@@ -313,7 +317,7 @@ def restored_plan(
 ) -> Plan:
     """The Plan that a run was made with. Imports Python schemas of the project. Without `functions` it is only good for
     reading answers: whatever became of functions of the project is not looked at. Raises UsageError when a provider is
-    gone or speaks another dialect, or a function or schema in Python has changed."""
+    gone or speaks another dialect, or a function, a schema in Python or a file of an agent has changed."""
     variables = json.loads(settings["vars"])
     recorded = recorded_stages({**definition, "vars": variables})
     both = zip(recorded, settings["stages"], strict=True)
@@ -338,6 +342,8 @@ def _restored_stage(
     stage = replace(recorded, **own, guard=_guard(recorded.guard.text) if recorded.guard else None)
     if stage.operation is not None:
         return local_stage(replace(stage, operation=_operation(stage.operation, how, root, functions=functions)))
+    if functions:
+        same_files(stage, root)
     models = [_restored_model(one, recorded.name, providers, root) for one in how["models"]]
     resolved, python_schema = None, _read(PythonSchema | None, how["python_schema"], root)
     if recorded.schema is not None and python_schema is None:  # as it was sent, its fields in their order

@@ -21,8 +21,7 @@ _FORMS = (
     "write vllm://HOST:PORT, sglang://HOST:PORT, openai://, anthropic://, or the address of a server that speaks "
     "OpenAI's chat completions, as http://HOST:PORT/v1"
 )
-PATIENCE = 5.0
-"""Seconds for which a server is asked about itself."""
+PATIENCE = 5.0  # seconds for which a server is asked about itself
 
 
 def parse_backend(text: str) -> tuple[str, str | None]:

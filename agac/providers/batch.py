@@ -87,8 +87,7 @@ class Remote:
     kind: Literal["output", "errors"]
 
 
-MOST_REASONS = 100
-"""Errors of a refused batch that are quoted; each that names a line fails its task."""
+MOST_REASONS = 100  # errors of a refused batch that are quoted; each that names a line fails its task
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +230,8 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 """Seconds: for a connection; of silence while something large is sent and looked at; of silence else."""
 
 PIECE = 1 << 20
-
-LONGEST = 32 << 20
-"""Bytes of a last line, at most, whose end is looked at to tell whether a file was cut."""
-
-TOO_LARGE = "too_large"
-"""The code of the Fault of a download of more bytes than are allowed."""
+LONGEST = 32 << 20  # bytes of a last line, at most, whose end is looked at to tell whether a file was cut
+TOO_LARGE = "too_large"  # the code of the Fault of a download of more bytes than are allowed
 
 _KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection",
          "range", "if-range")  # fmt: skip
@@ -257,10 +252,8 @@ class BatchApi:
     uploads: ClassVar[bool]
     """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
     address: ClassVar[str]
-    cursor: ClassVar[str]
-    """The parameter of a list that names the entry after which it continues."""
-    page: ClassVar[int]
-    """Batches that are asked for at once."""
+    cursor: ClassVar[str]  # the parameter of a list that names the entry after which it continues
+    page: ClassVar[int]  # batches that are asked for at once
     rules: ClassVar[Sequence[Rule]]
     read_error: Callable[[Any], ErrorBody]
 

@@ -24,8 +24,7 @@ from agac.providers.provider import BatchTraits, Provider
 # 3.52; the odd shapes are from Azure's pages and public bug reports of OpenAI, Azure, Together, vLLM and others,
 # November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
 
-KEY = "agac_intent"
-"""The name in a batch's metadata under which it carries our key."""
+KEY = "agac_intent"  # the name in a batch's metadata under which it carries our key
 
 _NOT_YET = re.compile(
     r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"

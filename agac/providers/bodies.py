@@ -45,8 +45,7 @@ def encode(wire: JSONValue) -> bytes:
         return _escaped(wire).encode()
 
 
-MAX_COUNT = 1 << 53
-"""A count beyond that is none: nothing bills so much, and no database column holds more than 2^63."""
+MAX_COUNT = 1 << 53  # a count beyond that is none: nothing bills so much, and no database column holds more than 2^63
 
 
 def loads(body: bytes | str) -> Any:

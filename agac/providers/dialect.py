@@ -16,25 +16,17 @@ from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
 
 NO_HEADERS: Mapping[str, str] = {}
-
-Heard = Callable[[str], None] | None
-"""Is given each piece of a streamed answer as it comes."""
-
-Begins = Callable[[], None] | None
-"""Is called when the first token of a streamed answer comes."""
+Heard = Callable[[str], None] | None  # is given each piece of a streamed answer as it comes
+Begins = Callable[[], None] | None  # is called when the first token of a streamed answer comes
 
 
 class Assembly:
     """One streamed answer, put together into the body that its dialect reads. Times are `time.monotonic()` seconds."""
 
-    done = False
-    """The end that the protocol promises has come, or an error in its place."""
-    begun_at: float | None = None
-    """When the first token came, be it of thinking."""
-    answering_at: float | None = None
-    """When the first token of the answer itself came: of text or of a refusal."""
-    size = 0
-    """Characters of the answer that are held, about."""
+    done = False  # the end that the protocol promises has come, or an error in its place
+    begun_at: float | None = None  # when the first token came, be it of thinking
+    answering_at: float | None = None  # when the first token of the answer itself came: of text or of a refusal
+    size = 0  # characters of the answer that are held, about
     heard: Heard = None
     begins: Begins = None
 
@@ -62,8 +54,7 @@ class Assembly:
         raise NotImplementedError
 
 
-STREAMED = b'"stream":true,'
-"""Asks for a stream: see `asking`."""
+STREAMED = b'"stream":true,'  # asks for a stream: see `asking`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +62,7 @@ class Dialect:
     """One wire format; `table.DIALECTS` lists them. It never sends, sleeps, retries or logs: the sender moves its
     bytes and the engine acts on its Faults."""
 
-    path: str
-    """What is put after a provider's base URL."""
+    path: str  # what is put after a provider's base URL
     refused: Mapping[str, str]
     """Parameters (fields of `Params`) that it has no word for, each with what to do instead: an error at load."""
     headers: Callable[[Provider], dict[str, str]]
@@ -88,8 +78,7 @@ class Dialect:
     rates: Callable[[Mapping[str, str]], RateState | None]
     """What the headers say about the account's limits; None when they say nothing."""
     assembly: Callable[[], Assembly]
-    asks_usage: bytes = b""
-    """What asks for the tokens of a stream to be counted, where a provider has to be told."""
+    asks_usage: bytes = b""  # what asks for the tokens of a stream to be counted, where a provider has to be told
     socket_asks: bytes | None = None
     """What asks for an answer over a WebSocket, in the place of STREAMED; None: it has no WebSockets."""
 
@@ -133,8 +122,7 @@ def uses_of(counts: Any, suffix: str) -> dict[str, int]:
     return {name: times for name, times in found.items() if times}
 
 
-SIMULATOR_MARK = "agac-simulator"
-"""The `system_fingerprint` by which the simulator marks what it answers."""
+SIMULATOR_MARK = "agac-simulator"  # the `system_fingerprint` by which the simulator marks what it answers
 
 
 def unreadable(provider: Provider, status: int, what: str) -> Fault:

@@ -89,8 +89,7 @@ def _until(written: str | None, server_now: str | None) -> float | None:
 
 # Decided on status, type and code, never on the words of a message, but for rules that say so.
 
-MESSAGE_LENGTH = 500
-"""Characters of a provider's own words that a Fault quotes at most."""
+MESSAGE_LENGTH = 500  # characters of a provider's own words that a Fault quotes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +104,7 @@ class Rule:
     remedy: str = ""
     retries: int | None = None
     ambiguous: bool = False
-    says: str = ""
-    """Words that the message must hold, where a provider gives neither code nor type."""
+    says: str = ""  # words that the message must hold, where a provider gives neither code nor type
 
 
 ANY = range(1000)

@@ -43,8 +43,7 @@ class HttpReply:
 
 # Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON says an event's kind.
 
-DONE = b"[DONE]"
-"""OpenAI's last event of a chat completion, the one that is no JSON."""
+DONE = b"[DONE]"  # OpenAI's last event of a chat completion, the one that is no JSON
 
 LAST_BYTES = 1.0
 """Seconds that a stream may take to end once its last event has come, so that its connection can be used again."""
@@ -256,11 +255,8 @@ _log = logging.getLogger("agac.websocket")
 MAX_LIFETIME_S = 55 * 60.0
 """Seconds after which a socket takes no further request: a call may take minutes, and at 60 the server ends it."""
 
-STRIKES = 3
-"""Sockets in a row that come to nothing, after which `auto` believes that something on the way ends them."""
-
-MOMENT = 1e-6
-"""Seconds to look for what came while a socket lay idle: what is there is there already."""
+STRIKES = 3  # sockets in a row that come to nothing, after which `auto` believes that something on the way ends them
+MOMENT = 1e-6  # seconds to look for what came while a socket lay idle: what is there is there already
 
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
 """Statuses that say nothing of whether the server has WebSockets."""
@@ -411,5 +407,4 @@ async def _refuse(
     raise _Redirected(redirect.response)
 
 
-Sending = Sender | SocketSender
-"""What carries a request to a provider and its answer back, whatever the transport."""
+Sending = Sender | SocketSender  # what carries a request to a provider and its answer back, whatever the transport

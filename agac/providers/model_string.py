@@ -17,8 +17,7 @@ from agac.spec.paths import Refused
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 SERVICE_TIERS = ("auto", "default", "flex", "priority", "standard_only")
-LEAST_THINKING = 1024
-"""Tokens: Anthropic's least `budget_tokens`, and nobody else counts thinking so."""
+LEAST_THINKING = 1024  # tokens: Anthropic's least `budget_tokens`, and nobody else counts thinking so
 SCHEMA_MODES = ("json_schema", "json_object", "none")
 TRANSPORTS = ("sse", "ws", "auto")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}

@@ -21,19 +21,8 @@ from agac.core.types import (
     ToolResult,
     Usage,
 )
+from agac.providers import dialect
 from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.dialect import (
-    NO_HEADERS,
-    Assembly,
-    Dialect,
-    arguments_text,
-    calls_of,
-    reply_of,
-    set_params,
-    unreadable,
-    usage_of,
-    uses_of,
-)
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
@@ -137,7 +126,7 @@ def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, J
     said = _messages(shape.instruction, request.messages, _chat_turn)
     wire: dict[str, JSONValue] = {"model": model, "messages": said, **_keep(said, request, model, provider, "text")}
     wire |= _offered(request, provider, _nested_function)
-    wire |= set_params(params, _CHAT_PARAMS, provider.renames)
+    wire |= dialect.set_params(params, _CHAT_PARAMS, provider.renames)
     if params.max_tokens is not None:
         wire[provider.max_tokens_field] = params.max_tokens
     if params.reasoning is not None:  # an effort, or the model's switch turned on or off
@@ -174,7 +163,7 @@ def _chat_call(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
 def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
     choices = mapping(data).get("choices")
     if not isinstance(choices, list):
-        return unreadable(provider, status, "a body that is no chat completion")
+        return dialect.unreadable(provider, status, "a body that is no chat completion")
     choice = mapping(choices[0]) if choices else {}
     # thinking (`reasoning_content`, parts of type thinking) belongs to neither the answer nor the refusal
     message = mapping(choice.get("message"))
@@ -183,7 +172,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     refusal = text(message, "refusal") or refusal
     finish = _FINISH.get(text(choice, "finish_reason").lower(), Finish.OTHER)
     asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
-    calls = calls_of(
+    calls = dialect.calls_of(
         (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
     )
     wire: JSONValue = None
@@ -191,7 +180,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
         came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
         sent_back = [_chat_call(*one) for one in zip(asked, calls, strict=True)]
         wire = {"message": {**came, "role": "assistant", "tool_calls": sent_back}}
-    return reply_of(
+    return dialect.reply_of(
         data, [answer], finish, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
         calls=calls, wire=wire,
     )  # fmt: skip
@@ -200,7 +189,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
 def _chat_usage(usage: Any) -> Usage:
     usage = mapping(usage)
     details = ("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")
-    found = usage_of(usage, "prompt_tokens", "completion_tokens", *details)
+    found = dialect.usage_of(usage, "prompt_tokens", "completion_tokens", *details)
     if found.cached_tokens is None:  # DeepSeek's name for it
         found = replace(found, cached_tokens=count(usage, "prompt_cache_hit_tokens"))
     given, made, thought = found.input_tokens, found.output_tokens, found.reasoning_tokens
@@ -214,7 +203,7 @@ def _chat_usage(usage: Any) -> Usage:
 _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
 
 
-class ChatAssembly(Assembly):
+class ChatAssembly(dialect.Assembly):
     """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped. The
     first choice counts, as it does where nothing is streamed."""
 
@@ -246,7 +235,7 @@ class ChatAssembly(Assembly):
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         if is_error(self._frame):
-            return 200, NO_HEADERS, self._frame
+            return 200, dialect.NO_HEADERS, self._frame
         content, refusal = map("".join, self._pieces.values())
         message: dict[str, Any] = {
             "role": "assistant",
@@ -259,7 +248,7 @@ class ChatAssembly(Assembly):
                 call["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = [call for call, _ in self._calls]
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
-        return 200, NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
+        return 200, dialect.NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
@@ -290,7 +279,7 @@ class ChatAssembly(Assembly):
         call, pieces = known
         call |= {name: value for name, value in piece.items() if value and name not in call}
         call["function"] |= {name: value for name, value in function.items() if value and name != "arguments"}
-        pieces.append(arguments_text(function.get("arguments")))
+        pieces.append(dialect.arguments_text(function.get("arguments")))
         self.size += len(repr(piece))
         self.token("", answer=True)
 
@@ -324,7 +313,7 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     asks_again = any(item.get("role") not in ("system", "user") for item in said)  # answers given back need their type
     wire["input"] = [{"type": "message", **item} for item in said] if asks_again else said
     wire |= _offered(request, provider, _flat_function)
-    wire |= set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
+    wire |= dialect.set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}
     written: dict[str, JSONValue] = {} if params.verbosity is None else {"verbosity": params.verbosity}
@@ -363,10 +352,10 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     complete."""
     output = mapping(data).get("output")
     if not isinstance(output, list):
-        return unreadable(provider, status, "a body that is no response")
+        return dialect.unreadable(provider, status, "a body that is no response")
     stage = data.get("status") or "completed"  # look-alikes leave it out
     if stage not in ("completed", "incomplete"):
-        return unreadable(provider, status, f"a response that is {str(stage)[:40]}")
+        return dialect.unreadable(provider, status, f"a response that is {str(stage)[:40]}")
     texts: list[str] = []
     cut: list[str] = []
     refusal: str | None = None
@@ -381,9 +370,9 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     if stage == "incomplete":
         finish = _INCOMPLETE.get(text(data.get("incomplete_details"), "reason"), Finish.OTHER)
     asked = [item for item in objects(output) if item.get("type") == "function_call"]
-    calls = calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
+    calls = dialect.calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
     came = {id(item): _call_item(item, call) for item, call in zip(asked, calls, strict=True)}
-    return reply_of(
+    return dialect.reply_of(
         data, texts or cut[:1], finish, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
         calls=calls, wire={"output": [came.get(id(item), item) for item in output]} if calls else None,
     )  # fmt: skip
@@ -394,8 +383,8 @@ def _response_usage(data: dict[str, Any]) -> Usage:
     searches among its items: opening a page that was found costs nothing."""
     usage = mapping(data.get("usage"))
     details = ("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")
-    found = usage_of(usage, "input_tokens", "output_tokens", *details)
-    ran = uses_of(usage.get("server_side_tool_usage_details"), "_calls")
+    found = dialect.usage_of(usage, "input_tokens", "output_tokens", *details)
+    ran = dialect.uses_of(usage.get("server_side_tool_usage_details"), "_calls")
     billed = count(mapping(data.get("tool_usage")).get("web_search"), "num_requests")
     if not ran and billed is None:
         searches = [item for item in objects(data.get("output")) if item.get("type") == "web_search_call"]
@@ -411,13 +400,13 @@ _THOUGHT = frozenset(("response.reasoning_text.delta", "response.reasoning_summa
 _LAST = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
 
-class ResponseAssembly(Assembly):
+class ResponseAssembly(dialect.Assembly):
     """A response: its last event has it whole. Some servers leave `output` empty there; items' own events fill it."""
 
     def __init__(self) -> None:
         self._items: list[Any] = []
         self._status = 200
-        self._headers = NO_HEADERS
+        self._headers = dialect.NO_HEADERS
         self._body: JSONValue = None
 
     def take(self, event: Any) -> None:
@@ -460,7 +449,7 @@ class ResponseAssembly(Assembly):
         self._headers = {str(name).lower(): value for name, value in mapping(said).items() if isinstance(value, str)}
 
 
-CHAT = Dialect(
+CHAT = dialect.Dialect(
     path="/chat/completions",
     # what else a look-alike takes is in its row; OpenAI takes all of it
     refused={"verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"},

@@ -11,8 +11,7 @@ from typing import Any
 from agac.core.types import Usage
 from agac.providers.provider import Price, Provider
 
-BATCH = "batch"
-"""In the place of a service tier: what requests cost in batches."""
+BATCH = "batch"  # in the place of a service tier: what requests cost in batches
 
 
 def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:

@@ -28,8 +28,7 @@ class Limits:
     tpm: int | None = None
     enqueued_tokens: int | None = None
     """Prompt tokens that may wait in batches of one model at once; None: not known, what a lane shows is learned."""
-    reply_mb: int = 16
-    """Megabytes of one decoded reply."""
+    reply_mb: int = 16  # megabytes of one decoded reply
 
     @property
     def reply_bytes(self) -> int:
@@ -50,10 +49,8 @@ class Price:
     flex: float | None = None
     priority: float | None = None
     above: tuple[tuple[int, Price], ...] = ()
-    cache_write: float | None = None
-    """Of a token that is written to a cache; None: it costs what others do."""
-    cache_write_1h: float | None = None
-    """The same where it stays for an hour; None: as `cache_write`."""
+    cache_write: float | None = None  # of a token that is written to a cache; None: it costs what others do
+    cache_write_1h: float | None = None  # the same where it stays for an hour; None: as `cache_write`
     uses: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Of 1,000 uses of a tool that the provider runs, by its name."""
 
@@ -81,28 +78,20 @@ class BatchTraits:
 
     api: str
     max_requests: int = 50_000
-    max_bytes: int = 200_000_000
-    """Bytes of the input, of the file or of the body."""
-    max_open: int | None = None
-    """Batches (or their files) that may be open at once; None: not known."""
-    windows: tuple[str, ...] = ("24h",)
-    """The completion windows that may be asked for, the default first."""
-    endpoint_prefix: str = "/v1"
-    """The prefix of a dialect's path in a line's `url` and a batch's `endpoint`."""
+    max_bytes: int = 200_000_000  # bytes of the input, of the file or of the body
+    max_open: int | None = None  # batches (or their files) that may be open at once; None: not known
+    windows: tuple[str, ...] = ("24h",)  # the completion windows that may be asked for, the default first
+    endpoint_prefix: str = "/v1"  # the prefix of a dialect's path in a line's `url` and a batch's `endpoint`
     finds_by: FindsBy = "key"
     filters: str | None = None
     """The parameter by which the list is asked for our key alone (`metadata[agac_intent]`); None: it is paged through.
     What comes is compared all the same."""
-    pages: bool = True
-    """The list has pages; else its end may be missing, and what is absent from it may still exist."""
-    grace: float = 600.0
-    """How long a batch may take to show up in the list after it was created."""
-    expires: bool = True
-    """What is not done in the window is given up by the provider."""
+    pages: bool = True  # the list has pages; else its end may be missing, and what is absent from it may still exist
+    grace: float = 600.0  # how long a batch may take to show up in the list after it was created
+    expires: bool = True  # what is not done in the window is given up by the provider
     results_kept: float | None = 30 * 86_400.0
     """How long results can be fetched, from the creation of the batch; None: not known."""
-    price_factor: float = 0.5
-    """What its prices are multiplied by where agac.yml names no other factor."""
+    price_factor: float = 0.5  # what its prices are multiplied by where agac.yml names no other factor
     unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Parameters (fields of `Params`) that batches do not take, each with what to do instead."""
 
@@ -111,40 +100,31 @@ class BatchTraits:
 class Provider:
     """One endpoint and what is known about it."""
 
-    name: str
-    """How model strings and agac.yml call it."""
-    dialect: str
-    """The key of its dialect in `agac.providers.table.DIALECTS`."""
+    name: str  # how model strings and agac.yml call it
+    dialect: str  # the key of its dialect in `agac.providers.table.DIALECTS`
     base_url: str
     """What stands before the dialect's path, without a slash at its end. Empty: embedded and not yet started. `${VAR}`
     in a shipped row is what the user's environment says."""
     key_variable: str | None = None
     """The environment variable that holds the key; None: no key is sent, unless agac.yml gives one."""
-    key_optional: bool = False
-    """Can be asked without a key."""
+    key_optional: bool = False  # can be asked without a key
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Sent with every request, after the dialect's own."""
     structured: Structured = "json_schema"
-    strict_schema: bool = False
-    """Knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset."""
+    strict_schema: bool = False  # knows OpenAI's `strict: true`; it is sent for schemas that lie inside that subset
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    max_tokens: int = 4096
-    """The `max_tokens` that is sent where nothing is said, by a dialect that cannot do without."""
+    max_tokens: int = 4096  # the `max_tokens` that is sent where nothing is said, by a dialect that cannot do without
     renames: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Wire names of other parameters where they differ from OpenAI's."""
     extras: tuple[str, ...] | None = None
     """Which parameters beyond OpenAI's it takes (`top_k`, `min_p`, `repetition_penalty`); None: unknown, all sent."""
     seeds: bool = True
     """Can be told a seed; False: it refuses to be told. (Where the dialect has no word for it nothing is told.)"""
-    service_tiers: tuple[str, ...] | None = None
-    """The service tiers that it has; None: not known, any is sent."""
-    efforts: tuple[str, ...] | None = None
-    """The efforts of thinking that it knows; None: not known, any is sent."""
-    unsampled: tuple[str, ...] = ()
-    """How the names of models begin that refuse `temperature`, `top_p` and `top_k`."""
-    routed: bool = False
-    """Hands calls on to whoever is named after a colon: `model:route`."""
+    service_tiers: tuple[str, ...] | None = None  # the service tiers that it has; None: not known, any is sent
+    efforts: tuple[str, ...] | None = None  # the efforts of thinking that it knows; None: not known, any is sent
+    unsampled: tuple[str, ...] = ()  # how the names of models begin that refuse `temperature`, `top_p` and `top_k`
+    routed: bool = False  # hands calls on to whoever is named after a colon: `model:route`
     switches: Mapping[str, Switch] = field(default_factory=dict, hash=False)
     """How thinking is turned on and off, by model; `*`: any other. A model that has none takes efforts."""
     stream_usage: bool = True
@@ -169,14 +149,10 @@ class Provider:
     """Prices by model that win over the price library's."""
     price_id: str | None = None
     """The provider's name in the price library; None: only `prices` counts. A route is added to it."""
-    tiers_priced: bool = False
-    """The price library has the prices of its service tiers too."""
-    simulated: bool = False
-    """Its replies come from no model: shown as simulated, and its costs as `simulated $`."""
-    embedded: bool = False
-    """agac starts it by itself for the time of a run."""
-    batch: BatchTraits | None = None
-    """Its batch API; None: sync only."""
+    tiers_priced: bool = False  # the price library has the prices of its service tiers too
+    simulated: bool = False  # its replies come from no model: shown as simulated, and its costs as `simulated $`
+    embedded: bool = False  # agac starts it by itself for the time of a run
+    batch: BatchTraits | None = None  # its batch API; None: sync only
     engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """Of a serving engine of the user's own: what it calls the counters of prompt tokens, and of those that its prefix
     cache had, without `_total`, newest name first (`backend.engine_counts`); None: a service, which has no such."""

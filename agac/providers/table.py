@@ -56,8 +56,7 @@ AZURE_BATCHES = replace(
 # API references, read November 2026. Where a reference leaves an ability to the model behind the endpoint, the row
 # takes the weaker one: an answer is always validated here, so a weak row costs a few re-asks, a wrong strong one all.
 
-_chat = partial(Provider, dialect="openai-chat")
-"""A row of what speaks chat completions, as most do."""
+_chat = partial(Provider, dialect="openai-chat")  # a row of what speaks chat completions, as most do
 
 SIMULATOR_PRICE = Price(input=0.25, cached_input=0.025, output=2.0, batch=0.5)
 """What a simulated token would cost: the order of a small hosted model, so that cost reports have something to show."""
@@ -92,8 +91,7 @@ _IN_TEMPLATE = Switch(
 _ADAPTIVE = {"thinking": {"type": "adaptive"}}
 _DISABLED = {"thinking": {"type": "disabled"}}
 _COUNTING = ("claude-haiku-4-5", "claude-haiku-4-5-20251001", "claude-sonnet-4-5", "claude-sonnet-4-5-20250929")
-_COUNTED = Switch(on=None, off=_DISABLED, tokens=True)
-"""A model that thinks when it is told for how many tokens."""
+_COUNTED = Switch(on=None, off=_DISABLED, tokens=True)  # a model that thinks when it is told for how many tokens
 
 _ALWAYS_THINKING = (
     *("claude-opus-5-5", "claude-fable-5", "claude-fable-5-1", "claude-fable-5-2"),
@@ -476,9 +474,7 @@ DIALECTS = {"openai-chat": openai.CHAT, "openai-responses": openai.RESPONSES, "a
 
 # Asked before anything is sent: a provider's row and its dialect know, never its name.
 
-EXTRAS = ("top_k", "min_p", "repetition_penalty")
-"""Parameters that OpenAI's API does not have and some look-alikes do."""
-
+EXTRAS = ("top_k", "min_p", "repetition_penalty")  # parameters that OpenAI's API does not have and some look-alikes do
 SAMPLING = ("temperature", "top_p", "top_k")
 
 

@@ -40,10 +40,8 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
         return None
     proxy = URL(text if "://" in text else f"http://{text}")
     if proxy.scheme not in ("http", "https") or not proxy.host:
-        raise UsageError(
-            f"{name} names a {proxy.scheme} proxy; agac goes through http proxies only",
-            remedy=f"Set {name} to http://host:port, or add {url.host} to NO_PROXY.",
-        )
+        problem = f"{name} names a {proxy.scheme} proxy; agac goes through http proxies only"
+        raise UsageError(problem, remedy=f"Set {name} to http://host:port, or add {url.host} to NO_PROXY.")
     return proxy
 
 
@@ -91,10 +89,8 @@ class ConnectionSettings:
         except ValueError:
             self.url = URL()
         if self.url.scheme not in ("http", "https") or not self.url.host:
-            raise UsageError(
-                f"the base_url of {provider.name} is no address: '{provider.base_url}'",
-                remedy="Write it as https://host/path in agac.yml.",
-            )
+            problem = f"the base_url of {provider.name} is no address: '{provider.base_url}'"
+            raise UsageError(problem, remedy="Write it as https://host/path in agac.yml.")
         own = DIALECTS[provider.dialect].headers(provider)
         self.headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": _user_agent()}
         self.headers |= {**own, **provider.headers}
@@ -143,8 +139,7 @@ class ExceptionRule:
     type: ErrorType
     sentence: str
     remedy: str = ""
-    ambiguous: bool = False
-    """The request may have been sent: the provider may have done the work."""
+    ambiguous: bool = False  # the request may have been sent: the provider may have done the work
 
 
 _RETRY, _FATAL, _FAILED, _LATE = FaultKind.RETRY, FaultKind.FATAL, ErrorType.PROVIDER_ERROR, ErrorType.TIMEOUT

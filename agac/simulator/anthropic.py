@@ -85,9 +85,7 @@ UNSUPPORTED_BOUNDS |= {"string": ("minLength", "maxLength"), "array": ("maxItems
 UNSUPPORTED_KEYWORDS = (
     "oneOf", "not", "if", "then", "else", "patternProperties", "prefixItems", "contains", "dependentRequired",
 )  # fmt: skip
-NESTING = ("anyOf", "allOf")
-"""Keywords with lists of schemas that Anthropic looks at."""
-
+NESTING = ("anyOf", "allOf")  # keywords with lists of schemas that Anthropic looks at
 MAX_OPTIONAL = 24
 MAX_UNIONS = 16
 
@@ -196,25 +194,28 @@ def read_use(block: Mapping[str, Any], place: str) -> AskedTool:
 
 def read_offered(data: Mapping[str, Any]) -> dict[str, Any]:
     """The tools that are offered and how they are to be used, as fields of a ModelCall."""
-    given, choice, tools = data.get("tools") or [], data.get("tool_choice") or {"type": "auto"}, []
-    for index, tool in enumerate(given):
-        place, kind = f"tools.{index}", (tool.get("type") or "custom") if isinstance(tool, dict) else ""
-        hosted = next((name for name in HOSTED_TOOLS if str(kind).startswith(f"{name}_2")), "")
-        if not hosted and kind != "custom":
-            raise bad(place, "Input should be a tool of type 'custom', or a web search or fetch: no other is simulated")
-        name, schema = tool.get("name"), tool.get("input_schema")
-        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name) or (hosted and name != hosted):
-            raise bad(f"{place}.name", f"String should match pattern '{hosted or TOOL_NAME.pattern}'")
-        if not hosted and not (isinstance(schema, dict) and schema.get("type") == "object"):
-            raise bad(f"{place}.custom.input_schema", "Input should be a schema with the type 'object'")
-        if tool.get("strict") and (problem := schema_problem(replies.canonical(schema))) is not None:
-            raise bad(f"{place}.custom.input_schema", problem)
-        tools.append(OfferedTool(name, schema, kind=hosted))
+    tools = tuple(read_tool(tool, f"tools.{index}") for index, tool in enumerate(data.get("tools") or []))
+    choice = data.get("tool_choice") or {"type": "auto"}
     wanted = choice.get("name") if choice.get("type") == "tool" else CHOICES.get(str(choice.get("type")))
     if tools and wanted not in (*CHOICES.values(), *(tool.name for tool in tools)):
         raise bad("tool_choice", "Input should have the type 'auto', 'any', 'none', or 'tool' and the name of a tool")
     parallel = not choice.get("disable_parallel_tool_use")
-    return {"tools": tuple(tools), "tool_choice": wanted, "parallel": parallel} if tools else {}
+    return {"tools": tools, "tool_choice": wanted, "parallel": parallel} if tools else {}
+
+
+def read_tool(tool: Any, place: str) -> OfferedTool:
+    kind = (tool.get("type") or "custom") if isinstance(tool, dict) else ""
+    hosted = next((name for name in HOSTED_TOOLS if str(kind).startswith(f"{name}_2")), "")
+    if not hosted and kind != "custom":
+        raise bad(place, "Input should be a tool of type 'custom', or a web search or fetch: no other is simulated")
+    name, schema = tool.get("name"), tool.get("input_schema")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name) or (hosted and name != hosted):
+        raise bad(f"{place}.name", f"String should match pattern '{hosted or TOOL_NAME.pattern}'")
+    if not hosted and not (isinstance(schema, dict) and schema.get("type") == "object"):
+        raise bad(f"{place}.custom.input_schema", "Input should be a schema with the type 'object'")
+    if tool.get("strict") and (problem := schema_problem(replies.canonical(schema))) is not None:
+        raise bad(f"{place}.custom.input_schema", problem)
+    return OfferedTool(name, schema, kind=hosted)
 
 
 def check_values(data: Mapping[str, Any], version: str) -> None:

@@ -32,16 +32,10 @@ from agac.simulator.settings import RateLimits, Settings, SimulatorError, is_num
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 BAD_KEY = "sk-invalid"
-
-HANG_INTERVAL_S = 0.1
-"""Seconds between looks at whether a client that gets no answer is still there."""
-
-MODELS = ("small", "large", "echo")
-"""The models that are listed; every other name is answered too."""
-
+HANG_INTERVAL_S = 0.1  # seconds between looks at whether a client that gets no answer is still there
+MODELS = ("small", "large", "echo")  # the models that are listed; every other name is answered too
 GARBAGE = b"<html><body>upstream sent too much</body></html>"
-LISTED_CONTENTS = 10_000
-"""How many contents an account lists at most; the rest is counted."""
+LISTED_CONTENTS = 10_000  # how many contents an account lists at most; the rest is counted
 
 
 @dataclass

@@ -60,8 +60,7 @@ def json_response(data: object, status: int = 200, headers: dict[str, str] | Non
 class BatchCall:
     """One call of a batch API: counted, and with its faults before or after it has its effect."""
 
-    cancels_hidden: bool
-    """Whether a batch can be cancelled that a fault hides."""
+    cancels_hidden: bool  # whether a batch can be cancelled that a fault hides
 
     file_headers = MARK
 

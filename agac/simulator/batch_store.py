@@ -25,17 +25,11 @@ if sys.platform != "win32":
     import fcntl
 
 VERSION = 1
-APPLICATION = 0x53494D41
-"""By which SQLite's file header names the program that owns the file."""
-
+APPLICATION = 0x53494D41  # by which SQLite's file header names the program that owns the file
 WRITE_TIMEOUT_S = 60.0
-
-LOCK_INTERVAL_S = 0.02
-"""Seconds between attempts to take the lock that another process holds."""
-
+LOCK_INTERVAL_S = 0.02  # seconds between attempts to take the lock that another process holds
 DAY = 86_400.0
-RESULTS_KEPT = 29 * DAY
-"""How long Anthropic keeps results."""
+RESULTS_KEPT = 29 * DAY  # how long Anthropic keeps results
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};
@@ -77,8 +71,7 @@ class Batch:
 
     `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
     for it, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad` ones. By then its
-    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled.
-    """
+    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled."""
 
     id: str
     family: str

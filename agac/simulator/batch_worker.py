@@ -21,18 +21,15 @@ from agac.simulator.batch_store import DAY, Batch, BatchStore
 from agac.simulator.faults import FaultPlan, FaultRule, changed_answer, error_of, line_rules
 from agac.simulator.openai import OpenAiBatches
 from agac.simulator.replies import AnswerWriter, ApiError, BatchEndpoint, encoded, unknown_model
+from agac.simulator.serving import PromptCache, prompt_ends
 
 FAMILIES: dict[str, OpenAiBatches | MessageBatches] = {
     **dict.fromkeys(("openai", "azure"), OpenAiBatches()),
     "anthropic": MessageBatches(),
 }
 
-CHUNK = 500
-"""Requests between two commits: what a kill may have to do again, uncharged."""
-
-LOOK_SECONDS = 10.0
-"""How long a look at a batch waits for the work that is due; then it reports how far the batch is."""
-
+CHUNK = 500  # requests between two commits: what a kill may have to do again, uncharged
+LOOK_SECONDS = 10.0  # how long a look at a batch waits for the work that is due; then it reports how far the batch is
 RESULTS_FILE_KEPT = 30 * DAY
 BOM = b"\xef\xbb\xbf"
 
@@ -179,7 +176,7 @@ class BatchWorker:
         writer: AnswerWriter,
     ) -> None:  # fmt: skip
         self.store, self.plan, self.charged_before, self.stopping = store, plan, charged_before, stopping
-        self.writer = writer
+        self.writer, self.prompts, self.unread = writer, PromptCache(), dict[str, dict[bytes, str]]()
 
     def catch_up(self, batch_id: str | None) -> None:
         """Does what is due by now, in the batch named or in all; a kill leaves nothing charged that is not written."""
@@ -296,6 +293,12 @@ class BatchWorker:
             raise ApiError(400, "Streaming is not supported in batches: leave 'stream' out.", param="stream")
         read, write = chunk.endpoint
         call = read(body, self.plan.seed)
+        if chunk.batch.family == "anthropic":
+            batch, done = chunk.batch, chunk.batch.executed + chunk.added["executed"] + 1
+            at = batch.created_at + max(0.0, batch.seconds) * done / batch.total
+            served, kept = self.prompts.look_up(call, *prompt_ends(call.data, None), at)
+            self.unread.setdefault(batch.id, {}).update(kept)  # what it writes is read after its batch's end
+            call = served if kept else call
         if "missing" in call.model:
             raise unknown_model(call.model)
         answer = self.writer.answer(call)
@@ -333,6 +336,7 @@ class BatchWorker:
         """Writes what is left, and makes files of results; what a kill left uncommitted is taken back first."""
         family, store = FAMILIES[batch.family], self.store
         batch.ended, batch.ended_at = ended, when
+        self.prompts.keep(self.unread.pop(batch.id, {}), when)
         output, errors = (store.file_path(f"{batch.id}.{suffix}") for suffix in ("output", "errors"))
         for path, kind in ((output, "output"), (errors, "error")):
             made = store.file_path(self.result_id(batch, kind))
@@ -487,6 +491,7 @@ class SimulatedBatches:
         """Empties the account, once the work that was due is in it."""
         await self.caught_up()
         self._early.clear()
+        self._worker.prompts.entries.clear()
         self.store.reset()
 
     def stop(self) -> None:

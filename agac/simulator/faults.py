@@ -40,8 +40,7 @@ PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 BATCH_PHASES = ("created", "checked", "ended")
 LINE_PHASES = ("result", "line")
-SINGLE_PHASES = ("error", "wait", "answer", "sending")
-"""The phases of faults of requests outside of batches."""
+SINGLE_PHASES = ("error", "wait", "answer", "sending")  # the phases of faults of requests outside of batches
 
 OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete", "files")
 """The calls of a batch API, each counted by itself: `files` lists files or shows one."""

@@ -28,8 +28,7 @@ RESPONSES_KINDS: dict[str, Kind] = {
 }  # fmt: skip
 HOSTED_ITEMS = ("web_search_call", "custom_tool_call")
 SEARCH_STEPS = ("in_progress", "searching", "completed")
-THOUGHT_OUT = "fc_simr"
-"""How the id of a call begins that must be sent back with what the model thought before it."""
+THOUGHT_OUT = "fc_simr"  # how the id of a call begins that must be sent back with what the model thought before it
 
 PARTS = ("input_text", "output_text", "text")
 """Kinds of content in the Responses API that are text: nothing else is simulated."""

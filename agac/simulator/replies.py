@@ -18,26 +18,14 @@ from agac.simulator.schema_values import Draft, NoMatch, word_set
 from agac.simulator.settings import RateLimits, Refusal, is_number
 from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
 
-FINGERPRINT = "agac-simulator"
-"""The `system_fingerprint` by which a client sees that a reply was simulated."""
-
+FINGERPRINT = "agac-simulator"  # the `system_fingerprint` by which a client sees that a reply was simulated
 MARK = {"x-agac-simulated": "true"}
-
-CREATED = 1_735_689_600
-"""The creation time of every reply: a reply depends on seed and content, not on time."""
-
+CREATED = 1_735_689_600  # the creation time of every reply: a reply depends on seed and content, not on time
 KEPT_SCHEMAS = 256
-TRIES = 40
-"""How many values are tried where only validating tells whether one is right."""
-
-PIECE = 24
-"""Characters in one event of a stream."""
-
-ECHO = "echo"
-"""The model, and the property, that repeat the user's text."""
-
-Event = Any
-"""One event of a stream: a JSON object, or the text that ends a stream of chat completions."""
+TRIES = 40  # how many values are tried where only validating tells whether one is right
+PIECE = 24  # characters in one event of a stream
+ECHO = "echo"  # the model, and the property, that repeat the user's text
+Event = Any  # one event of a stream: a JSON object, or the text that ends a stream of chat completions
 
 
 @dataclass(eq=False)
@@ -112,8 +100,7 @@ class ModelCall:
     `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
     `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
     estimate. `tool_choice` is auto, none, required or the name of one of the `tools`; `turns` are the calls of each
-    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime.
-    """
+    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime."""
 
     model: str
     messages: tuple[tuple[str, str], ...]
@@ -266,9 +253,7 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
-plain_json = json.JSONEncoder(ensure_ascii=False).encode
-"""JSON with letters as they are."""
-
+plain_json = json.JSONEncoder(ensure_ascii=False).encode  # JSON with letters as they are
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """JSON that is the same whatever the order of keys."""
@@ -311,8 +296,7 @@ def model_call(data: dict[str, Any], seed: int, talk: Conversation, **more: Any)
     return ModelCall(data["model"], tuple(talk.messages), digest, **about, **more)
 
 
-Kind = tuple[Callable[[Any], bool], str]
-"""What a parameter must be when it is given, and the words for it."""
+Kind = tuple[Callable[[Any], bool], str]  # what a parameter must be when it is given, and the words for it
 
 
 def between(low: float, high: float) -> Kind:

@@ -19,12 +19,8 @@ from urllib.parse import unquote
 
 from agac.simulator.schema_values import FORMATS, Draft, matching_text, number_writer, text_of, word_set
 
-ENDLESS = math.inf
-"""The height of a shape that has no finite value."""
-
-FLAT = 4
-"""Below this depth only what must be is written."""
-
+ENDLESS = math.inf  # the height of a shape that has no finite value
+FLAT = 4  # below this depth only what must be is written
 MOST_SHAPES = 20_000
 DEEPEST = 100
 

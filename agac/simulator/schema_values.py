@@ -19,9 +19,7 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-READ_CHARACTERS = 4000
-"""How much of the user's text is looked at; a longer one costs no more."""
-
+READ_CHARACTERS = 4000  # how much of the user's text is looked at; a longer one costs no more
 WORD = re.compile(r"[^\W\d_][\w'’-]{0,23}")
 FALLBACK = ("a", "simulated", "answer", "made", "of", "plain", "words", "that", "cost", "nothing")
 GLAD = word_set(
@@ -94,10 +92,7 @@ class Draft:
 SHORT_NAMES = re.compile(r"(name|title|label|tag|topic|keyword|categor|product|city|country|type|key|code)", re.I)
 SHARE_NAMES = re.compile(r"confidence|probability|share|ratio|certainty", re.I)
 RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
-
-SPAN = 100
-"""How far from its only bound a number is taken."""
-
+SPAN = 100  # how far from its only bound a number is taken
 NumberWriter = Callable[[Draft, int, str], int | float]
 
 
@@ -194,22 +189,18 @@ def clock(draft: Draft) -> str:
     return f"{draft.below(24):02}:{draft.below(60):02}:{draft.below(60):02}Z"
 
 
-def uuid_text(draft: Draft) -> str:
-    return str(UUID(int=draft.random.getrandbits(128), version=4))
-
-
 FORMATS: dict[str, Callable[[Draft], str]] = {
     "date": day, "time": clock, "date-time": lambda draft: f"{day(draft)}T{clock(draft)}",
     "duration": lambda draft: f"P{1 + draft.below(30)}D", "email": lambda draft: f"{ascii_word(draft)}@example.com",
     "hostname": lambda draft: f"{ascii_word(draft)}.example.com",
     "ipv4": lambda draft: f"192.0.2.{1 + draft.below(254)}", "ipv6": lambda draft: f"2001:db8::{1 + draft.below(9999)}",
-    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}", "uuid": uuid_text,
+    "uri": lambda draft: f"https://example.com/{ascii_word(draft)}",
+    "uuid": lambda draft: str(UUID(int=draft.random.getrandbits(128), version=4)),
 }  # fmt: skip
 """How a text of each format is made; other formats are plain text."""
 
 TRIES = 60
-FEW = 4
-"""How often something without an upper bound is repeated beyond its lower one."""
+FEW = 4  # how often something without an upper bound is repeated beyond its lower one
 
 CATEGORIES = {
     "CATEGORY_DIGIT": string.digits, "CATEGORY_NOT_DIGIT": string.ascii_letters,

@@ -23,12 +23,8 @@ from agac.simulator.settings import Settings, SimulatorError
 if TYPE_CHECKING:
     from aiohttp import web
 
-SHUTDOWN_S = 1.0
-"""Seconds that open requests get to end once the simulator is stopped."""
-
-STAND_INS: list[str] = []
-"""Base URLs of simulators of this process: the last one stands in for every embedded one."""
-
+SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
+STAND_INS: list[str] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000

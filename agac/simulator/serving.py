@@ -17,17 +17,11 @@ from agac.simulator.replies import ModelAnswer, ModelCall, canonical
 from agac.simulator.settings import SimulatorError
 
 CHARACTERS = 4  # of a token
-
-LIFETIMES = {"5m": 300.0, "1h": 3600.0}
-"""Seconds that an entry of Anthropic's cache lives after its last use."""
-
-LEAST_CACHED = 1024
-"""Tokens of the shortest prompt that a hosted provider caches."""
-
+LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's cache lives after its last use
+LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
 HOSTED_BLOCK = 128
 LOGGED = 20_000
-LOOK_BACK = 20
-"""Blocks before a breakpoint among which Anthropic looks for an entry."""
+LOOK_BACK = 20  # blocks before a breakpoint among which Anthropic looks for an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +221,8 @@ class PromptCache:
     def __init__(self) -> None:
         self.entries: dict[bytes, tuple[float, float]] = {}
 
-    def look_up(self, ends: PromptEnds, now: float) -> tuple[int, dict[str, int], dict[bytes, str]]:
-        """How many tokens are read, and written for each lifetime, and the entries to keep once the answer begins."""
+    def look_up(self, call: ModelCall, size: int, ends: PromptEnds, now: float) -> tuple[ModelCall, dict[bytes, str]]:
+        """The request, of so many tokens, with those read and written of them; entries to keep when it is answered."""
         marked = [index for index, (_, tokens, ttl) in enumerate(ends) if ttl and tokens >= LEAST_CACHED]
         looked = (end for index in reversed(marked) for end in reversed(ends[max(0, index - LOOK_BACK) : index + 1]))
         since_until = ((tokens, *self.entries.get(name, (math.inf, 0.0))) for name, tokens, _ in looked)
@@ -237,7 +231,8 @@ class PromptCache:
         for _, tokens, ttl in (ends[index] for index in marked):
             written[ttl] = written.get(ttl, 0) + max(0, tokens - at)
             at = max(at, tokens)
-        return read, written, {ends[index][0]: ends[index][2] for index in marked}
+        call = replace(call, prompt_tokens=size, cached_tokens=read, cache_written=written)
+        return call, {ends[index][0]: ends[index][2] for index in marked}
 
     def keep(self, entries: Mapping[bytes, str], now: float) -> None:
         """Makes entries readable, or live longer."""
@@ -269,9 +264,8 @@ class ModelServer:
         if self.prompts is not None:
             request.prompt_tokens, ends = prompt_ends(call.data, self.engine.block if self.engine else HOSTED_BLOCK)
             request.blocks = tuple(name for name, _, _ in ends) if self.engine else ()
-            read, written, entries = self.prompts.look_up(prompt_ends(call.data, None)[1] if marked else ends, clock())
-            call = replace(call, prompt_tokens=request.prompt_tokens, cached_tokens=read)
-            call = replace(call, cache_written=written) if marked else call
+            ends = prompt_ends(call.data, None)[1] if marked else ends
+            call, entries = self.prompts.look_up(call, request.prompt_tokens, ends, clock())
         self.log.append(request)
         if self.engine is not None:
             self.engine.submit(request)

@@ -119,8 +119,7 @@ def is_loopback(host: str) -> bool:
 
 
 FORMS = "seconds (0.5), normal:MEAN,SD, lognormal:MEDIAN,SIGMA or uniform:LOW,HIGH"
-LONGEST = 3600.0
-"""No reply takes longer than this many seconds, whatever the distribution says."""
+LONGEST = 3600.0  # no reply takes longer than this many seconds, whatever the distribution says
 
 
 def parse_latency(text: str) -> Callable[[int], float]:

@@ -37,6 +37,8 @@ _NOT_FROM_AFAR = "a remote card brings no functions, agents, servers, commands o
 _NOT_FROM_AFAR += f"; {_KEEP_A_COPY}, or give --trust-card"
 _FENCE = "---"
 _SYSTEM = "---SYSTEM"
+_SUBAGENTS = re.compile(r"(?ms)^[ \t]*(<!--\s*)?fast-agent-subagents(?(1)(?![\w-]).*?-->)[ \t]*(\n|\Z)")
+_NO_SUBAGENTS = "`fast-agent-subagents` is left out: no model makes agents in a run; name cards as `agents`"
 
 
 class Skill(NamedTuple):
@@ -50,7 +52,8 @@ class Skill(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Card:
     """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `keys` are its front matter,
-    which stands in `document`; `where`: where those stand that stages give too."""
+    which stands in `document`; `where`: where those stand that stages give too. `path` is its place, of a remote one
+    that of a copy."""
 
     name: str
     file: str
@@ -104,18 +107,36 @@ def chosen_card(place: Path, name: str | None) -> Path:
     return chosen[0][1]
 
 
-def card_keys(path: Path, project: ProjectSpec) -> CardFile:
-    """The keys of a card of the project alone, whatever its instruction needs. Raises SpecError."""
-    shown = project.shown(path)
+def card_keys(
+    path: Path, project: ProjectSpec, remote: RemoteContent | None = None, *, trusted: bool = False
+) -> CardFile:
+    """The keys of a card alone, whatever its instruction needs, with its name. Raises SpecError."""
     try:
-        written, _ = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+        keys, _, _, problems = _read_card(path, project, remote, trusted=trusted)
     except Unusable as error:
         raise SpecError([error.problem]) from None
-    document, problems = _expanded(written, project.env, remote=False)
-    keys, found = validate(CardFile, document, hints=CARD_HINTS)
-    if keys is None or any_error([*problems, *found]):
-        raise SpecError([*problems, *found])
+    if any_error(problems):
+        raise SpecError(problems)
     return keys
+
+
+def place_of(name: str, path: Path, project: ProjectSpec, remote: RemoteContent | None) -> Path:
+    """Where a card stands, a remote one where a copy of it would: beside its lock."""
+    return project.paths.agentcards / f"{name}.md" if remote else path
+
+
+def _read_card(
+    path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
+) -> tuple[CardFile, Document, PlacedText, list[Problem]]:
+    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong. Raises
+    Unusable."""
+    shown = remote.reference if remote else project.shown(path)
+    written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+    document, problems = _expanded(written, project.env, remote=remote is not None)
+    problems += _from_afar(document, trusted=trusted) if remote else ()
+    keys, found = validate(CardFile, document, hints=CARD_HINTS)
+    named = {"name": ((keys and keys.name) or path.stem).replace(" ", "_")}
+    return (keys or CardFile()).model_copy(update=named), document, below, [*problems, *found]
 
 
 def load_card(
@@ -131,24 +152,19 @@ def load_card(
     a card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no
     variables of the environment, which it could send away, and no files; nothing else, unless it is `trusted`. `tools`
     are those that its stage names."""
-    shown = remote.reference if remote else project.shown(path)
     try:
-        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+        keys, document, below, problems = _read_card(path, project, remote, trusted=trusted)
     except Unusable as error:
         return None, [error.problem]
-    document, problems = _expanded(written, project.env, remote=remote is not None)
-    problems += _from_afar(document, trusted=trusted) if remote else ()
-    model, found = validate(CardFile, document, hints=CARD_HINTS)
-    problems += found
-    keys = model or CardFile()
-    name = (keys.name or path.stem).replace(" ", "_")
+    shown, name = document.shown, str(keys.name)
+    place = place_of(name, path, project, remote)
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""
     own = {"agentName": name, "agentType": "agent", "agentCardPath": shown, "agentCardDir": str(Path(shown).parent)}
-    beside, named = project.paths.agentcards, dict.fromkeys(tool.partition(":")[0] for tool in tools)
-    locks = [beside / f"{name}.md" if remote else path] if keys.mcp_connect or keys.servers else []
-    locks += [beside / one for one in named if one in project.file.mcp]
+    named = dict.fromkeys(tool.partition(":")[0] for tool in tools)
+    locks = {place: remote.reference if remote else path.stem} if keys.mcp_connect or keys.servers else {}
+    locks |= {project.paths.agentcards / one: one for one in named if one in project.file.mcp}
     fact = partial(_fact, path=path, project=project, remote=remote is not None, locks=locks)
     filling = {**keys.variables, **variables}
     instruction, found = _instruction(document, below, filling, own | {"agentSkills": listed}, fact)
@@ -157,20 +173,22 @@ def load_card(
         instruction = with_skills(instruction, skills)
     messages, found = _card_examples(keys.messages or [], path, project, document.where(("messages",)))
     problems += [*found, *_input_faults(keys.tool_input_schema, document)]
-    if model is None or any_error(problems):
+    if any_error(problems):
         return None, problems
-    problems += _without_effect(keys, document)
-    params = {key: value for key, value in keys.request_params.model_dump().items() if value is not None}
-    if (stops := params.pop("stop_sequences", None)) is not None:
-        params["stop"] = tuple(stops)
-    if params.get("service_tier") == "fast":
-        params["service_tier"] = "priority"
-    params = {key: value for key, value in params.items() if key in Params.__slots__}
+    params, places = _params(keys, document)
+    card = Card(name, shown, instruction, params, messages, places, keys, place, document, skills, remote is not None)
+    return card, [*problems, *_without_effect(keys, document)]
+
+
+def _params(keys: CardFile, document: Document) -> tuple[dict[str, Any], dict[str, Where]]:
+    """The parameters of a card as requests name them, and where its keys stand that a stage gives too."""
+    given = keys.request_params
+    found = given.model_dump(exclude_none=True) | {"stop": given.stop_sequences and tuple(given.stop_sequences)}
+    found["service_tier"] = "priority" if given.service_tier == "fast" else given.service_tier
+    names = {key: "stop" if key == "stop_sequences" else key for key in given.model_fields_set}
     places = {"model": document.where(("model",))} if keys.model is not None else {}
-    for key in keys.request_params.model_fields_set:
-        places["stop" if key == "stop_sequences" else key] = document.where(("request_params", key))
-    card = Card(name, shown, instruction, params, messages, places, keys, path, document, skills, remote is not None)
-    return card, problems
+    places |= {name: document.where(("request_params", key)) for key, name in names.items()}
+    return {key: one for key, one in found.items() if key in Params.__slots__ and one is not None}, places
 
 
 def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
@@ -179,8 +197,10 @@ def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
         yield document.problem((key,), _NOT_FROM_AFAR, key=True)
     servers = data.get("mcp_connect") if not trusted else None
     for key, one in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
-        if isinstance(one, dict) and "://" not in str(one.get("target")):
+        if isinstance(one, dict) and not re.match("https?://", str(one.get("target"))):  # a command may name a URL, too
             yield document.problem(("mcp_connect", key), _NOT_FROM_AFAR)
+    if re.search(r"[/\\]", str(data.get("name"))):  # the lock of its servers is a file of that name
+        yield document.problem(("name",), "a remote card's name holds no / and no \\")
 
 
 def _without_effect(keys: CardFile, document: Document) -> Iterator[Problem]:
@@ -306,7 +326,9 @@ def _instruction(
             problems.append(Problem(place, f"{{{{{name}}}}}: {error}. {getattr(error, 'remedy', '')}".rstrip(". ")))
         values |= {} if value is None else {name: value}
     filled, more = fill((text, where), variables, values)
-    return None if any_error(problems) else filled, [*problems, *more]
+    left, marks = _SUBAGENTS.subn("", filled or "")
+    problems += [Problem(where, _NO_SUBAGENTS, "warning")] if marks else []
+    return None if any_error(problems) else left, [*problems, *more]
 
 
 # What stands for `{{name}}` in instructions beyond variables, and skills: folders that a model may read, of which it is
@@ -317,10 +339,10 @@ _HOST = {"hostPlatform": platform.platform, "pythonVer": platform.python_version
 
 
 def _fact(
-    name: str, where: Where, path: Path, project: ProjectSpec, remote: bool, locks: Sequence[Path]
+    name: str, where: Where, path: Path, project: ProjectSpec, remote: bool, locks: Mapping[Path, str]
 ) -> tuple[str | None, str]:
-    """What a placeholder of the card at `path` stands for, if anything; and a warning. `locks`: what has the locks of
-    its servers. Raises Refused, Unusable, UsageError."""
+    """What a placeholder of the card at `path` stands for, if anything; and a warning. `locks`: beside what
+    the locks of its servers stand, and what has them by name. Raises Refused, Unusable, UsageError."""
     kind, colon, rest = name.partition(":")
     home = home_of(project.root)
     if colon and kind in ("file", "file_silent"):
@@ -332,9 +354,11 @@ def _fact(
         file = beside if beside.is_file() else paths.existing_file(rest.strip(), home, where)
         return read_text(file, project.shown(file)).rstrip("\n"), ""
     if colon and kind == "url":
+        if remote and rest.strip().startswith("file:"):
+            raise Refused(_NOT_FROM_AFAR)
         return read_text(project.fetch(rest.strip(), "text of a card")[0].path, rest.strip()), ""
     if name == "serverInstructions":
-        files = ((lock_file(one), f"agac card lock {one.stem}") for one in locks)
+        files = ((lock_file(one), f"agac card lock {known_as}") for one, known_as in locks.items())
         known = [one for file, how in files for one in read_lock(file, project.shown(file), how).values()]
         return "\n\n".join(one.instructions for one in known if one.instructions), ""
     if name in ("model_specific", "modelReferences", "agentInternalResources"):

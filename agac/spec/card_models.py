@@ -60,7 +60,7 @@ class McpConnectFile(FileModel):
     def _is_reached(self) -> McpConnectFile:
         if self.target is None:
             raise check.refused("names no target; give a URL, or the command that starts the server")
-        if (self.headers or self.access_token) and "://" not in self.target:
+        if (self.headers or self.access_token) and not self.target.startswith(("https://", "http://")):
             raise check.refused("headers and tokens are for a URL, and target is a command; remove them")
         check.header_value(f"Bearer {self.access_token or ''}")
         if self.access_token and any(name.lower() == "authorization" for name in self.headers):

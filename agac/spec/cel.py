@@ -12,8 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-MAX_DEPTH = 50
-"""Brackets in brackets, and steps of one expression (`a.b.c`, `a + b + c`): more is not written by hand."""
+MAX_DEPTH = 50  # brackets in brackets, and steps of one expression (`a.b.c`, `a + b + c`): more is not written by hand
 
 TYPES = frozenset({"int", "uint", "double", "string", "bool", "bytes", "list", "map", "null_type", "type"})
 """Words that mean a type, as in `type(x) == string`; a field of that name is read as `row.string`."""
@@ -41,8 +40,7 @@ _RANK = {
     "+": 4, "-": 4, "*": 5, "/": 5, "%": 5,
 }  # fmt: skip
 
-Chain = tuple[str | int, ...]
-"""`classify.items[0].name` as ("classify", "items", 0, "name")."""
+Chain = tuple[str | int, ...]  # `classify.items[0].name` as ("classify", "items", 0, "name")
 
 
 @cache

@@ -69,7 +69,7 @@ class GivenTools:
             remedy = "Give functions, agac.Tool.read_file and the like, agac.McpServer(…), or names as files have them."
             raise UsageError(f"tools: {one!r:.60} is no tool", remedy=remedy)
         source = source_of(one)
-        if self.functions.setdefault(source, one) is not one:
+        if self.functions.setdefault(source, one) != one:  # a method is another object each time
             raise UsageError(f"tools: two functions are called {source}", remedy="Rename one of them.")
         return {source: {}}
 

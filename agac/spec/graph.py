@@ -236,8 +236,7 @@ def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]
             needs[index] = [source]
 
 
-_Finding = tuple[str, str]
-"""A stage, and what is wrong with what it needs."""
+_Finding = tuple[str, str]  # a stage, and what is wrong with what it needs
 
 
 def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_Finding]:

@@ -14,12 +14,8 @@ from agac.spec.cel import MACROS, TYPES, WORDS, CelNode, Chain, Token, Unparsed,
 from agac.spec.json_schema import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
 from agac.spec.templates import ROW, VARS
 
-MAX_LENGTH = 10_000
-"""Characters of a guard: a list of a thousand ids fits."""
-
-METHODS = ("contains", "startsWith", "endsWith", "matches")
-"""Functions of texts."""
-
+MAX_LENGTH = 10_000  # characters of a guard: a list of a thousand ids fits
+METHODS = ("contains", "startsWith", "endsWith", "matches")  # functions of texts
 _CONVERSIONS = ("int", "uint", "double", "string", "bytes", "timestamp", "duration", "type", "dyn")
 _GETTERS = (
     "getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfYear", "getDayOfWeek", "getHours", "getMinutes",
@@ -59,9 +55,7 @@ _OTHER_SIGNS = {
 }
 _ESCAPE = re.compile(r"\\(?:[abfnrtv\\?\"'`]|[xX][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2})")
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-
-_Slip = tuple[int, int, str]
-"""Where something wrong begins, where reading goes on after it, and the sentence about it."""
+_Slip = tuple[int, int, str]  # where something wrong begins, where reading goes on after it, and the sentence about it
 
 
 def text_faults(text: str) -> Iterator[str]:
@@ -251,9 +245,7 @@ def _where_it_stopped(text: str, refused: str) -> str:
 # What it reads: the columns, variables and results that it names, and comparisons that no row can meet.
 
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
-
-_Finding = tuple[str, bool]
-"""A sentence, and whether it is only a warning."""
+_Finding = tuple[str, bool]  # a sentence, and whether it is only a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

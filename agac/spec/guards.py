@@ -13,8 +13,7 @@ from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, Chain, cel_library, parse, shown
 from agac.spec.guard_checks import METHODS, text_faults
 
-MAX_SHOWN = 80
-"""Characters of a value that stand beside a guard in `filtered.jsonl`."""
+MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 """What the library raises for a value that does not fit."""
@@ -122,9 +121,7 @@ MAX_ELEMENTS = 1000
 
 _NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
 _FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
-
-Values = dict[str, Any]
-"""What a part of a guard sees: what the row shows, and the names that macros bind."""
+Values = dict[str, Any]  # what a part of a guard sees: what the row shows, and the names that macros bind
 
 
 class _Explainer:

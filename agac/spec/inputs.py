@@ -28,9 +28,7 @@ SUFFIXES: Mapping[str, InputFormat] = {
 }  # fmt: skip
 """The format of a file that says none, by its suffix."""
 
-PACKED = (".gz", ".zst")
-"""Suffixes of compressed files; the format's own stands before them."""
-
+PACKED = (".gz", ".zst")  # suffixes of compressed files; the format's own stands before them
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
 SHEETS: tuple[InputFormat, ...] = ("xlsx",)
 WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
@@ -39,21 +37,16 @@ WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
 }  # fmt: skip
 """Keys that say how a file is written, with the formats of which they may be said."""
 
-NO_FILES = ("files", "sqlite", "postgres")
-"""Formats that no single file has."""
-
+NO_FILES = ("files", "sqlite", "postgres")  # formats that no single file has
 DATABASES = frozenset({".db", ".sqlite", ".sqlite3"})
 TABLES_LATER = frozenset({".xls", ".ods", ".arrow", ".feather"})
 KNOWN_FILES = "csv, tsv, json, jsonl, txt, parquet or xlsx"
-
-PIPED = "-"
-"""Standard input, as a path."""
+PIPED = "-"  # standard input, as a path
 
 INPUTS = Path(".agac") / "inputs"
 """Where standard input is kept, relative to the project: a run reads its input more than once."""
 
-STATEMENTS = Path(".agac") / "sql"
-"""Where statements over rows keep what they work on, while a command runs."""
+STATEMENTS = Path(".agac") / "sql"  # where statements over rows keep what they work on, while a command runs
 
 GIVEN, GIVEN_PREFIX = "rows from Python", "rows-"
 """Rows that a program gave, in messages and definitions, and how the files begin in which they are kept as well."""
@@ -167,11 +160,16 @@ def input_spec(
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"
         return None, [document.problem((key, name), message, key=True)]
-    # rows that are known by their numbers alone, which may be others the next time
-    unordered = [spec.where] if spec.statement is not None and not spec.ordered else []
-    unordered += [sql_at] if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql) else []
+    return spec, _unordered(spec, sql_at) if spec.id_field is None else []
+
+
+def _unordered(spec: InputSpec, sql_at: Where) -> list[Problem]:
+    """Warnings of statements that do not order rows that are known by their numbers alone: they may be others next
+    time. `sql` stands at `sql_at`."""
+    places = [spec.where] if spec.statement is not None and not spec.ordered else []
+    places += [sql_at] if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql) else []
     message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
-    return spec, [Problem(at, message, "warning") for at in unordered if spec.id_field is None]
+    return [Problem(at, message, "warning") for at in places]
 
 
 def unused_keys(spec: InputSpec) -> dict[str, str]:

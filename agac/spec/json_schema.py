@@ -52,9 +52,7 @@ FORMATS = frozenset({
 """Those that are checked."""
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
-LOCAL_HOPS = 20
-"""More references in a row than this only go round in a circle."""
+LOCAL_HOPS = 20  # more references in a row than this only go round in a circle
 
 
 def subschemas(
@@ -150,18 +148,15 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
     return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
 
 
-Fault: TypeAlias = "tuple[Path_, str]"
-"""What is wrong at a path within a schema."""
+Fault: TypeAlias = "tuple[Path_, str]"  # what is wrong at a path within a schema
 
 BACKTRACK_LIMIT = 1_000_000
 """How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
 
 _READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
 """A repetition in a look-around or after a back-reference may read the whole text at each step: `^(?:(?!.*bad).)*$`."""
-_CHARACTERS = 100_000_000
-"""How many such patterns may read of a reply in all, which takes some 0.2 s."""
-GAVE_UP = "given up"
-"""What is said where a pattern has met its limit."""
+_CHARACTERS = 100_000_000  # how many such patterns may read of a reply in all, which takes some 0.2 s
+GAVE_UP = "given up"  # what is said where a pattern has met its limit
 
 
 class _Pattern:

@@ -73,13 +73,15 @@ def _checked(kind: type[File], document: Document, place: str) -> tuple[File | N
         problems.append(document.problem((), f"expected a mapping of keys at the top, got {described(data)}"))
     if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
         return None, document, problems
-    keys = DefaultsFile.model_fields.keys() - kind.model_fields.keys()
-    hints = {key: f"unknown key here; {key} belongs into {place}" for key in keys}
-    file, found = validate(kind, document, hints={"": hints})
+    own, said = kind.model_fields.keys(), "unknown key here; {} belongs {}"
+    hints = {"": {key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own}}
+    for path, inner in (("stages[]", StageFile), ("defaults", DefaultsFile)):
+        hints[path] = {key: said.format(key, _AT_TOP) for key in own - inner.model_fields.keys()}
+    file, found = validate(kind, document, hints=hints)
     return file, document, problems + found
 
 
-_OF_STAGES = "`defaults` or a stage"
+_OF_STAGES, _AT_TOP = "`defaults` or a stage", "to the file as a whole: write it at the left margin"
 
 
 def _read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:

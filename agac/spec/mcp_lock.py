@@ -22,11 +22,10 @@ from agac.core.types import JSONValue
 from agac.spec.json_schema import schema_faults
 from agac.spec.paths import Unusable, inside, read_text
 from agac.spec.tools import McpServer, ToolSpec
-from agac.spec.yaml import expand
 
 SUFFIX = ".lock.json"
 MAX_NAME = 64  # characters of a tool's name that every provider takes
-_SHOWN = 40  # lines of a difference that are shown
+_SHOWN, _LONGEST = 40, 500  # lines of a difference that are shown, and characters of each
 
 
 class LockedTool(NamedTuple):
@@ -73,6 +72,8 @@ class ServerAddress(NamedTuple):
 def connection(server: McpServer, root: Path, env: Mapping[str, str]) -> ServerAddress:
     """What a server's keys mean with these variables. `https://huggingface.co/mcp?login` means that HF_TOKEN is sent.
     Raises UsageError: a variable is not set, or somebody would have to log in."""
+    from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
+
     missing: list[str] = []
     secrets: list[str] = []
 
@@ -157,8 +158,8 @@ def read_lock(path: Path, shown: str, command: str) -> dict[str, ServerLock]:
 
 
 def _server(body: dict[str, Any]) -> ServerLock:
-    told = {name: (_joined(tool["description"]), dict(tool["input_schema"])) for name, tool in body["tools"].items()}
-    tools = {name: LockedTool(*both) for name, both in told.items()}
+    told = body["tools"].items()
+    tools = {key: LockedTool(_joined(one["description"]), dict(one["input_schema"])) for key, one in told}
     words = (_joined(body.get(key, "")) for key in ("instructions", "server", "protocol"))
     return ServerLock(_joined(body["target"]), tools, *words)
 
@@ -190,14 +191,14 @@ def locked_tools(
                 raise UsageError(f"the input schema of tool {source} in {shown} cannot be used: {fault}", remedy=remedy)
             found.append(ToolSpec(name, locked.description, locked.input_schema, "mcp", source, version))
         held.append(replace(server, lock=shown, locked=lock.hash))
-    counts = Counter(map(_safe, (tool.name for tool in found)))
+    counts = Counter(map(safe_name, (tool.name for tool in found)))
     for index, tool in enumerate(found):
-        name = _safe(tool.name)
-        found[index] = replace(tool, name=name if counts[name] == 1 else _safe(tool.source.replace(":", "__", 1)))
+        name = safe_name(tool.name)
+        found[index] = replace(tool, name=name if counts[name] == 1 else safe_name(tool.source.replace(":", "__", 1)))
     return found, held
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
     """A name of letters, digits, `_` and `-`, as providers want it."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return safe if len(safe) <= MAX_NAME else f"{safe[: MAX_NAME - 9]}_{digest(name).hex()[:8]}"
@@ -229,6 +230,6 @@ def difference(locked: ServerLock, found: ServerLock) -> str:
     head = [f"target: {found.target}"] if moved else []
     head += [f"{word}: {', '.join(sorted(names))}" for word, names in said.items() if names]
     before, now = (_text(one.told()).split("\n") for one in (locked, found))
-    body = list(unified_diff(before, now, n=1, lineterm=""))[2:]
+    body = [line[:_LONGEST] for line in unified_diff(before, now, n=1, lineterm="")][2:]
     more = [f"… and {len(body) - _SHOWN} more lines"] if len(body) > _SHOWN else []
     return "\n".join(f"  {line}" for line in [*head, *body[:_SHOWN], *more])

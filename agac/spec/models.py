@@ -372,7 +372,7 @@ class ToolFile(FileModel):
     database: NonEmpty | None = key("run_sql: the SQLite database of the project that it reads.")
     url: Annotated[str, AfterValidator(check.base_url)] | None = key("web_search: the address that is asked.")
     api_key: Annotated[NonEmpty, AfterValidator(check.api_key)] | None = key("web_search: the key as `${VARIABLE}`.")
-    shape: dict[NonEmpty, NonEmpty] | None = key(
+    shape: dict[Literal["method", "query", "count", "key", "results", "title", "link", "text"], NonEmpty] | None = key(
         "web_search: where it differs from `{method: GET, query: q, count: count, key: Authorization, "
         "results: results, title: title, link: url, text: content}`; a `key` as `?name` is a parameter."
     )

@@ -15,11 +15,8 @@ from agac.spec.guards import Guard
 from agac.spec.python_code import FunctionRef
 
 Fields = dict[str, JSONValue]
-Way = tuple[str, ...]
-"""A field by its parts: a field of the row, or a stage upstream and fields of its result."""
-
-STORED = Where("the stored definition")
-"""The place of what a run stored."""
+Way = tuple[str, ...]  # a field by its parts: a field of the row, or a stage upstream and fields of its result
+STORED = Where("the stored definition")  # the place of what a run stored
 
 
 def ways(fields: Iterable[str]) -> tuple[Way, ...]:
@@ -132,8 +129,7 @@ def changed_row(operation: Operation | None, data: Fields, value: str | None) ->
     return given if isinstance(given, dict) else None
 
 
-OPERATIONS = ("python", "filter", "select", "rename", "dedupe")
-"""The keys of which a stage that asks no model has one."""
+OPERATIONS = ("python", "filter", "select", "rename", "dedupe")  # the keys of which a stage that asks no model has one
 
 CHANGING = ("python", "select", "rename")
 """Those after which a row has other fields: their result is the row from there on."""

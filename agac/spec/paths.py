@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
+from agac.core.keys import canonical, digest
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -201,8 +202,7 @@ def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | 
 
 POSTGRES = re.compile(r"postgres(?:ql)?://|\$\{\w+\}(?:[?&]|\Z)")
 _ONE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-MAX_NAME = 63
-"""Bytes of a name: PostgreSQL cuts a longer one."""
+MAX_NAME = 63  # bytes of a name: PostgreSQL cuts a longer one
 
 
 def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
@@ -265,8 +265,7 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
 
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
 
-MAX_BYTES = 5_000_000
-"""A larger file is data that stands in the wrong place."""
+MAX_BYTES = 5_000_000  # a larger file is data that stands in the wrong place
 
 
 def read_text(path: Path, shown: str) -> str:
@@ -365,6 +364,14 @@ def _fits(part: str, name: str) -> bool:
 @cache
 def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(translate(part)).match
+
+
+def files_hash(home: Path, patterns: Sequence[str]) -> str:
+    """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
+    texts = {name: digest((home / name).read_bytes().decode("latin-1")).hex() for name in matching(home, patterns)}
+    if not texts:
+        raise Refused("matches no file of the project")
+    return digest(canonical(texts)).hex()
 
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agac.spec import validation as check
 from agac.spec.models import DefaultsFile, Duration, FileModel, NonEmpty, RunRulesFile, Size, ToolFile, key
@@ -134,6 +134,15 @@ class McpServerFile(FileModel):
     state: bool = key("It remembers between calls: a session that is lost is not replaced silently.", default=False)
     cwd: NonEmpty | None = key("The folder of the project in which its command runs.")
     env: dict[NonEmpty, HeaderValue] = key("Variables for its command; secrets as `${VARIABLE}`.", default={})
+
+    @model_validator(mode="after")
+    def _is_reached(self) -> McpServerFile:
+        at_url = self.target.startswith(("https://", "http://"))
+        if at_url and (self.env or self.cwd):
+            raise check.refused("env and cwd are for a command, and target is a URL; remove them")
+        if self.headers and not at_url and not self.target.startswith("${"):
+            raise check.refused("headers are for a URL, and target is a command; remove them")
+        return self
 
 
 class ProjectFile(RunRulesFile):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
-from agac.core.keys import canonical, digest
 from agac.spec.agent_cards import Card, Skill
-from agac.spec.card_models import CardFile, McpConnectFile
+from agac.spec.card_models import CardFile, McpConnectFile, RequestParamsFile
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
 from agac.spec.models import StageFile
-from agac.spec.paths import Refused, home_of, inside, matching
+from agac.spec.paths import Refused, files_hash, home_of, inside
 from agac.spec.python_code import FORM, parse_reference
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
 from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, ToolSettings, ToolsMode, function_name
@@ -44,43 +44,53 @@ class ToolReader:
     skills: tuple[Skill, ...]
     servers: list[McpServer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self) -> dict[str, Any]:
         """The fields of a WrittenStage that say what its agent is; none where it has no tools."""
-        written, over, params = self.written, self.overrides, self.card.keys.request_params if self.card else None
         self.tools += self._of_card(self.card) if self.card else ()
-        if self.skills:
-            home, where = home_of(self.project.root), self._at("skills")
-            files = (file for one in self.skills for file in (home / one.folder).rglob("*") if file.is_file())
-            skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
-            settings = {"skills": skills, "hash": _hash_of(files, home)}
-            self.tools.append(NamedTool("skill", "read_skill", where, settings=settings))
-        for name in written.tools or {}:
+        self.tools += [self._skill_reader()] if self.skills else ()
+        for name in self.written.tools or {}:
             if not any(name in _names(one) for one in self.tools):
                 self.tools += self._of_stage(name)
-        if not self.tools:
-            for key in written.model_fields_set & {*_FOR_TOOLS}:
-                self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
-            return {}
-        given: ToolsMode | None = "stub" if over.tool_stubs else "replay" if over.replay else written.tools_mode
-        mode = over.tools_mode or given or "live"
+        if self.tools:
+            mode, tools = self._mode(), tuple(map(self._with_keys, self.tools))
+            return {"agent_spec": self._spec(mode), "tooling": self._settings(mode), "named_tools": tools}
+        for key in self.written.model_fields_set & {*_FOR_TOOLS}:
+            self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
+        return {}
+
+    def _mode(self) -> ToolsMode:
+        """Where results of tools come from."""
+        over, written = self.overrides, self.written.tools_mode
+        mode = over.tools_mode or ("stub" if over.tool_stubs else "replay" if over.replay else written or "live")
         if mode == "replay" and over.replay is None:
             self._note(self._at("tools_mode"), "replay needs the run whose calls of tools are taken; say --run N")
-        how: dict[str, Any] = {
-            "result_mode": params.tool_result_mode, "parallel": params.parallel_tool_calls,
-            "structured": params.structured_tool_policy,
-        } if params else {}  # fmt: skip
-        turns = over.max_turns or written.max_turns or (params.max_iterations if params else None) or MAX_TURNS
-        tools = tuple(map(self._with_keys, self.tools))
-        written_stubs, run = self._stubs(), {"run": over.replay}
-        stubs = written_stubs if mode == "stub" else run if mode == "replay" else {}
-        told, card = "live" if mode == "record" else mode, self.card.name if self.card else None
-        reads = None if written.reads is None else self._hash(written.reads, self._at("reads"))
-        return {
-            "agent_spec": AgentSpec((), card, mode=told, stubs=stubs, reads=reads, **how),
-            "tooling": ToolSettings({}, tuple(self.servers), turns, mode == "record", over.replay),
-            "named_tools": tools,
-        }  # fmt: skip
+        return mode
+
+    def _spec(self, mode: ToolsMode) -> AgentSpec:
+        """What decides answers beside the tools themselves."""
+        params, reads = self.card.keys.request_params if self.card else RequestParamsFile(), self.written.reads
+        stubs = self._stubs(kept=mode == "stub")
+        return AgentSpec(
+            card=self.card.name if self.card else None, result_mode=params.tool_result_mode,
+            parallel=params.parallel_tool_calls, structured=params.structured_tool_policy,
+            mode="live" if mode == "record" else mode,
+            stubs=stubs if mode == "stub" else {"run": self.overrides.replay} if mode == "replay" else {},
+            reads=None if reads is None else self._hash(reads, self._at("reads")),
+        )  # fmt: skip
+
+    def _settings(self, mode: ToolsMode) -> ToolSettings:
+        """How its tools are run, and for how many turns."""
+        over, of_card = self.overrides, self.card.keys.request_params.max_iterations if self.card else None
+        turns = over.max_turns or self.written.max_turns or of_card or MAX_TURNS
+        files = dict(sorted(self.files.items()))
+        return ToolSettings({}, tuple(self.servers), turns, mode == "record", over.replay, files)
+
+    def _skill_reader(self) -> NamedTool:
+        skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
+        own = self._hash([f"{escape(folder)}/**" for folder in skills.values()], self._at("skills"))
+        return NamedTool("skill", "read_skill", self._at("skills"), settings={"hash": own, "skills": skills})
 
     def _at(self, *key: str | int) -> Where:
         return self.document.where((*self.path, *key))
@@ -99,8 +109,7 @@ class ToolReader:
             known = did_you_mean(name, [one.name for one in servers], "it uses")
             self._note(at(("tools", name), key=True), f"the card uses no server {name!r}; {known}")
         if servers:
-            place = self.project.paths.agentcards / f"{card.name}.md" if card.remote else card.path
-            yield from self._locked(servers, place, at(("mcp_connect",)), keys.tools)
+            yield from self._locked(servers, card.path, at(("mcp_connect",)), keys.tools)
 
     def _of_stage(self, name: str) -> Iterable[NamedTool]:
         where = self._at("tools", name)
@@ -140,7 +149,8 @@ class ToolReader:
         self, servers: Sequence[McpServer], card: Path, where: Where, allow: Mapping[str, Sequence[str]]
     ) -> Iterator[NamedTool]:
         """The tools of servers, by what was written down of them beside `card`."""
-        shown, command = self.project.shown(lock_file(card)), f"agac card lock {card.stem}"
+        name = self.card.file if self.card and self.card.remote and self.card.path == card else card.stem
+        shown, command = self.project.shown(lock_file(card)), f"agac card lock {name}"
         try:
             locks = read_lock(lock_file(card), shown, command)
             specs, held = locked_tools(servers, locks, shown, command, allow)
@@ -164,6 +174,8 @@ class ToolReader:
         if own and (needs := _NEEDED.get(tool.source, "root").partition(":")[0]) not in settings and needs != "root":
             message = f"{tool.source} needs {needs}; write `tools: {{{tool.source}: {{{_NEEDED[tool.source]}}}}}`"
             self._note(tool.where, f"{message} on the stage, or into agac.yml")
+        for host in (one for one in settings.get("allow") or () if "/" in one):
+            self._note(tool.where, f"http_get: allow names hosts, as example.com, not {host!r}")
         for key in settings.keys() & {"root", "database"}:
             try:
                 path = inside(home_of(self.project.root), str(settings[key]))
@@ -176,8 +188,8 @@ class ToolReader:
             self.problems.append(Problem(tool.where, f"{tool.source}: {message}", "warning"))
         return replace(tool, keys=keys, settings={**tool.settings, **settings})
 
-    def _stubs(self) -> dict[str, Any]:
-        """The stand-ins, each file of theirs with a hash of what it holds."""
+    def _stubs(self, *, kept: bool) -> dict[str, Any]:
+        """The stand-ins, each file of theirs with a hash of what it holds. They are checked whether `kept` or not."""
         over, home, found = self.overrides.tool_stubs, home_of(self.project.root), dict[str, Any]()
         own = {name for tool in self.tools for name in _names(tool)}
         try:
@@ -188,28 +200,29 @@ class ToolReader:
         for name, stub in (over or self.written.tool_stubs or {}).items():
             if (over or "/" in self.written.name) and name not in own:
                 continue  # it is for another stage, or for another agent of this one
-            found[name] = stub
+            found[name], typed = stub, self.overrides.tool_stubs
+            where = Where(typed, path=name) if isinstance(typed, str) else self._at("tool_stubs", name)
             if fault := stub_fault(stub):
-                self._note(self._at("tool_stubs", name), fault)
+                self._note(where, fault)
             elif file := stub_file(stub):
-                found[name] = stub | {"hash": self._hash([file], self._at("tool_stubs", name))}
+                found[name] = stub | {"hash": self._hash([file], where, kept=kept)}
                 try:
                     recorded_calls(home / file, found[name]["hash"])
                 except (OSError, ValueError) as error:
-                    self._note(self._at("tool_stubs", name), str(error))
+                    self._note(where, str(error))
         return found
 
-    def _hash(self, patterns: Sequence[str], where: Where) -> str:
+    def _hash(self, patterns: Sequence[str], where: Where, *, kept: bool = True) -> str:
         home = home_of(self.project.root)
         try:
             for pattern in patterns:
                 inside(home, pattern)
-            if files := [home / name for name in matching(home, patterns)]:
-                return _hash_of(files, home)
-            raise Refused("matches no file of the project")
+            found = files_hash(home, patterns)
         except Refused as error:
             self._note(where, str(error))
             return ""
+        self.files |= {found: tuple(patterns)} if kept else {}
+        return found
 
 
 def _names(tool: NamedTool) -> tuple[str, ...]:
@@ -231,9 +244,3 @@ def card_servers(names: CardFile | Sequence[str], project: ProjectSpec) -> list[
 def _connected(name: str, written: McpConnectFile) -> McpServer:
     token = {"Authorization": f"Bearer {written.access_token}"} if written.access_token else {}
     return McpServer(name, written.target or "", {**written.headers, **token})
-
-
-def _hash_of(files: Iterable[Path], home: Path) -> str:
-    """Stands for what files hold, and what they are called."""
-    texts = {file.relative_to(home).as_posix(): digest(file.read_bytes().decode("latin-1")).hex() for file in files}
-    return digest(canonical(texts)).hex()

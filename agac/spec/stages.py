@@ -27,9 +27,7 @@ from agac.spec.yaml import Document
 T = TypeVar("T")
 Keys = TypeVar("Keys", bound=FileModel)
 
-LevelKeys = tuple[FileModel, Mapping[str, Where]]
-"""What one level says of a stage, and where each of its keys stands."""
-
+LevelKeys = tuple[FileModel, Mapping[str, Where]]  # what one level says of a stage, and where each of its keys stands
 _DAY = 86_400.0
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}

@@ -32,9 +32,7 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
 _NO_VALUE = re.compile("env|clientDisplay|executionEnvironment.*|internal:.*")
 """Placeholders that AgentCards may hold elsewhere, and that have no value in a run."""
 
-ROW = "row"
-"""The name under which a guard sees all fields of the row: for odd names, and to ask whether there is one."""
-
+ROW = "row"  # the name under which a guard sees all fields of the row: for odd names, and to ask whether there is one
 ROW_JSON = "row_json"
 VARS = "vars"
 ITEM, INDEX = "item", "index"
@@ -105,9 +103,7 @@ class Skipped(Enum):
 
 
 SKIPPED = Skipped.SKIPPED
-
-NO_TEXT = Template("", (), ("",), ())
-"""The template of a stage that sends nothing."""
+NO_TEXT = Template("", (), ("",), ())  # the template of a stage that sends nothing
 
 
 def as_text(value: JSONValue) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def read_stubs(file: Path, root: Path) -> dict[str, Any]:
     """The stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises ValueError."""
     try:
         if file.suffix == ".jsonl":
-            shown = file.resolve().relative_to(root.resolve()).as_posix()
+            shown = Path(relpath(file.resolve(), root.resolve())).as_posix()  # one outside is refused where it is read
             return {name: {"file": shown} for name, _ in recorded_calls(file.resolve(), str(file.stat().st_mtime_ns))}
         document = read_yaml(file, file.name)
     except OSError as error:

@@ -149,13 +149,15 @@ class AgentSpec:
 @dataclass(frozen=True, slots=True)
 class ToolSettings:
     """How an agent's tools are run, beside the definition. `rules` by the name of their tool; `max_turns` bounds a
-    conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken."""
+    conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken;
+    `files` are the patterns of files that stand for answers, by the hash of what these hold."""
 
     rules: Mapping[str, ToolRules] = field(default_factory=dict)
     servers: tuple[McpServer, ...] = ()
     max_turns: int = MAX_TURNS
     record: bool = False
     replay: int | None = None
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_TOOLS = ToolSettings()

@@ -459,9 +459,7 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
 }  # fmt: skip
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
-
-Hints = Mapping[str, str]
-"""Sentences by unknown key."""
+Hints = Mapping[str, str]  # sentences by unknown key
 
 
 def validate(
@@ -469,7 +467,8 @@ def validate(
 ) -> tuple[Model | None, list[Problem]]:
     """The document's data as `model`, and every problem that it has. What the reader refused is not reported twice.
     With problems the model is what could be salvaged, good only for finding more of them; None when that is nothing.
-    `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, then by key."""
+    `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, with `[]` for
+    each place of a list, then by key."""
     data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
@@ -492,7 +491,7 @@ def _problem(
     if kind == "missing":
         return document.problem(loc[:-1], f"missing key {loc[-1]!r}")
     if kind == "extra_forbidden":
-        key, near = str(loc[-1]), hints.get(key_path(loc[:-1]), {})
+        key, near = str(loc[-1]), hints.get(re.sub(r"\[\d+\]", "[]", key_path(loc[:-1])), {})
         known = known_keys(model, loc[:-1])
         message = near[key] if key in near else f"unknown key; {did_you_mean(key, known, 'known keys')}"
     else:

@@ -60,8 +60,7 @@ class BatchRules:
     tail: float = 0.01
 
 
-DEFAULT_BATCH = BatchRules()
-"""The rules of a stage that says nothing."""
+DEFAULT_BATCH = BatchRules()  # the rules of a stage that says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,7 @@ class RetryRules:
     max_delay: float = 30.0
 
 
-DEFAULT_RETRIES = RetryRules()
-"""The rules of a stage that says nothing."""
+DEFAULT_RETRIES = RetryRules()  # the rules of a stage that says nothing
 
 # Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
 

@@ -105,8 +105,7 @@ def _syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
 # PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1 (`on` is true, `012`
 # is ten), let a later duplicate key win, and expand aliases without a bound.
 
-MAX_DEPTH = 50
-"""Deeper nesting is a mistake or an attack; a workflow needs six levels, a JSON Schema some twenty."""
+MAX_DEPTH = 50  # deeper nesting is a mistake or an attack; a workflow needs six levels, a JSON Schema some twenty
 
 MAX_EXPANDED = 100_000
 """What all aliases of one file may expand to, counted in values (64 characters of text count as one more)."""

@@ -87,7 +87,8 @@ class TaskState(IntEnum):
 class BatchRecord:
     """A batch as it is stored: the columns of the table, in their order. Times in seconds since 1970, `held_…` is what
     is set aside for it. `state` is a step of its life (`BatchStep`), `status` what its provider last said, in the words
-    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256."""
+    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256.
+    `primer`: the batch that brings into a cache what its requests begin with; its own number where it is one."""
 
     id: int
     run_id: int
@@ -136,6 +137,7 @@ class BatchRecord:
     cost: float | None
     foreign_ids: list[str] | None
     note: str | None
+    primer: int | None
 
     @property
     def open(self) -> bool:
@@ -213,9 +215,7 @@ class LiveTask(NamedTuple):
     place: int
 
 
-Ready = dict[tuple[int, int, bytes], ReadyTask]
-"""What came of a row's tasks, by stage, replica and fingerprint."""
-
+Ready = dict[tuple[int, int, bytes], ReadyTask]  # what came of a row's tasks, by stage, replica and fingerprint
 project_token: Reads[[], str] = reads("project_token", str, first)
 read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))  # of one that is there
 unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow

@@ -248,8 +248,7 @@ def transaction(writer: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-Make = Callable[[tuple[Any, ...]], Any]
-"""Makes a value of a row of the database."""
+Make = Callable[[tuple[Any, ...]], Any]  # makes a value of a row of the database
 
 
 @cache
@@ -395,10 +394,8 @@ def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = Fal
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     baseline, newest = (migrations()[place][0] for place in (0, -1))
     if version > newest:
-        raise StoreTooNew(
-            f"{path} was written by a newer agac (schema {version}, this one knows {newest})",
-            remedy="Upgrade the agac that runs here: `agac version` says which one that is.",
-        )
+        what = f"{path} was written by a newer agac (schema {version}, this one knows {newest})"
+        raise StoreTooNew(what, remedy="Upgrade the agac that runs here: `agac version` says which one that is.")
     if 0 < version < baseline and not to_copy:
         raise StoreOutdated(
             f"{path} was written by an early agac (schema {version}; this one needs {baseline} or later)",
@@ -413,8 +410,6 @@ def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> bool:
     StoreOutdated for one that is older than this agac's."""
     version = schema_of(path, connection)
     if 0 < version < migrations()[-1][0]:
-        raise StoreOutdated(
-            f"{path} was written by an older agac",
-            remedy="run `agac run -a WORKFLOW` once: it brings the database up to date",
-        )
+        what = f"{path} was written by an older agac"
+        raise StoreOutdated(what, remedy="run `agac run -a WORKFLOW` once: it brings the database up to date")
     return version > 0

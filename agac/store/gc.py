@@ -34,14 +34,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("agac.store")
 
-CHUNK_ROWS = 2048
-"""Rows with their tasks and attempts in one transaction: some tenths of a second."""
-
-CHUNK_TASKS = 65_536
-"""Tasks of batches in one transaction: some hundredths of a second, since most of them stay."""
-
-VACUUM_PAGES = 4096
-"""Pages given back in one transaction: 16 MB."""
+CHUNK_ROWS = 2048  # rows with their tasks and attempts in one transaction: some tenths of a second
+CHUNK_TASKS = 65_536  # tasks of batches in one transaction: some hundredths of a second, since most of them stay
+VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
@@ -49,8 +44,8 @@ _OF_A_RUN = (
     "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
-    "gc_members_drop", "alike_drop", "gc_tasks_drop", "gc_attempts_drop", "gc_turns_drop", "gc_calls_drop",
-    "gc_row_drop",
+    "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",
+    "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop",
 )  # fmt: skip
 
 _AFTER_ALL = 1 << 62
@@ -128,10 +123,11 @@ class GarbageCollector:
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
     async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops the definitions that no run has, all endpoints but these, and old results of tools."""
+        """Drops definitions and conversations that no run needs, all endpoints but these, and old results of tools."""
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.execute(sql("gc_definitions_drop"))
+            for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):
+                writer.execute(sql(name))
             writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
             known = writer.execute(sql("gc_endpoints")).fetchall()
             writer.executemany(sql("gc_endpoint_drop"), [key for key in known if key[0] not in endpoints])
@@ -234,8 +230,7 @@ _RANGES = {
 }  # fmt: skip
 """The statements that are read range by range, each with the statement that finds the end of the last one."""
 
-RANGE = 8192
-"""Keys in one reading: some hundredths of a second."""
+RANGE = 8192  # keys in one reading: some hundredths of a second
 
 Read = Callable[..., Awaitable[list[Any]]]
 """Runs a statement that reads, as `GarbageCollector.read` and `store.db.select` do."""
@@ -379,8 +374,7 @@ async def clear(
 # committed meanwhile and is emptied afterwards. (`VACUUM INTO` would read under one transaction as well, cannot be
 # interrupted between steps, and builds every index again.)
 
-STEP_PAGES = 4096
-"""Pages copied between two looks at signals: 16 MB."""
+STEP_PAGES = 4096  # pages copied between two looks at signals: 16 MB
 
 
 def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda: None) -> None:

@@ -188,8 +188,7 @@ def reply_text(stored: str | bytes | None) -> str | None:
 
 # What calls took: read row by row for telemetry.jsonl, and as histograms for summaries.
 
-Timings = dict[tuple[str, str], dict[int, int]]
-"""Histograms by stage and measure: bucket → count."""
+Timings = dict[tuple[str, str], dict[int, int]]  # histograms by stage and measure: bucket → count
 
 
 class CallRecord(NamedTuple):

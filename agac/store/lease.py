@@ -17,11 +17,8 @@ from pathlib import Path
 from agac.core.errors import LeaseHeld, LeaseLost, StoreError
 from agac.store.db import Database, change, select, sql, to_the_end, write
 
-BEAT_SECONDS = 5.0
-"""A lease whose holder commits nothing shows a sign of life so often."""
-
-STALE_SECONDS = 60.0
-"""Without a sign of life for so long a holder of a lease counts as gone, wherever it is."""
+BEAT_SECONDS = 5.0  # a lease whose holder commits nothing shows a sign of life so often
+STALE_SECONDS = 60.0  # without a sign of life for so long a holder of a lease counts as gone, wherever it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -400,10 +400,32 @@ WHERE fingerprint IN (:many) AND workflow = ? GROUP BY fingerprint;
 SELECT turn, place, name, arguments, state, result FROM tool_call
 WHERE fingerprint = ? AND workflow = ? AND turn >= ? ORDER BY turn, place;
 
+-- name: turns_used
+-- A row's turns by stage, and the calls in them, from the beginning of the conversation that gave its result or goes on.
+SELECT t.stage, count(*), sum((SELECT count(*) FROM tool_call c WHERE c.fingerprint = t.fingerprint
+    AND c.turn = t.number AND c.workflow = t.workflow AND c.state <> 'refused'))
+FROM agent_turn t WHERE t.row_key = ?1 AND t.at >= (
+    SELECT min(f.at) FROM agent_turn f WHERE f.workflow = t.workflow AND f.fingerprint IN (
+        SELECT ?2 UNION SELECT fingerprint FROM task WHERE row_key = ?1 AND stage = t.stage AND outcome <> 'failed')
+    AND f.number = (SELECT max(conversation) FROM agent_turn WHERE fingerprint = f.fingerprint AND workflow = f.workflow)
+) GROUP BY t.stage;
+
 -- name: recorded_calls
--- The calls of tools that a row of a run made, and what came of them.
-SELECT c.name, c.arguments, c.result, c.state = 'error' AS error FROM tool_call c JOIN row r ON r.key = c.row_key
-WHERE r.run_id = ? AND r.id = ? AND c.state IN ('done', 'error') ORDER BY c.event_id, c.turn, c.place;
+-- The calls of tools that answered a task of a run (an earlier run's where that had the answer), or those of an :agent.
+WITH asked AS (
+    SELECT run.workflow, task.fingerprint FROM run JOIN row ON row.run_id = run.id
+    JOIN definition d ON d.hash = run.definition_hash JOIN json_each(d.body, '$.stages') s ON s.value ->> 'name' = :stage
+    JOIN task ON task.row_key = row.key AND task.stage = s.key
+    WHERE run.id = :run AND row.id = :id AND row.occurrence = :occurrence AND (task.replica = :replica OR :agent <> '')
+), calls AS (
+    SELECT DISTINCT c.*, row.run_id FROM asked JOIN agent_turn a USING (workflow, fingerprint)
+    JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.workflow = a.workflow AND t.agent = :agent
+    JOIN tool_call c ON c.fingerprint = t.fingerprint AND c.turn = t.number AND c.workflow = t.workflow
+    JOIN row ON row.key = c.row_key
+    WHERE (t.fingerprint = a.fingerprint OR :agent <> '') AND row.run_id <= :run AND c.state IN ('done', 'error')
+)
+SELECT name, arguments, result, state = 'error' AS error FROM calls
+WHERE run_id = (SELECT max(run_id) FROM calls) ORDER BY event_id, fingerprint, turn, place;
 
 -- name: tool_cache_get
 -- The result of an equal call, kept since then and not out of date.
@@ -624,12 +646,33 @@ DELETE FROM task WHERE row_key = ?;
 DELETE FROM attempt WHERE row_key = ?;
 
 -- name: gc_turns_drop
--- What was said in the conversations of a row.
-DELETE FROM agent_turn WHERE row_key = ?;
+-- What was said in the conversations of a row that gave answers.
+DELETE FROM agent_turn
+WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
 
 -- name: gc_calls_drop
 -- The calls of tools in these.
-DELETE FROM tool_call WHERE row_key = ?;
+DELETE FROM tool_call
+WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
+
+-- name: gc_turns_loosen
+-- What was said in its other ones belongs to no row from now on: another run may go on with them.
+UPDATE agent_turn SET row_key = -row_key WHERE row_key = ?;
+
+-- name: gc_calls_loosen
+-- The calls of tools in these.
+UPDATE tool_call SET row_key = -row_key WHERE row_key = ?;
+
+-- name: gc_loose_turns_drop
+-- What belongs to no row and has been answered since, or is of a workflow no run of which has open or failed rows.
+DELETE FROM agent_turn WHERE row_key < 0 AND (EXISTS (SELECT 1 FROM result v WHERE v.fingerprint = agent_turn.fingerprint)
+    OR workflow NOT IN (SELECT r.workflow FROM run r WHERE r.finished_at IS NULL
+        OR EXISTS (SELECT 1 FROM row WHERE run_id = r.id AND state = 2)));
+
+-- name: gc_loose_calls_drop
+-- The calls of tools whose turn is gone.
+DELETE FROM tool_call WHERE row_key < 0 AND NOT EXISTS (SELECT 1 FROM agent_turn t
+    WHERE t.fingerprint = tool_call.fingerprint AND t.number = tool_call.turn AND t.workflow = tool_call.workflow);
 
 -- name: gc_tool_cache_drop
 -- Results of tools that are out of date, or older than every run.
@@ -772,10 +815,15 @@ WHERE r.workflow = (SELECT workflow FROM run WHERE id = ?1) AND r.id < ?1 AND w.
 
 -- name: attempts_by_request
 -- When a row's stages made calls, by request and invocation, whether that brought an answer, and of which retry.
-SELECT a.stage, a.fingerprint, max(a.started_at) AS at, max(a.error_type IS NULL) AS answered,
+-- Turns of a conversation that did not end in their invocation are not there: it went on.
+SELECT a.stage, a.fingerprint, max(a.started_at) AS at,
+    max(a.error_type IS NULL AND (t.number IS NULL OR t.ended IS 'done')) AS answered,
     json_extract(e.body, '$.retry.from_stage') AS retry_from, a.replica
-FROM attempt a JOIN event e ON e.id = a.event_id WHERE a.row_key = ?
-GROUP BY a.stage, a.fingerprint, a.event_id ORDER BY max(a.id);
+FROM attempt a JOIN event e ON e.id = a.event_id
+LEFT JOIN agent_turn t ON t.row_key = a.row_key AND t.stage = a.stage AND t.fingerprint = a.fingerprint
+    AND t.event_id = a.event_id AND t.attempt = a.number
+WHERE a.row_key = ? AND a.purpose <> 'child'
+GROUP BY a.stage, a.fingerprint, a.event_id HAVING count(t.number) = 0 OR max(t.ended) IS NOT NULL ORDER BY max(a.id);
 
 -- name: relations
 -- Every table and view with its columns: what a query could have meant.
@@ -1045,9 +1093,9 @@ ON CONFLICT DO UPDATE SET cap = excluded.cap, shown_at = excluded.shown_at;
 -- A batch that begins to be filled.
 INSERT INTO batch (
     id, run_id, event_id, stage, position, provider, base_url, model, account, state, intent, attempt, file, tasks, bytes,
-    tokens, window, held_usd, held_tokens, priced, planned_at
+    tokens, window, held_usd, held_tokens, priced, planned_at, primer
 ) VALUES (:id, :run, :event, :stage, :position, :provider, :base_url, :model, :account, 'PLANNED', :intent, 1, :file, 0, 0,
-    0, :window, 0, 0, :priced, :now);
+    0, :window, 0, 0, :priced, :now, :primer);
 
 -- name: batch_id_max
 -- The last batch's number.

@@ -67,19 +67,15 @@ def _relations(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 Value = str | int | float | bytes | None
 
-_STEPS, _LONGEST = 20_000, 10_000_000
-"""Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C would have to wait."""
+_STEPS, _LONGEST, _WIDEST = 20_000, 2_000_000, 250
+"""Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C would have to wait.
+Bytes of a value, and columns, of a query whose time is bounded: so many of both are held at a time."""
 
 _MAY_READ = ("SELECT", "WITH", "VALUES", "EXPLAIN")
 _SPACE = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*", re.DOTALL)
 _ABOUT_TABLES = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"})
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
-_WORDS = {
-    sqlite3.SQLITE_INSERT: "INSERT",
-    sqlite3.SQLITE_UPDATE: "UPDATE",
-    sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA",
-}
+_WORDS = {getattr(sqlite3, f"SQLITE_{word}"): word for word in ("INSERT", "UPDATE", "DELETE", "PRAGMA")}
 
 
 class QueryAnswer:
@@ -117,6 +113,8 @@ def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[
             refuse_other_schemas(path, connection)
         else:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+            connection.execute("SELECT 1 FROM sqlite_master")  # its own tables may be wider
+            connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, _WIDEST)
         connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
         # SQLite gives way to Python, which sees a Ctrl-C
         connection.set_progress_handler(lambda: until is not None and monotonic() > until, _STEPS)

@@ -32,8 +32,7 @@ class NewRow:
     data: str
     state: State
     key: int = 0
-    origin: int | None = None
-    """The position of the stage that made it; None: it is the input's."""
+    origin: int | None = None  # the position of the stage that made it; None: it is the input's
 
     @staticmethod
     def of(old: StoredRow) -> NewRow:
@@ -257,21 +256,18 @@ class EndedTask(NamedTuple):
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
-TimingKey = tuple[str, str, int]
-"""Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
+TimingKey = tuple[str, str, int]  # stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
 
 AGREEMENT = "agreement"
 """The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`."""
 
-HOW = "how"
-"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
-
-PART = "part"
-"""The outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it."""
+HOW = "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
+PART = "part"  # the outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it
 
 TURN, FIRST, TOOL = "turn", "first", "tool"
 """The outcomes under which turns of conversations are counted, those that begin one apart and by the child agent; and
-calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and by the tool."""
+calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and the tool, if it
+is one of the stage's."""
 
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""
@@ -338,12 +334,9 @@ class WriteBatch:
     makings: list[DerivedRows] = field(default_factory=list)
     children: list[Children] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    cut: list[int] = field(default_factory=list)
-    """Keys of groups all of whose parts are written."""
-    gone: list[int] = field(default_factory=list)
-    """Keys of rows that are no longer made."""
-    reopened: list[int] = field(default_factory=list)
-    """Keys of made rows that are taken up again."""
+    cut: list[int] = field(default_factory=list)  # keys of groups all of whose parts are written
+    gone: list[int] = field(default_factory=list)  # keys of rows that are no longer made
+    reopened: list[int] = field(default_factory=list)  # keys of made rows that are taken up again
     used: list[tuple[NewRow, int, int]] = field(default_factory=list)
     """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
     enrolled: list[Enrolled] = field(default_factory=list)
@@ -351,10 +344,8 @@ class WriteBatch:
     ended: list[EndedTask] = field(default_factory=list)
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
-    waits: str | None = None
-    """Until when no call goes to some models, as the record of the invocation has it: JSON."""
-    calls: int = 0
-    """Calls that become durable with this commit: they stop counting against concurrency."""
+    waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
+    calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
     on_durable: list[Callable[[], None]] = field(default_factory=list)
 
     def tally(self, key: CounterKey) -> CounterDelta:

@@ -148,10 +148,11 @@ class RecordedCall(NamedTuple):
     error: bool
 
 
-recorded_calls: Reads[[int, RowId], list[RecordedCall]] = reads("recorded_calls", RecordedCall)  # run, row id
+recorded_calls = reads("recorded_calls", RecordedCall)  # run, row id, occurrence, stage, replica, agent: by their names
 newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)  # fingerprint, workflow
 last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads("last_turns", LastTurn, by("fingerprint"))
 calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)  # the same, and a turn
+turns_used: Reads[[int, bytes], list[tuple[int, int, int]]] = reads("turns_used", tuple[int, int, int])  # row
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
 rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
 rows_with_results: Reads[[int, Sequence[RowId]], int] = reads("rows_with_results", int, lambda found: found[0])

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from agac.store.db import Database, Reads, first, reads, select
 
-KILLED = 137
-"""The exit code that is noted for an invocation that could not say one: 128 + SIGKILL."""
+KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
 
 UNWRITTEN = [-1, -1]
 """In `exported_files` a table that could not be written: no file ever is so, so that the next run tries again."""

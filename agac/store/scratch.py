@@ -28,9 +28,7 @@ ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, failed = failed + exclude
 RETURNING need
 """
 _SIGNED = 1 << 63
-
-OF_ANY_STAGE = -1
-"""In the place of the position of a stage, where it does not matter which one asks."""
+OF_ANY_STAGE = -1  # in the place of the position of a stage, where it does not matter which one asks
 
 
 class ForecastGroup(NamedTuple):

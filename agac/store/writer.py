@@ -59,10 +59,8 @@ def migrate(writer: sqlite3.Connection) -> None:
         missing = [(number, script) for number, script in db.migrations() if number > version]
         for workflow, holder, heartbeat_at in writer.execute(sql("leases")).fetchall() if version and missing else ():
             if is_alive(holder, time.time() - heartbeat_at):
-                raise LeaseHeld(
-                    f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}",
-                    remedy="wait for it to end, then run the same command again",
-                )
+                problem = f"the database must be brought up to date, and {shown(holder)} is at work on {workflow!r}"
+                raise LeaseHeld(problem, remedy="wait for it to end, then run the same command again")
         for number, script in missing:
             for statement in db.split_script(script):
                 writer.execute(statement)
@@ -355,12 +353,8 @@ class Ledger:
 
         def whole(writer: sqlite3.Connection) -> T:
             self._database.prove_there()
-            self._lease.prove(
-                writer,
-                self._clock(),
-                " while this one was asleep",
-                "nothing was overwritten; run the same command again once the other process has ended",
-            )
+            remedy = "nothing was overwritten; run the same command again once the other process has ended"
+            self._lease.prove(writer, self._clock(), " while this one was asleep", remedy)
             return write(writer)
 
         commit = asyncio.ensure_future(change(self._database, whole))

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from agac.core.errors import AgacError, UsageError, did_you_mean
 from agac.core.keys import canonical, digest
+from agac.core.redact import Redactor
 from agac.core.types import JSONValue
 from agac.spec.paths import Refused, home_of, inside
 from agac.spec.tools import ToolKind, ToolSpec
@@ -62,15 +63,18 @@ class Builtins:
         """What tells equal calls apart: a file may be another one meanwhile, and addresses may be asked as somebody
         else."""
         if self.web is not None and self.settings.keys() & {"allow", "url"}:
-            sent = (one for own in self.web.rules.headers.values() for one in own.values())
-            texts = (self.settings.get("api_key") or "", *sent)
-            return digest(canonical([expand(one, self.web.env)[0] for one in texts])).hex()
+            return digest(canonical([expand(one, self.web.env)[0] for one in self._sent()])).hex()
         try:
             path = self.settings.get("database") or f"{self.settings.get('root') or '.'}/{arguments['path']}"
             files = [file for end in ("", "-wal") if (file := self.home / f"{path}{end}").exists()]
             return [[stat.st_mtime_ns, stat.st_size] for stat in (file.stat() for file in files)] or None
         except (KeyError, OSError, ValueError):
             return None
+
+    def _sent(self) -> list[str]:
+        """What logs in somewhere, as it is written."""
+        headers = self.web.rules.headers.values() if self.web else ()
+        return [str(self.settings.get("api_key") or ""), *(one for own in headers for one in own.values())]
 
     def read_file(self, path: str) -> str:
         """Reads a text file; of a folder it lists the names.
@@ -102,8 +106,9 @@ class Builtins:
             raise ToolFailed(f"{path!r} is hidden, and is not read")
         try:
             if file.is_dir():
-                names = (one.name + "/" * one.is_dir() for one in sorted(file.iterdir()))
-                return "\n".join(name for name in names if not name.startswith("."))
+                return "\n".join(one.name + "/" * one.is_dir() for one in sorted(file.iterdir()) if one.name[0] != ".")
+            if file.exists() and not file.is_file():  # a pipe would be waited for
+                raise ToolFailed(f"{path!r} is no file")
             with file.open("rb") as opened:
                 data = opened.read(MOST_BYTES + 1)
         except OSError as error:
@@ -141,7 +146,7 @@ class Builtins:
             url: Its address, https:// first.
         """
         assert self.web is not None
-        kind, data = _fetched(replace(self.web, hosts=tuple(self.settings["allow"])), url)
+        kind, data = self._fetched(replace(self.web, hosts=tuple(self.settings["allow"])), url)
         return _plain_text(_text(data)) if "html" in kind else _text(data)
 
     def web_search(self, query: str, count: int = 5) -> str:
@@ -165,7 +170,7 @@ class Builtins:
         posts = shape["method"].upper() == "POST"
         asked = "" if posts else urlencode(given, quote_via=quote)
         url = parts._replace(query="&".join(filter(None, (parts.query, asked)))).geturl()
-        _, data = _fetched(web, url, canonical(given) if posts else None)
+        _, data = self._fetched(web, url, canonical(given) if posts else None)
         try:
             found: Any = json.loads(data)
             for part in shape["results"].split("."):
@@ -175,6 +180,15 @@ class Builtins:
         names = {"title": shape["title"], "url": shape["link"], "text": shape["text"]}
         pages = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
         return canonical([{to: one[name] for to, name in names.items() if name in one} for one in pages[:count]])
+
+    def _fetched(self, web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
+        """The kind and the beginning of what is at an address, without what logs in there. Raises ToolFailed."""
+        secrets = (word for one in self._sent() if "${" in one for word in expand(one, web.env)[0].split())
+        try:
+            kind, data = web.beginning(url, MOST_BYTES, body)
+        except Refused as error:
+            raise ToolFailed(str(error), again=True) from None
+        return kind, Redactor(secrets).clean_bytes(data)
 
 
 SHAPES: Mapping[str, Mapping[str, str]] = {
@@ -187,14 +201,6 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 """How web searches are asked, and where in their answers the pages are, by the host. `key`: the header of the key, or
 with a `?` its parameter."""
-
-
-def _fetched(web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
-    """The kind and the beginning of what is at an address. Raises ToolFailed."""
-    try:
-        return web.beginning(url, MOST_BYTES, body)
-    except Refused as error:
-        raise ToolFailed(str(error), again=True) from None
 
 
 def _text(data: bytes) -> str:

@@ -93,8 +93,10 @@ class McpSession:
                     page = await client.session.list_tools(params=params)
                     tools |= {one.name: LockedTool(one.description or "", one.input_schema) for one in page.tools}
                     params = wire.PaginatedRequestParams(cursor=page.next_cursor)
-                    if len(tools) > MAX_TOOLS:
-                        raise SessionGone(f"it lists more than {MAX_TOOLS:,} tools", sent=False)
+                    if len(tools) > MAX_TOOLS or len(str(tools)) > MAX_BYTES:
+                        raise SessionGone(
+                            f"it lists more than {MAX_TOOLS:,} tools or {MAX_BYTES // 10**6} MB", sent=False
+                        )
         except (MCPError, RuntimeError, ValidationError, TimeoutError) as error:
             raise SessionGone(f"its tools cannot be listed: {self._why(error)}", sent=False) from None
         info = client.server_info

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from contextvars import copy_context
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from agac.core.errors import AgacError, RowError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
 from agac.core.redact import Redactor
-from agac.core.types import JSONValue, RowId
+from agac.core.types import JSONValue, ToolCall
 from agac.spec.json_schema import compiled
 from agac.spec.paths import home_of
 from agac.spec.tool_stubs import recorded_line, stub_answer
@@ -46,13 +46,13 @@ class CallScope(NamedTuple):
     fingerprint: bytes
     turn: int
     call: int
-    row: RowId = 0
 
 
 class ToolOutcome(NamedTuple):
     """What came of a call: the text that the model is told. `error`: the tool failed, or was not run. `how`: "" where
     it was run for this call, else what served it. `lost`: the row fails with it; `anew`: its conversation begins anew
-    first, some times, where nothing was done that must not be repeated; `made`: no where it was surely not made."""
+    first, some times, where nothing was done that must not be repeated; `made`: no where it was surely not made;
+    `unknown`: nobody knows whether it was carried out, since it was given up or broke off."""
 
     text: str
     error: bool = False
@@ -60,6 +60,7 @@ class ToolOutcome(NamedTuple):
     lost: RowError | None = None
     anew: bool = False
     made: bool = True
+    unknown: bool = False
 
 
 @dataclass(slots=True)
@@ -90,8 +91,9 @@ Run = Callable[[Arguments, CallScope], Awaitable[str | ToolOutcome]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """What tools need of whoever runs them. `functions`: a program's, by the `source` of their tools; `env`: what
-    `${VAR}` of servers means; `record`: the file that calls are added to; `recorded`: the calls of a row in a run;
-    `sleep` and `go_on` raise `stops` once no call is to begin."""
+    `${VAR}` of servers means; `record`: the file that calls are added to; `recorded`: the calls that a
+    run made where this one stands, and those made before it in its conversation; `sleep` and `go_on` raise `stops` once
+    no call is to begin."""
 
     root: Path
     redactor: Redactor
@@ -105,7 +107,7 @@ class ToolContext:
     run_child: Callable[[ToolSpec, Arguments, CallScope], Awaitable[ToolOutcome]] | None = None
     later: ToolCache | None = None
     record: Path | None = None
-    recorded: Callable[[int, RowId], Awaitable[Sequence[RecordedCall]]] | None = None
+    recorded: Callable[[int, CallScope], Awaitable[tuple[Sequence[RecordedCall], Sequence[ToolCall]]]] | None = None
 
 
 class _Runner(NamedTuple):
@@ -190,7 +192,7 @@ class ToolPool:
         self._bounds: dict[tuple[str, ToolRules], _Bounds] = {}
         self._flights: dict[bytes, _Flight] = {}
         self._kept, self._kept_bytes = OrderedDict[bytes, tuple[str, float]](), 0
-        self._recorded, self._replayed = set[bytes](), dict[bytes, Counter[tuple[str, str]]]()
+        self._recorded = set[bytes]()
 
     def add(self, stage: Stage, spec: ToolSpec) -> None:
         """One more tool of a stage. Raises UsageError when it cannot be had."""
@@ -250,7 +252,7 @@ class ToolPool:
         self._stack.callback(threads.close)
 
         async def called(arguments: Arguments, scope: CallScope) -> str:
-            given = function.given(arguments, partial(idempotency_key, *scope[1:4], name, arguments))
+            given = function.given(arguments, partial(idempotency_key, *scope[1:], name, arguments))
             text: str = await (function.awaited(given) if function.is_async else threads.call((copy_context(), given)))
             return text
 
@@ -268,15 +270,17 @@ class ToolPool:
         """What the call came to in a recorded run, the first, the second time. Raises ToolLost: not made there."""
         assert self._context.recorded is not None
         said = canonical(arguments)
-        made = [one for one in await self._context.recorded(run, scope.row) if one.name == name]
-        checked = [(one, self.check(scope.stage, name, one.arguments)) for one in made]
-        alike = [one for one, found in checked if not isinstance(found, str) and canonical(found[1]) == said]
-        seen = self._replayed.setdefault(scope.fingerprint, Counter())
-        seen[name, said] += 1
+
+        def is_alike(one: RecordedCall | ToolCall) -> bool:
+            found = self.check(scope.stage, name, one.arguments) if one.name == name else ""
+            return not isinstance(found, str) and canonical(found[1]) == said
+
+        recorded, before = await self._context.recorded(run, scope)
+        alike = [one for one in recorded if is_alike(one)]
         if not alike:
-            remedy = "run it with --tools-mode live, or replay a run in which it was made"
-            raise ToolLost(f"{name} was not called with {said[:MOST_CHARS]} in run {run}, and is not now; {remedy}")
-        one = alike[min(seen[name, said], len(alike)) - 1]
+            why = f"{name} was not called with {said[:MOST_CHARS]} in run {run}, and is not now; "
+            raise ToolLost(why + "run it with --tools-mode live, or replay a run in which it was made", made=False)
+        one = alike[min(sum(map(is_alike, before)), len(alike) - 1)]
         return ToolOutcome(one.result, one.error)
 
     def check(self, stage: int, name: str, arguments: str) -> tuple[ToolSpec, Arguments] | str:
@@ -331,7 +335,6 @@ class ToolPool:
 
     async def end(self, fingerprint: bytes) -> None:
         """A conversation ended: what was kept for it alone (a server's session) is closed."""
-        self._replayed.pop(fingerprint, None)
         if self._servers is not None:
             await self._servers.end(fingerprint)
 
@@ -429,10 +432,11 @@ class ToolPool:
                 outcome = found if isinstance(found, ToolOutcome) else ToolOutcome(found)
                 return outcome._replace(text=self._cut(tool, outcome.text), how=tool.how or outcome.how), False
             except ToolFailed as failed:
-                counts.timeouts += isinstance(failed, ToolTimeout)
-                return ToolOutcome(self._clean(str(failed)), error=True, how=tool.how), failed.again
+                counts.timeouts += (late := isinstance(failed, ToolTimeout))
+                return ToolOutcome(self._clean(str(failed)), error=True, how=tool.how, unknown=late), failed.again
             except ToolLost as lost:
-                return ToolOutcome(self._clean(str(lost)), True, tool.how, lost.error, lost.anew, lost.made), False
+                what = lost.error, lost.anew, lost.made, lost.made and not lost.anew
+                return ToolOutcome(self._clean(str(lost)), True, tool.how, *what), False
             except (AgacError, self._context.stops):
                 raise
             except Exception as error:  # noqa: BLE001  (a fault of agac's own, or of a package: it fails one call)
@@ -441,7 +445,7 @@ class ToolPool:
                     message = f"{name} took longer than {tool.timeout:g} s, and was given up"
                 else:
                     message = self._clean(f"{name} failed: {type(error).__name__}: {error}")
-                return ToolOutcome(message, error=True), True
+                return ToolOutcome(message, error=True, unknown=True), True
             finally:
                 counts.exec_s += now() - begun
 

@@ -43,9 +43,12 @@ class DeclaredTool:
     max_chars: int | None = None
 
 
-class RuleKeys(TypedDict, total=False):
-    """How a tool is run: the fields of `ToolRules`."""
+class ToolKeys(TypedDict, total=False):
+    """How models are told of a tool, and how it is run: the fields of `ToolRules`."""
 
+    name: str
+    description: str
+    max_chars: int
     timeout: float
     cacheable: bool
     cache: Literal["run", "persist"]
@@ -63,28 +66,19 @@ def tool(function: F, /) -> F:
 
 
 @overload
-def tool(
-    *, name: str | None = None, description: str | None = None, max_chars: int | None = None, **rules: Unpack[RuleKeys]
-) -> Callable[[F], F]:
+def tool(**keys: Unpack[ToolKeys]) -> Callable[[F], F]:
     """With what is given here."""
 
 
-def tool(
-    function: Any = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    max_chars: int | None = None,
-    **rules: Any,
-) -> Any:
+def tool(function: Any = None, /, **keys: Any) -> Any:
     """Says of a function how models are told of it and how it is run, where no file says otherwise: `@agac.tool`, or
     `@agac.tool(cacheable=True, rate=5)`. Every function with type hints can be a tool, also without it. `name` and
     `description` take the place of the function's name and docstring; a result of more than `max_chars` characters is
     cut. `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share one execution,
     for the run or with `cache="persist"` for later ones too, with `scope="row"` those of one row. One with
     `side_effects` is never repeated without being asked."""
-    declared = DeclaredTool(name, description, ToolRules(**rules), max_chars)
+    told = {key: keys.pop(key) for key in ("name", "description", "max_chars") if key in keys}
+    declared = DeclaredTool(**told, rules=ToolRules(**keys))
 
     def declare(function: Any) -> Any:
         function.agac_tool = declared

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from support.batchrun import Make
+from support.batchrun import Make, advance
+
+import agac
 
 TOOLS = """
 import threading
@@ -105,11 +107,31 @@ def test_a_model_that_fails_gives_way_to_the_next_in_a_new_conversation(batches_
     assert calls(project) == ["0-0", "1-0", "2-0", "2-0", "3-0"]
 
 
+def test_replies_of_a_batch_that_was_given_up_are_no_turns(batches_at: Make) -> None:
+    """They are paid, and the conversations went on with those of another batch."""
+    project = batches_at(
+        {"kind": "batch_drop_after", "first": 1}, {"kind": "batch_list_lag", "seconds": 5000, "at": [1]}
+    )
+    asks(project, [turns(1, row) for row in range(3)], "look_up")
+    project.run()
+    advance(project.server, 6000)
+    project.to_the_end()
+    assert [one.kind for one in agac.doctor(project=project.root).findings if one.done] == ["given_up"]
+    assert project.query("SELECT count(*) FROM agent_turn") == [(6,)]
+    assert project.charged()[1] == 9
+    project.assert_sound()
+
+
 def test_a_plan_tells_rounds_and_what_other_ways_cost(batches_at: Make) -> None:
     project = batches_at(prices={"echo": {"input": 1, "output": 2, "cached_input": 0.1, "batch": 0.5, "flex": 0.6}})
     asks(project, [turns(3, row) for row in range(4)], "look_up")
     text = project.agac("plan", "-a", "reviews").out
     assert "about 2 rounds of batches, one a turn, 22 at most: each waits in the provider's queue" in text
+    project.run()
+    project.retrieve()
+    project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4, 9)])
+    assert "about 2 rounds of batches" in project.agac("plan", "-a", "reviews").out  # no conversation has ended yet
+    project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4)])
     project.run(wait=True)
     project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4, 9)])
     (stage,) = json.loads(project.agac("plan", "-a", "reviews", "--json").out)["stages"]

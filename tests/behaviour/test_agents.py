@@ -97,6 +97,7 @@ CASES: list[Any] = [
     ([[LOOK], '{"b": 1}'], {**FORM, "repair": 0}, "SchemaMismatch", 2, ["look done"]),
     ([[LOOK], "so"], {"row_budget": {"turns": 2}}, "so", 2, ["look done"]),
     ([[LOOK], [call("look", q="y")], "so"], {"row_budget": {"tool_calls": 1}}, "so", 3, ["look done", "look refused"]),
+    ([[LOOK], [call("look", q="y")]], {"row_budget": {"turns": 2}}, "BudgetExceeded", 2, ["look done"]),
 ]  # fmt: skip
 
 
@@ -114,6 +115,16 @@ def test_a_conversation_comes_to_its_end(
     ended = agents.query("SELECT ended FROM agent_turn ORDER BY number DESC LIMIT 1")
     assert ended == [("failed" if isinstance(result, str) and result[0].isupper() else "done",)]
     agents.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [({"max_turns": 1}, "the turns of a conversation (max_turns: 1)"), ({}, "row_budget: the 2 turns of the row")],
+)
+def test_an_error_says_which_bound_a_conversation_met(agents: ProjectFolder, keys: dict[str, Any], what: str) -> None:
+    with simulator(script=script([LOOK], [call("look", q="y")])):
+        agents.run(agents.workflow(stages=[STAGE | keys], rows=1, **({} if keys else {"row_budget": {"turns": 2}})))
+    assert agents.envelopes()[0]["error"]["message"].startswith(f"{what} are used up, and the model did not answer")
 
 
 def test_a_model_is_told_what_its_calls_gave_in_their_order(agents: ProjectFolder) -> None:
@@ -227,9 +238,9 @@ def test_the_next_model_has_a_conversation_of_its_own_but_not_after_a_call_that_
         assert len(model.requests) == 2
     said = "\n".join(summary_lines(report, "agac run -a workflow", None))
     assert "  1 row: look whether the calls were made, and say so: agac retry " in said
-    assert "--error ToolOutcomeUnknown --repeat-calls (or --skip-calls)" in said
+    assert "--error ToolOutcomeUnknown --repeat-calls (or --skip-calls, where the row's error names it)" in said
     assert "Retry the failed rows" not in said
-    assert "--repeat-calls (or --skip-calls)" in agents.agac("status").out
+    assert "--repeat-calls (or --skip-calls, where the row's error names it)" in agents.agac("status").out
     with simulator(script=script([SEND], "so")):
         assert agac.retry("last", agac.Retry(calls="repeat"), project=agents.root).exit_code == 0
     assert (agents.root / "tools/sent").read_text() == "a@b\na@b\n"
@@ -301,6 +312,21 @@ def test_an_agent_asks_another_whose_turns_are_its_rows(agents: ProjectFolder) -
     assert agents.query(first) == [("", 1, None), ("", 2, "done"), ("ask/helper", 1, None), ("ask/helper", 2, "done")]
     assert agents.query("SELECT DISTINCT purpose FROM attempt WHERE event_id = 1") == [("ask",), ("child",), ("turn",)]
     agents.assert_sound()
+
+
+def test_an_agent_without_tools_that_asks_for_one_is_told_so(agents: ProjectFolder) -> None:
+    agents.write("agentcards/helper.md", "---\nname: my helper!\n---\nHelp.\n")
+    agents.write("agentcards/boss.md", "---\nname: boss\nagents: [helper]\n---\nAsk the helper.\n")
+    rules = [
+        {"match": "Help.", "turn": 1, "calls": [call("look", text="x")]},
+        {"match": "Help.", "turn": 2, "reply": "nothing"},
+        {"turn": 1, "calls": [call("agent__my_helper_", message="what is x?")]}, {"reply": "so"},
+    ]  # fmt: skip
+    with simulator(script=rules) as model:
+        agents.run(agents.workflow(stages=[BOSS], rows=1))
+    assert outcome(agents) == "so"
+    assert "there is no tool 'look'" in str(model.requests[2])
+    assert "nothing" in str(model.requests[3])
 
 
 ASKED = {"function": STAGE, "key": STAGE | {"tools": {"tools/t.py:pay": {"side_effects": True}}}}
@@ -382,6 +408,151 @@ def test_what_a_row_may_call_holds_for_a_conversation_that_goes_on(agents: Proje
     assert [one[3] for one in calls(agents)] == ["done", "refused"]
 
 
+@pytest.mark.parametrize("key", ["tool_calls", "turns"])
+@pytest.mark.parametrize("by", ["function", "agent"])
+def test_what_a_row_may_do_holds_for_later_stages_after_a_break(
+    boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch, key: str, by: str
+) -> None:
+    """Stage one takes some turns with two calls, by itself or by its helper; the next may do what is left of five."""
+    to_the_end = Agents._to_the_end
+
+    async def interrupted(self: Agents, talk: Any) -> Any:
+        found = await to_the_end(self, talk)
+        if talk.attempts.of is None:
+            self._stop_signal.interrupt()
+        return found
+
+    later = script([LOOK], [call("look", q="y")], [call("look", q="z")], [call("look", q="v")], "so")
+    own = script([call("send", to="a")], [call("send", to="b")], "is sent")
+    said = [*({"match": "Then: ", **one} for one in later), *(helped("is sent") if by == "agent" else own)]
+    one, two = {**ASKED.get(by, BOSS), "name": "one"}, {"name": "two", "prompt": "Then: ${one}"}
+    boss.workflow(stages=[one, {**two, "tools": ["tools/t.py:look"]}], rows=1, row_budget={key: 5})
+    found = []
+    with simulator(script=said):
+        for breaks in (False, True):
+            with monkeypatch.context() as patched:
+                patched.setattr(Agents, "_to_the_end", interrupted if breaks else to_the_end)
+                assert (boss.run(fresh=True).exit_code == 130) is breaks
+            if breaks:
+                boss.run()
+            made = "SELECT state FROM tool_call WHERE stage = 1 AND row_key = (SELECT max(key) FROM row) ORDER BY turn"
+            found.append((outcome(boss), boss.query(made)))
+    done = {"tool_calls": 3, "turns": 1 if by == "function" else 0}[key]  # the last turn calls no tools
+    states = [("done",)] * done + [("refused",)] * (key == "tool_calls")
+    assert found == [("so" if key == "tool_calls" else "BudgetExceeded", states)] * 2
+
+
+SLOW = '''
+import asyncio
+from pathlib import Path
+
+FILE = Path(__file__).with_name("sent")
+
+async def send(to: str) -> str:
+    """Sends a letter; the first time it does not come back."""
+    first = not FILE.exists()
+    with FILE.open("a") as file:
+        file.write(to + "\\n")
+    if first:
+        await asyncio.Event().wait()
+    return "sent"
+
+async def pay(to: str, idempotency_key: str) -> str:
+    """Sends money; the first time it does not come back."""
+    with FILE.with_name("keys").open("a") as file:
+        file.write(idempotency_key + "\\n")
+    return await send(to)
+'''
+
+
+@pytest.mark.parametrize("answer", ["repeat", "skip"])
+@pytest.mark.parametrize("by", ["function", "agent"])
+def test_a_call_that_changes_something_and_takes_too_long_is_not_made_again_unasked(
+    boss: ProjectFolder, by: str, answer: str
+) -> None:
+    boss.write("tools/t.py", SLOW)
+    boss.write("agac.yml", "defaults: {model: simulator/small}\ntools: {send: {side_effects: true, timeout: 0.05}}\n")
+    stage = BOSS if by == "agent" else {**BOSS, "agent": "helper"}
+    with simulator(script=[*helped("so"), *script([SEND], "it is sent")]) as model:
+        boss.run(boss.workflow(stages=[stage], rows=1, row_budget={"tool_calls": 1 + (by == "agent")}))
+        assert outcome(boss) == "ToolOutcomeUnknown"
+        message = boss.envelopes()[-1]["error"]["message"]
+        assert (
+            'send({"to": "a@b"}) was begun, and send took longer than 0.05 s, and was given up, so it is not' in message
+        )
+        assert boss.run().invocation["calls"] == 0
+        asked = len(model.requests)
+        assert (asked, (boss.root / "tools/sent").read_text()) == (2 if by == "agent" else 1, "a@b\n")
+        report = agac.retry("last", agac.Retry(calls=answer), project=boss.root)  # type: ignore[arg-type]
+        assert (report.exit_code, len(model.requests) - asked) == (0, asked)
+    assert (boss.root / "tools/sent").read_text() == "a@b\n" * (2 if answer == "repeat" else 1)
+    boss.assert_sound()
+
+
+def test_a_call_that_may_have_been_made_stays_so_where_its_repetition_is_not_made(
+    boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = Agents._used
+
+    async def interrupted(self: Agents, *given: Any) -> Any:
+        self._stop_signal.interrupt()
+        return await used(self, *given)
+
+    boss.write("tools/t.py", SLOW)
+    stage = STAGE | {"tools": {"tools/t.py:send": {"side_effects": True, "timeout": 0.05}}}
+    with simulator(script=script([SEND], "so")):
+        boss.run(boss.workflow(stages=[stage], rows=1))
+        with monkeypatch.context() as patched:
+            patched.setattr(Agents, "_used", interrupted)
+            assert agac.retry("last", agac.Retry(calls="repeat"), project=boss.root).exit_code == 130
+        assert agac.retry("last", agac.Retry(calls="skip"), project=boss.root).exit_code == 0
+    assert (boss.root / "tools/sent").read_text() == "a@b\n"
+
+
+def test_an_agent_that_takes_too_long_goes_on_in_the_next_run(boss: ProjectFolder) -> None:
+    """It was sending a letter, of which nobody knows."""
+    boss.write("tools/t.py", SLOW)
+    card = "---\nname: boss\nagents: [helper]\nchild_timeout_sec: 1\n---\nAsk the helper.\n"
+    boss.write("agentcards/boss.md", card)
+    boss.workflow(stages=[BOSS], rows=1)
+    for error in ("Timeout", "ToolOutcomeUnknown"):
+        with simulator(script=helped("so")):
+            boss.run()
+        assert (outcome(boss), (boss.root / "tools/sent").read_text()) == (error, "a@b\n")
+
+
+def test_a_call_with_a_key_that_takes_too_long_is_made_again_with_the_same_key(boss: ProjectFolder) -> None:
+    """By the next run, and by no other call of the model."""
+    boss.write("tools/t.py", SLOW)
+    stage = STAGE | {"tools": {"tools/t.py:pay": {"side_effects": True, "timeout": 0.05}}}
+    with simulator(script=script([call("pay", to="a@b")], "so")):
+        boss.run(boss.workflow(stages=[stage], rows=1))
+        assert outcome(boss) == "Timeout"
+        boss.run()
+    assert outcome(boss) == "so"
+    assert len(set((boss.root / "tools/keys").read_text().split())) == 1
+
+
+def test_names_that_a_model_makes_up_are_counted_as_one(agents: ProjectFolder) -> None:
+    with simulator(script=script([call(name) for name in ("one", "two", "three")], "so")):
+        agents.run(agents.workflow(stages=[STAGE], rows=1))
+    counted = agents.query("SELECT model, error_type, count FROM counter WHERE outcome = 'tool'")
+    assert counted == [("", "refused", 3)]
+    agents.assert_sound()
+
+
+def test_a_conversation_in_its_last_form_goes_on_with_the_same_complaint(agents: ProjectFolder) -> None:
+    said, fault = script([LOOK], '{"b": 1}', '{"a": "b"}'), {"kind": "server_error", "match": "does not have the form"}
+    stage, last = STAGE | FORM | {"max_turns": 1, "retries": {"attempts": 1}}, []
+    for faults in [fault], []:
+        with simulator(script=said, faults=faults) as model:
+            agents.configure(model.base_url, tools_with_schema=False)
+            agents.run(agents.workflow(stages=[stage], rows=1))
+            last.append(model.requests[-1]["messages"])
+    assert last[0] == last[1]
+    assert outcome(agents) == {"a": "b"}
+
+
 def test_half_a_character_in_arguments_ends_nothing(agents: ProjectFolder) -> None:
     with simulator(script=script([{"name": "look", "arguments": '{"q": "\ud800"}'}], "so")):
         assert agents.run(agents.workflow(stages=[STAGE], rows=1)).exit_code == 0
@@ -443,3 +614,21 @@ def test_a_plan_counts_turns_as_before_or_two_of_each(agents: ProjectFolder) -> 
     assert again["stages"][0]["estimate"]["calls"] == 12
     assert again["stages"][0]["estimate"]["usd_at_most"] > 10 * again["stages"][0]["estimate"]["usd"]
     assert "as many turns as before" in agents.agac("plan", "-a", "reviews").out
+
+
+def test_why_tells_a_conversation_of_several_invocations_and_agents_as_one(boss: ProjectFolder) -> None:
+    """Neither its earlier turns nor those of an agent that it asked are an earlier run of the task."""
+    stage, fault = BOSS | {"retries": {"attempts": 1}}, [{"kind": "server_error", "match": "it is sent", "first": 1}]
+    boss.workflow(stages=[stage], rows=1, budget={"calls": 3})
+    with simulator(script=helped("so")):
+        assert boss.run().exit_code == 4
+    shown = boss.agac("why", "last", "r-1", "ask", code=0).out
+    assert "fingerprint: none" not in shown
+    assert "outcome: none yet\nconversation: 3 turns, 1 x agent__helper, 1 x send; see agac inspect 1 r-1" in shown
+    assert "No earlier run has run this stage for this row." in shown
+    boss.workflow(stages=[stage], rows=1, budget={"calls": 9})
+    with simulator(script=helped("so"), faults=fault):
+        assert [boss.run().exit_code, boss.run().exit_code] == [3, 0]
+    shown = boss.agac("why", "last", "r-1", "ask", code=0).out
+    assert "outcome: done" in shown
+    assert "older than max_age" not in shown

@@ -55,6 +55,8 @@ def test_the_first_of_equal_rows_goes_on(project: ProjectFolder) -> None:
     notes = project.query("SELECT r.id, t.note FROM task t JOIN row r ON r.key = t.row_key WHERE t.outcome = 'dropped'")
     note = {"dedupe": ["mail"], "first": "1", "values": {}}
     assert {id_: json.loads(text) for id_, text in notes} == {"3": note, "4": note}
+    for command in (["inspect", "last", "3"], ["why", "last", "3", "uniq"]):
+        assert "the same mail as row '1', which went on" in project.agac(*command, code=0).out
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

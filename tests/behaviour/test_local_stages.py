@@ -97,7 +97,9 @@ def test_an_exception_is_the_rows_failure_and_its_traceback_is_shown(shop: Proje
 
 
 def test_a_function_that_hangs_is_ended_and_fails_its_row_alone(shop: ProjectFolder) -> None:
-    shop.write("tools/clean.py", "def f(row):\n    while row['id'] == 'r-2': pass\n    return row\n")
+    shop.write(
+        "tools/clean.py", "import time\ndef f(row):\n    time.sleep(600 * (row['id'] == 'r-2'))\n    return row\n"
+    )
     workflow(shop, {"name": "hangs", "python": "tools/clean.py:f", "processes": 1, "timeout": 2})
     report = shop.run()
     assert (report.exit_code, report.summary["rows"]["done"]) == (3, 4)

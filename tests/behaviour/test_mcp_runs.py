@@ -72,6 +72,46 @@ def test_a_server_of_agac_yml_has_a_lock_of_its_own(project: ProjectFolder) -> N
         agac.lock_card("rav", project=project.root)
 
 
+def test_a_card_from_elsewhere_is_locked_in_the_project_where_it_is_trusted(project: ProjectFolder) -> None:
+    connected = json.dumps({"raw": {"target": target("--tools", "echo")}})
+    address = project.write("far/The clerk.md", f"---\nname: far\nmcp_connect: {connected}\n---\nX.\n").as_uri()
+    project.workflow(stages=[{"name": "ask", "agent": address, "prompt": "${call}"}], rows=asking("echo"))
+    with pytest.raises(agac.SpecError, match=r"a remote card brings no functions.*or give --trust-card"):
+        agac.lock_card(address, project=project.root)
+    with pytest.raises(agac.SpecError, match=rf"far.lock.json is not there.*`agac card lock {address}`"):
+        project.run(trust_card=True)
+    ran = project.agac("card", "lock", address, "--trust-card", code=0)
+    assert "agentcards/far.lock.json is written" in ran.out
+    assert project.run(trust_card=True).exit_code == 0
+    with pytest.raises(agac.UsageError, match=r"none\.md is no file; check the path"):
+        agac.lock_card(f"{(project.root / 'none.md').as_uri()}", project=project.root)
+
+
+def test_a_variable_that_a_server_lacks_is_said_before_a_run(project: ProjectFolder) -> None:
+    url, hub = "https://docs.example/mcp", "https://huggingface.co/mcp?login"
+    connected = {"docs": {"target": url, "headers": {"X-Key": "${DOCS_KEY}"}}, "hub": {"target": hub}}
+    project.write("agentcards/c.md", f"---\nmcp_connect: {json.dumps(connected)}\n---\nFind.\n")
+    tools = {"find": {"description": "F", "input_schema": {"type": "object"}}}
+    lock = {name: {"target": one["target"], "tools": tools} for name, one in connected.items()}
+    project.write("agentcards/c.lock.json", json.dumps({"servers": lock}))
+    project.workflow(stages=[{"name": "ask", "agent": "c", "prompt": "${text}"}], rows=1)
+    said = [
+        "MCP server 'docs' needs the environment variable DOCS_KEY. Set it, or add it to .env.",
+        "MCP server 'hub' asks for a login at huggingface.co, and HF_TOKEN is not set. Set HF_TOKEN, or add it to",
+    ]
+    report = agac.validate(project=project.root)
+    assert (report.ok, [one.message.partition(" .env: ")[0] for one in report.problems]) == (True, said)
+    assert {one.file for one in (problem.where for problem in report.problems)} == {"agentcards/c.md"}
+    assert agac.plan("reviews", project=project.root).warnings == report.problems
+    stubbed = agac.RunOptions(tools_mode="stub")
+    assert agac.plan("reviews", stubbed, project=project.root).warnings == []
+    with pytest.raises(agac.UsageError, match=r"needs the environment variable DOCS_KEY|HF_TOKEN is not set"):
+        project.run()
+    project.write(".env", "DOCS_KEY=s3cr3t-s3cr3t\nHF_TOKEN=hf_12345678\n")
+    report = agac.validate(project=project.root)
+    assert report.problems == []
+
+
 def test_rows_call_a_server(clerk: ProjectFolder) -> None:
     clerk.run()
     assert clerk.envelopes()[0]["error"] is None
@@ -103,14 +143,14 @@ def test_a_call_that_was_never_made_is_made_by_the_next_run(clerk: ProjectFolder
 
 def test_a_call_whose_end_is_not_known_asks(clerk: ProjectFolder) -> None:
     clerk.rows(asking("die"))
-    clerk.run()
-    error = clerk.envelopes()[0]["error"]
-    assert error["type"] == "ToolServerError"
-    assert (
-        "ended in the middle of a call of die: its process ended with exit status 3: its last words" in error["message"]
-    )
-    clerk.run()
-    assert clerk.envelopes()[0]["error"]["type"] == "ToolOutcomeUnknown"
+    died = "ended in the middle of a call of die: its process ended with exit status 3: its last words"
+    for calls, why in (1, died), (0, "what came of it is not known"):
+        assert clerk.run().invocation["calls"] == calls
+        error = clerk.envelopes()[0]["error"]
+        assert error["type"] == "ToolOutcomeUnknown"
+        assert f"{why}, so it is not called again" in error["message"]
+    report = agac.retry("last", agac.Retry(calls="skip"), project=clerk.root)
+    assert (report.exit_code, report.invocation["calls"]) == (0, 1)
 
 
 def test_a_conversation_whose_session_is_lost_begins_anew_where_it_changed_nothing(project: ProjectFolder) -> None:
@@ -132,9 +172,11 @@ def test_a_conversation_whose_session_is_lost_begins_anew_where_it_changed_nothi
         assert project.query(ends, project.query("SELECT max(id) FROM event")[0][0]) == found
     assert "--skip-calls goes on with a new session" in project.envelopes()[0]["error"]["message"]
     assert project.run().invocation["calls"] == 0
+    report = agac.retry("last", agac.Retry(calls="repeat"), project=project.root)  # once
+    assert (project.envelopes()[0]["error"]["type"], report.invocation["calls"]) == ("ToolOutcomeUnknown", 2)
     report = agac.retry("last", agac.Retry(calls="skip"), project=project.root)
     assert (report.exit_code, report.invocation["calls"]) == (0, 1)
-    assert project.query("SELECT name, state FROM tool_call WHERE turn > 6") == [("echo", "done"), ("die", "unknown")]
+    assert project.query("SELECT name, state FROM tool_call WHERE turn > 8") == [("echo", "done"), ("die", "unknown")]
     project.assert_sound()
 
 

@@ -36,6 +36,15 @@ def test_failed_rows_are_tried_again_until_the_next_run_leaves_them(project: Pro
     assert TRY not in out
 
 
+def test_rows_that_a_retry_did_not_take_up_are_tried_again_by_a_run(project: ProjectFolder, faulty: Faulty) -> None:
+    project.asks(
+        faulty([{"kind": "refusal", "match": "number 2", "first": 1}, {"kind": "refusal", "match": "number 3"}])
+    )
+    project.workflow(rows=3)
+    project.agac("run", "-a", "reviews", code=3)
+    assert TRY in project.agac("retry", "last", "--row", "r-2", code=3).out
+
+
 def test_failed_rows_are_said_to_be_left_because_of_the_flag(project: ProjectFolder, faulty: Faulty) -> None:
     project.configure(faulty([*REFUSING, {"kind": "refusal", "match": "number 5"}]).base_url)
     project.run(project.workflow(rows=3))
@@ -163,6 +172,12 @@ def test_what_belongs_to_stages_is_said_where_to_put(project: ProjectFolder) -> 
     out = project.agac("validate").out
     assert "max_age: unknown key here; max_age belongs into `defaults` or a stage\n" in out
     assert "reuse: unknown key here; reuse belongs into `defaults` or a stage\n" in out
+    stage = {"name": "a", "prompt": "${text}", "row_budget": {"turns": 3}}
+    project.workflow(rows=1, stages=[stage], defaults={"max_open_rows": 3})
+    out = project.agac("validate").out
+    for key in ("stages[0].row_budget", "defaults.max_open_rows"):
+        name, whole = key.partition(".")[2], "belongs to the file as a whole: write it at the left margin\n"
+        assert f" {key}: unknown key here; {name} {whole}" in out
     project.workflow()
     project.write("agac.yml", "max_age: 7d\n")
     assert "agac.yml:1:1: max_age: unknown key here; max_age belongs into `defaults`\n" in project.agac("validate").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -194,7 +195,21 @@ class Review(BaseModel):
 """
 
 
-WORKFLOWS = {"everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE, "sheet": FROM_SHEET}
+STUBBED = """\
+input: {path: data/rows.csv}
+stages:
+  - {name: a, model: other/big, prompt: "${text}", tools: ["tools/helper.py:count"], tools_mode: stub, skills: skills,
+     tool_stubs: {count: {file: docs/calls.jsonl}}, reads: [docs/a.txt]}
+"""
+FILES = {
+    "docs/calls.jsonl": '{"tool": "count", "arguments": {"things": []}, "result": 0}\n',
+    "docs/a.txt": "A note.\n",
+    "skills/refund/SKILL.md": "---\nname: refund\ndescription: How refunds work.\n---\nRefund.\n",
+}
+
+WORKFLOWS = {
+    "everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE, "sheet": FROM_SHEET, "stubbed": STUBBED,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -210,6 +225,8 @@ def folder(tmp_path: Path) -> ProjectFolder:
     for name, text in {"clean": TOOLS, "helper": HELPER, "models": MODELS, "__init__": ""}.items():
         made.write(f"tools/{name}.py", text)
     write_sheets(made.root / "data/in.xlsx", {"One": [["rows"], ["id", "text"], ["1", "fine"]]})
+    for name, text in FILES.items():
+        made.write(name, text)
     for name, text in WORKFLOWS.items():
         made.write(f"workflows/{name}.yml", text)
     return made
@@ -354,6 +371,26 @@ def test_an_edited_function_or_schema_is_refused(folder: ProjectFolder) -> None:
             assert "Put the text back as it was" in raised.value.remedy
             path.write_text(text, "utf-8")
             assert comparable(again(plan, providers, folder.root)) == comparable(plan)
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [*zip(FILES, ("docs/calls.jsonl", "docs/a.txt", "skills/refund/**"), strict=True)],
+)
+def test_an_edited_file_of_an_agent_is_refused(folder: ProjectFolder, file: str, named: str) -> None:
+    plan, providers = planned(folder, "stubbed")
+    path = folder.root / file
+    for spoil in (lambda: path.write_text(f"{FILES[file]}\n", "utf-8"), path.unlink):
+        spoil()
+        with pytest.raises(
+            UsageError, match=re.escape(f"{named} of stage 'a': what it holds is not what it")
+        ) as raised:
+            again(plan, providers, folder.root)
+        assert "Put the text back as it was" in (raised.value.remedy or "")
+        definition, settings = json.loads(canonical(plan.body)), json.loads(snapshot(run_settings(plan, folder.root)))
+        restored_plan(plan.workflow, definition, settings, providers, folder.root, functions=False)
+    path.write_text(FILES[file], "utf-8")
+    assert_same(again(plan, providers, folder.root), plan)
 
 
 def test_a_provider_that_is_gone_or_another_one_is_refused(folder: ProjectFolder) -> None:

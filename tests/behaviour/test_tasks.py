@@ -176,6 +176,7 @@ def test_ctrl_c_ends_a_stream_in_good_order(project: ProjectFolder, faulty: Faul
 PHASES: dict[str, dict[str, Any]] = {
     "planned": {"plan": "Topics of {topic}", "inputs": {"topic": "tents"}},
     "given": {"inputs": ["poles", "pegs"]},
+    "a frame": {"inputs": pd.DataFrame({"part": ["poles", "pegs"]})},
 }
 
 
@@ -210,6 +211,18 @@ def test_a_plan_that_fails_or_has_no_items_is_the_error_of_the_answer(project: P
     assert list(results) == []
     assert answer.error is not None
     assert answer.error.message == "there is no item of which an answer could be made"
+
+
+def test_items_may_come_late_and_what_is_no_list_of_items_is_refused(project: ProjectFolder, server: Server) -> None:
+    results, answer = agac.map_reduce(map="{item}", reduce="All", inputs=_later(), project=project.root)
+    assert [one.input["item"]["input"] for one in results] == TEXTS
+    assert answer.ok
+    frame = pd.DataFrame({"part": ["poles", "pegs"], "size": [1.5, None]})
+    results, _ = agac.map_reduce(map="{item}", reduce="All", inputs=frame, project=project.root)
+    assert results[1].input["item"] == {"part": "pegs", "size": None}
+    for inputs in (None, "poles", 3, {"poles": 1}):
+        with pytest.raises(agac.UsageError, match="the input is no rows, but of type"):
+            agac.map_reduce(map="{item}", reduce="All", inputs=inputs, project=project.root)
 
 
 @agac.tool(name="look-up", cacheable=True)
@@ -256,6 +269,22 @@ def test_functions_of_a_program_are_tools_and_their_calls_are_turns(project: Pro
     project.assert_sound()
 
 
+class Shop:
+    """A program's own object."""
+
+    def price(self, name: str) -> int:
+        """Tells a price."""
+        return len(name)
+
+
+def test_a_method_is_the_same_tool_in_each_phase(project: ProjectFolder, server: Server) -> None:
+    shop = Shop()
+    phase = {"prompt": "{item}", "tools": [shop.price]}
+    reduce = {"prompt": "All", "tools": [shop.price]}
+    results, answer = agac.map_reduce(map=phase, reduce=reduce, inputs=["poles"], project=project.root)
+    assert ([one.ok for one in results], answer.ok) == ([True], True)
+
+
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
@@ -299,7 +328,12 @@ def test_a_card_is_tried_with_a_message_or_a_row_live_or_with_stand_ins(project:
     shown = project.agac("card", "try", "helper", "where is O-2?", "--var", "who=Ada", code=0)
     assert shown.err.startswith("turn 1: 1 call\n  find_order(")
     assert "2 replies, " in shown.err
+    project.write("wrong.yml", "find_order: {cel: args.(}\n")
+    (project.root.parent / "calls.jsonl").write_text('{"tool":"find_order","arguments":{"number":"1"},"result":"x"}\n')
+    helper = ["helper", "x", "--var", "who=Bo", "--tool-stubs"]
     for words, message in (
+        ([*helper, "wrong.yml"], "wrong.yml: find_order: at column 6: `(` is never closed"),
+        ([*helper, "../calls.jsonl"], "../calls.jsonl: find_order: '../calls.jsonl' leads out of the project"),
         (["helper", "x"], "unknown placeholder {{who}}"),
         (["helper"], "one message or one row is asked"),
         (["helper", "x", "--row", "data/rows.csv:1"], "one message or one row is asked"),

@@ -109,6 +109,66 @@ def test_a_tool_is_stood_in_for_recorded_and_replayed(shop: ProjectFolder) -> No
     assert (report.exit_code, made(shop)) == (3, 1)
 
 
+COUNTED = """\
+from pathlib import Path
+
+def lookup(order: str) -> str:
+    with Path(__file__).with_name("seen.txt").open("a") as seen:
+        seen.write(order + "\\n")
+    return str(len(Path(__file__).with_name("seen.txt").read_text().splitlines()))
+"""
+CARD = "---\nfunction_tools: tools/orders.py:lookup\n"
+
+
+def told(shop: ProjectFolder, run: int) -> list[tuple[Any, ...]]:
+    """Which results the models of a run were told, by row (of equal ones the first), stage and agent."""
+    return shop.query(
+        "SELECT replace(row_id, 'a#3', 'a'), stage, agent, c.result FROM v_tool_calls c JOIN v_turns t USING (run, "
+        "row_id, occurrence, stage, fingerprint, turn) WHERE run = ? AND tool = 'lookup' "
+        "AND NOT (stage = 'thrice' AND agent <> '') ORDER BY 1, 2, 3, 4",  # agents of replicas are told together
+        run,
+    )
+
+
+def test_a_replayed_call_gets_what_its_own_row_stage_and_agent_got(shop: ProjectFolder) -> None:
+    shop.write("tools/orders.py", COUNTED)
+    shop.write("agentcards/boss.md", CARD + "agents: [helper]\n---\nAsk.\n")
+    shop.write("agentcards/helper.md", CARD + "tool_only: true\n---\nHelp.\n")
+    look = {"name": "lookup", "arguments": {"order": "A17"}}
+    script = [
+        {"match": "Me", "turn": 1, "calls": [look]},
+        {"match": "Do", "turn": 1, "calls": [look, {"name": "agent__helper", "arguments": {"message": "Me"}}]},
+        {"match": "Do", "turn": 2, "calls": [look]},
+        {"reply": "Done."},
+    ]
+    stages = [
+        {"name": one, "model": "simulator/large", "agent": "boss", "needs": [], "prompt": "Do ${text}: ", "replicas": n}
+        for one, n in (("first", 1), ("second", 1), ("thrice", 3))
+    ]
+    rows = [{"id": "a", "text": text} for text in ("x", "y", "x")]
+    for run, options in enumerate(({}, {"fresh": True}, {"replay": 2}, {"replay": 3, "concurrency": 1}), 1):
+        for stage in stages:
+            stage["prompt"] = f"Do {stage['name']} {run if run > 2 else 0} ${{text}}"
+        shop.workflow(stages=stages, rows=rows, input={"on_duplicate_id": "suffix"}, output={"stages": ["second"]})
+        with testing.simulator(script=script):
+            assert shop.run(**options).exit_code == 0
+    assert made(shop) == 2 * 2 * 5 * 3  # of two different rows in two runs: five conversations, each with an agent's
+    first, *others = (told(shop, run) for run in (2, 3, 4))
+    assert others == [first, first]
+
+
+def test_what_recording_misses_is_said(shop: ProjectFolder) -> None:
+    assert "not_recorded" not in ran(shop, tools_mode="record").invocation
+    said = "answers of answer are reused, and no calls recorded for them; --fresh records them all"
+    assert ran(shop, tools_mode="record").invocation["not_recorded"] == said
+    options = agac.RunOptions(tools_mode="record")
+    assert [one.message for one in agac.plan("reviews", options, project=shop.root).warnings] == [said]
+    with testing.simulator(script=SCRIPT):
+        assert f"\nA{said[1:]}" in shop.agac("run", "reviews", "--tools-mode", "record", code=0).out
+    assert "not_recorded" not in ran(shop, tools_mode="record", fresh=True).invocation
+    assert "not_recorded" not in ran(shop).invocation
+
+
 @pytest.mark.parametrize(
     ("options", "stubs", "said"),
     [

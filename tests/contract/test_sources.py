@@ -208,7 +208,7 @@ KINDS = [
     Kind("sqlite", "sqlite", database),
     Kind("postgres", "postgres", in_server, nul=False),  # type: ignore[arg-type]  # the fixture gives the server
     Kind("parquet", "parquet", parquet),
-    Kind("xlsx", "xlsx", sheet, most=6_000),
+    Kind("xlsx", "xlsx", sheet, most=3_000),
     Kind("sql over jsonl", "jsonl", over(whole("rows.jsonl", "jsonl", plain, jsonl_text))),
     Kind("sql over csv.gz", "csv", over(whole("rows.csv.gz", "csv", gzip.compress, csv_text)), texts=True),
     Kind("sql over parquet", "parquet", over(parquet)),

@@ -69,7 +69,7 @@ def test_content_is_kept_by_its_hash_and_not_sent_again_while_it_is_the_same(tmp
         "127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]",
         "169.254.169.254", "[::ffff:169.254.169.254]", "10.1.2.3", "192.168.0.1", "172.16.0.1", "100.64.0.1",
         "[fe80::1]", "[fd00::1]", "[2002:7f00:1::]", "[64:ff9b::7f00:1]", "224.0.0.1", "localhost.",
-        "[::7f00:1]", "[fec0::1]", "[64:ff9b:1::7f00:1]", "[ff0e::1]",
+        "[::7f00:1]", "[fec0::1]", "[64:ff9b:1::7f00:1]", "[ff0e::1]", "192.0.0.192", "168.63.129.16",
     ],
 )  # fmt: skip
 def test_what_is_no_public_address_is_refused_directly_and_after_a_redirect(

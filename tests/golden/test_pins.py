@@ -81,8 +81,9 @@ def without_added(value: Any, listed: bool) -> Any:
     """A value without the keys that reports got since, and where it is `listed` without what is of repeated ids."""
     if isinstance(value, dict):
         added = {"package", "interpreter", "on_path", "on_path_is_this"} if "python" in value else set()
-        added |= {"input_read_at", "serving", "cache_write_tokens", "server_tools", "rounds", "repeated_ids"}
+        added |= {"input_read_at", "serving", "cache_write_tokens", "server_tools", "rounds", "repeated_ids", "primer"}
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
+        added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}
     if isinstance(value, list):
@@ -111,6 +112,8 @@ def differences(expected: Any, found: Any, at: str = "") -> Iterator[str]:
         return  # the sixth digit of a sum hangs on the order in which costs were added
     elif at.endswith((".bytes_before", ".bytes_after")) and 0 < found - expected < 1 << 16:
         return  # tables that came since, and are empty
+    elif at.endswith(".billed_a_row") and 0 < found < expected:
+        return  # of a conversation a kill can lose one turn, since each is stored before the next
     elif found is None and at.endswith((".lane", ".p50_s", ".p95_s")):
         return  # a batch that a slow machine took over a second to submit ended before that, says its server
     elif expected != found or type(expected) is not type(found):

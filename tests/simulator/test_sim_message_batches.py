@@ -280,3 +280,36 @@ async def test_faults_of_calls_and_of_batches(served: Any) -> None:
         counted = (await client.account())["batches"]
         assert (counted["posts"], counted["created"], counted["rejected"], counted["charged"]) == (5, 3, 2, 6)
         assert counted["faults"] == {rule["kind"]: 1 for rule in rules if rule["kind"] != "batch_paged"}
+
+
+async def test_batches_have_a_cache_of_their_own_that_later_ones_read(served: Any) -> None:
+    """A call fills another one; requests of one batch do not find each other's; each use keeps it for its lifetime."""
+    async with opened(served, serving="hosted") as (client, sdk):
+
+        def system(ttl: str) -> list[Any]:
+            mark = {"type": "ephemeral", "ttl": ttl}
+            return [{"type": "text", "text": f"{ttl:.<6000}", "cache_control": mark}]  # 1,500 tokens
+
+        async def taken(ttl: str, count: int) -> list[tuple[int, int, int]]:
+            asked: Any = [
+                {"custom_id": f"r-{n}", "params": params(f"row {n}", system=system(ttl))} for n in range(count)
+            ]
+            batch = await sdk.messages.batches.create(requests=asked)
+            usages = [one["result"]["message"]["usage"] for one in await raw_results(client, batch.id)]
+            found = []
+            for usage in usages:
+                written = usage.get("cache_creation", {})
+                kinds = [written.get(f"ephemeral_{one}_input_tokens", 0) for one in ("5m", "1h")]
+                found.append((usage["cache_read_input_tokens"], *kinds))
+            return found
+
+        for ttl in ("5m", "1h"):
+            await sdk.messages.create(**params("row", system=system(ttl)))
+        assert await taken("1h", 2) == [(0, 0, 1500)] * 2
+        assert await taken("5m", 2) == [(0, 1500, 0)] * 2
+        for seconds, read in ((290, "5m"), (3200, "1h"), (3500, "1h")):
+            await client.batches.advance(seconds)
+            assert await taken(read, 1) == [(1500, 0, 0)]
+        assert await taken("5m", 1) == [(0, 1500, 0)]
+        await client.batches.advance(3601)
+        assert await taken("1h", 1) == [(0, 0, 1500)]

@@ -1,12 +1,15 @@
 """The engine's schedule, computed in no time and kept in real time, and what is cached of prompts."""
 
 import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import anthropic
 import pytest
 
 from agac.simulator.app import Simulator
+from agac.simulator.replies import ModelCall
 from agac.simulator.serving import (
     EngineSpeed,
     FixedSlots,
@@ -126,7 +129,7 @@ def test_other_engines_are_refused_with_the_forms(text: str) -> None:
 
 async def test_an_engine_serves_in_real_time_and_tells_of_it(served: Any) -> None:
     system = {"role": "system", "content": "word " * 1000}
-    async with served(serving="prefill=20000,step=0.002,overhead=0,decode=0", slots=2) as client:
+    async with served(serving="prefill=20000,step=0.02,overhead=0,decode=0", slots=2) as client:
 
         async def ask(text: str, **more: Any) -> Any:
             messages = [system, {"role": "user", "content": text}]
@@ -154,7 +157,8 @@ async def test_an_engine_serves_in_real_time_and_tells_of_it(served: Any) -> Non
     async with served(slots=1, latency="0.01") as client:
         await asyncio.gather(*(client.ask(f"row {n}") for n in range(3)))
         log = (await (await client.session.get(f"{client.root}/account/served")).json())["requests"]
-        assert [round(one["ended"] - log[0]["started"], 3) for one in log] == [0.01, 0.02, 0.03]
+        assert [round(one["ended"] - one["started"], 3) for one in log] == [0.01] * 3
+        assert all(one["ended"] <= other["started"] for one, other in pairwise(log))
         assert '"unknown_url"' in await get(client, "/metrics")
 
 
@@ -201,8 +205,11 @@ def conversation(turns: int, *, marks: tuple[int, ...]) -> dict[str, Any]:
 def test_breakpoints_are_read_once_the_first_answer_has_begun_and_for_their_lifetime() -> None:
     cache = PromptCache()
 
-    def look(data: Any, now: float) -> tuple[int, dict[str, int], dict[bytes, str]]:
-        return cache.look_up(prompt_ends(data, None)[1], now)
+    def look(data: Any, now: float) -> tuple[int, Mapping[str, int], dict[bytes, str]]:
+        call, entries = cache.look_up(
+            ModelCall("m", (), b"", prompt_tokens=0, data=data), *prompt_ends(data, None), now
+        )
+        return call.cached_tokens, call.cache_written, entries
 
     read, written, entries = look(conversation(1, marks=(0, 1)), 0.0)
     assert (read, written) == (0, {"5m": 1425})

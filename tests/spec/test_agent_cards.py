@@ -109,6 +109,26 @@ def test_finding_a_card(tree: Tree, tmp_path_factory: pytest.TempPathFactory) ->
         assert "leads out of the project" in find_card(name, project)[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("One.\n<!-- fast-agent-subagents -->\nTwo.", "One.\nTwo."),
+        ("fast-agent-subagents\nOne.", "One."),
+        ("One.\n<!--fast-agent-subagents\nDelegate.\n-->", "One.\n"),
+        ("{{file:notes.md}}", "A note.\n"),
+        ("Use no fast-agent-subagents.\n<!-- fast-agent-subagents-off -->\n<!-- x -->", None),
+    ],
+)
+def test_no_model_is_sent_the_mark_of_agents_that_it_makes(tree: Tree, text: str, told: str | None) -> None:
+    tree.write("agentcards/notes.md", "A note.\n<!-- fast-agent-subagents -->\n")
+    tree.write("agentcards/c.md", f"---\nname: c\n---\n{text}\n")
+    workflow, problems = tree.load("input: {path: data/reviews.csv}\nstages: [{name: a, agent: c}]\n")
+    assert workflow is not None
+    assert workflow.stages[0].system == (told or text)
+    said = ["agentcards/c.md:4:1: warning: `fast-agent-subagents` is left out: no model makes agents in a run; "]
+    assert [str(one).partition("name")[0] for one in problems] == (said if told else [])
+
+
 # Messages before a prompt.
 
 SHOTS = "---USER\nIs ${x} {{y}} good?\n---ASSISTANT\nYes.\n\nVery.\n"

@@ -111,3 +111,4 @@ def test_differences():
     assert difference(before, replace(before, target="elsewhere")) == "  target: elsewhere"
     many = lock(*map(str, range(500)))
     assert len(difference(before, many).split("\n")) == 43
+    assert len(difference(before, replace(before, instructions="x" * 5_000_000))) < 2_000

@@ -252,6 +252,20 @@ def test_the_mode_of_tools_decides_answers_but_for_recording(tree: Tree) -> None
         agent(tree, "{name: a, tools: [tools/web.py:search], tools_mode: stub, tool_stubs: {serch: 1}}")
 
 
+@pytest.mark.parametrize(
+    ("keys", "needs"),
+    [
+        ("{cache: persist}", "cacheable: true"),
+        ("{ttl: 1h}", "cacheable: true"),
+        ("{cacheable: true, side_effects: true}", "side_effects: false"),
+    ],
+)
+def test_a_tool_that_would_be_cached_in_vain_is_refused(tree: Tree, keys: str, needs: str) -> None:
+    tree.write("tools/web.py", TOOLS)
+    with pytest.raises(UsageError, match=f"search is cached only with {needs}"):
+        agent(tree, f"{{name: a, tools: {{'tools/web.py:search': {keys}}}}}")
+
+
 def test_two_tools_of_one_name_and_a_function_that_was_edited_are_refused(tree: Tree) -> None:
     tree.write("tools/web.py", TOOLS)
     tree.write("tools/other.py", TOOLS)

@@ -85,8 +85,9 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Template:
-    """The process that forks them. `typed` is a folder for the PATH of a shell: `agac` in it is forked. `python` runs
-    nothing but agac and its simulator, and forks them, too."""
+    """The process that forks them. `typed` is a folder for the PATH of a shell: `agac` in it is forked, and so are
+    programs that `python -` reads or `python NAME.py` names. `python` runs nothing but agac and its simulator, and
+    forks them, too."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "socket")
@@ -94,10 +95,16 @@ class Template:
 
     def start(self) -> Self:
         """Starts it, to end when this process does. It loads for a while; whoever asks earlier waits for its answer."""
+        folder = self.typed.parent
         self.typed.mkdir()
-        for name, script in {"agac": self.typed / "agac", "python": self.python}.items():
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISE "{KILLER}/asks.py" {name} "$@"\n', "utf-8")
-            script.chmod(0o755)
+        asks = f'exec "{sys.executable}" -ISE "{KILLER}/asks.py"'
+        # a tool server has an environment of its own, which does not name us
+        typed = f'case "$AGAC_TEST_FORKS:$1" in ?*:-|?*:*.py) {asks} script "$@";; esac; exec "{sys.executable}" "$@"'
+        scripts = {"typed/agac": f'{asks} agac "$@"', "typed/python": typed, "python": f'{asks} python "$@"'}
+        for name, script in scripts.items():
+            path = folder / name
+            path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+            path.chmod(0o755)
         path = os.pathsep.join(filter(None, [KILLER, os.environ.get("PYTHONPATH")]))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.socket)

@@ -15,6 +15,7 @@ WORDS.add_argument("--tools", default="echo,count,die,hang,flood,huge,noise,evil
 WORDS.add_argument("--instructions")
 WORDS.add_argument("--silent", action="store_true")
 WORDS.add_argument("--broken", action="store_true")
+WORDS.add_argument("--endless", action="store_true", help="lists large tools without an end")
 WORDS.add_argument("--deaf", action="store_true", help="stays when its input ends, and at SIGTERM")
 WORDS.add_argument("--spawn", help="starts a child that outlives it, and writes both ids into this file")
 GIVEN = WORDS.parse_args()
@@ -117,6 +118,10 @@ def answer(message: dict) -> None:
         HEARD.clear()
     elif method == "tools/list":
         result = {"tools": listed()}
+        if GIVEN.endless:
+            at = int(params.get("cursor") or "0")
+            result["tools"] = [{"name": f"t{at}", "description": "x" * 3_000_000, "inputSchema": {"type": "object"}}]
+            result["nextCursor"] = str(at + 1)
     elif method == "tools/call":
         result = called(params["name"], params.get("arguments", {}), number)
     elif number is not None:

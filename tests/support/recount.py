@@ -87,7 +87,8 @@ def counted_conversations(query: Query) -> Counts:
     rows = query(
         "SELECT r.run_id, t.stage, 'turn', iif(t.number = t.conversation, 'first', ''), t.agent, count(*) "
         "FROM agent_turn t JOIN row r ON r.key = t.row_key GROUP BY 1, 2, 4, 5 UNION ALL "
-        "SELECT r.run_id, c.stage, 'tool', iif(c.how <> '' OR c.state = 'done', c.how, c.state), c.name, count(*) "
+        "SELECT r.run_id, c.stage, 'tool', iif(c.how <> '' OR c.state = 'done', c.how, c.state), "
+        "iif(c.result LIKE 'there is no tool %', '', c.name), count(*) "
         "FROM tool_call c JOIN row r ON r.key = c.row_key WHERE c.result IS NOT NULL GROUP BY 1, 2, 4, 5"
     )
     return _summed([(run, names[run][stage], *rest) for run, stage, *rest in rows])

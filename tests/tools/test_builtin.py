@@ -1,6 +1,7 @@
 """The tools that agac brings: what they give, and what they refuse."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -60,11 +61,13 @@ def test_files_are_read_within_a_folder_alone(tmp_path: Path) -> None:
     (docs / "out").symlink_to(tmp_path / "secret.txt")
     (docs / "hidden").symlink_to(docs / ".env")
     (tmp_path / "secret.txt").write_text("no")
+    os.mkfifo(docs / "sub" / "pipe")
     outside = ("../secret.txt", "/etc/passwd", "out", "hidden", ".env", "~/x", "a\0")
-    paths = ("a.md", ".", "sub", "b.md", "image.png", *outside)
+    paths = ("a.md", ".", "sub", "b.md", "image.png", "sub/pipe", *outside)
     read = {path: tried(tmp_path, {"root": "docs"}, "read_file", path) for path in paths}
     assert read["a.md"] == "Ä"
-    assert (read["."], read["sub"]) == ("a.md\nhidden\nimage.png\nout\nsub/", "")
+    assert (read["."], read["sub"]) == ("a.md\nhidden\nimage.png\nout\nsub/", "pipe")
+    assert read["sub/pipe"] == "failed: 'sub/pipe' is no file"
     assert read["b.md"] == "failed: 'b.md' cannot be read: No such file or directory"
     assert read["image.png"] == "failed: 'image.png' is no text"
     for path in outside:
@@ -95,6 +98,7 @@ def test_skills_are_read_on_demand(tmp_path: Path) -> None:
 def test_a_database_is_read_alone_and_within_bounds(tmp_path: Path, monkeypatch: Any) -> None:
     with closing(sqlite3.connect(tmp_path / "shop.db")) as made, made:
         made.execute("CREATE TABLE item (name TEXT, price REAL, image BLOB)")
+        made.execute(f"CREATE TABLE wide ({', '.join(f'c{n}' for n in range(700))})")
         made.executemany("INSERT INTO item VALUES (?, ?, ?)", [(f"n{n}", n / 2, b"xx") for n in range(300)])
 
     def query(text: str) -> str:
@@ -107,6 +111,8 @@ def test_a_database_is_read_alone_and_within_bounds(tmp_path: Path, monkeypatch:
                  "SELECT load_extension('x')", "CREATE TABLE x (y)", "SELECT nope FROM item"):  # fmt: skip
         assert query(text).startswith("failed: "), text
     assert "too big" in query("SELECT hex(zeroblob(100000000))")
+    assert "too many columns" in query(f"SELECT {', '.join(['hex(zeroblob(900000))'] * 300)}")
+    assert query("SELECT c1 FROM wide") == '{"columns":["c1"],"rows":[]}'
     assert len(query("SELECT hex(zeroblob(400000)) FROM item")) < 2_500_000
     monkeypatch.setattr(module, "QUERY_S", 0.0)
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -190,6 +196,18 @@ def test_a_web_search_asks_and_reads_in_the_shape_of_its_service(
     assert (method, path) == asks[:2]
     if asks[2] is not None:
         assert headers[asks[2]] == ("Bearer k3y" if asks[2] == "authorization" else "k3y")
+
+
+def test_what_logs_in_is_in_no_page(tmp_path: Path) -> None:
+    key = "k3y-of-a-service"
+    with serving(Site(tls=True)) as site:
+        site.pages["/"] = lambda asked: reply(asked, f"you sent {asked.headers['authorization']}".encode())
+        host = site.url.partition("//")[2]
+        headers = {"headers": {host: {"Authorization": "Bearer ${KEY}"}}}
+        reach = web(tmp_path, ["127.0.0.1"], **headers, KEY=key, SSL_CERT_FILE=AUTHORITY)
+        found = tried(tmp_path, {"allow": ["127.0.0.1"]}, "http_get", f"{site.url}/", reach=reach)
+    assert site.seen[0][2]["authorization"] == f"Bearer {key}"
+    assert found == "you sent Bearer [redacted]"
 
 
 def test_a_web_search_fails_in_words(tmp_path: Path, site: Site) -> None:

@@ -97,6 +97,11 @@ async def test_floods_and_large_answers(caplog: pytest.LogCaptureFixture) -> Non
         assert (await call("count")).endswith(" 4")  # it is the same process all the time
 
 
+async def test_a_list_of_tools_is_bounded() -> None:
+    async with calls(server("--endless")) as call:
+        assert "it lists more than 1,000 tools or 8 MB" in await failure(call("echo"))
+
+
 async def test_a_server_that_dies_is_started_again() -> None:
     async with calls(server()) as call:
         pid, _ = (await call("count")).split()

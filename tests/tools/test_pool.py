@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import agac.tools.pool as pool_module
 from agac.core.errors import UsageError, Where
 from agac.core.redact import Redactor
-from agac.core.types import RowId
+from agac.core.types import ToolCall
 from agac.spec.python_code import parse_reference
 from agac.spec.tools import AgentSpec, ToolRules, ToolSettings, ToolSpec
 from agac.store.rows import RecordedCall
@@ -371,14 +371,16 @@ def test_a_replayed_call_that_was_not_made_is_named_and_not_sent(tmp_path: Path)
     tools = (describe(search, tmp_path),)
     stage: Any = AgentStage(0, AgentSpec(tools, mode="replay"), ToolSettings(replay=7))
 
-    async def recorded(run: int, row: RowId) -> list[RecordedCall]:
-        assert (run, row) == (7, 0)
-        return [RecordedCall("search", '{"q":  "x"}', text, error) for text, error in (("then", False), ("no", True))]
+    async def recorded(run: int, scope: CallScope) -> tuple[list[RecordedCall], list[ToolCall]]:
+        assert (run, scope.fingerprint) == (7, b"r")
+        there = [RecordedCall("search", '{"q":  "x"}', text, error) for text, error in (("then", False), ("no", True))]
+        return there, [ToolCall("", *call) for call in (("other", "{}"), *[("search", '{"q":"x"}')] * scope.call)]
 
     async def main() -> list[ToolOutcome]:
         context = ToolContext(root=tmp_path, redactor=Redactor(), recorded=recorded)
         async with open_tools([stage], context) as pool:
-            return [await asked(pool, "search", f'{{"q": "{q}"}}') for q in ("x", "x", "x", "y")]
+            both = enumerate(("x", "x", "x", "y"))
+            return [await asked(pool, "search", f'{{"q": "{q}"}}', call=place) for place, q in both]
 
     known, again, third, other = asyncio.run(main())
     assert known == ToolOutcome("then", how="replayed")

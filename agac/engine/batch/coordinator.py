@@ -27,8 +27,7 @@ from agac.store.db import Database
 
 _log = logging.getLogger("agac.batch")
 
-SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0
-"""Seconds between two looks at open batches, growing while nothing moves."""
+SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0  # seconds between two looks at open batches, growing while nothing moves
 
 UNSENT = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED})
 """Steps at which nothing of a batch can cost anything."""
@@ -45,10 +44,8 @@ class BatchActivity:
     ingested: list[int] = field(default_factory=list)
     moved: bool = False
     stale: Stale = field(default_factory=list)
-    any_open: bool = False
-    """Whether batches of the run were open when it ended."""
-    touched: bool = False
-    """Whether the workflow has batches at all."""
+    any_open: bool = False  # whether batches of the run were open when it ended
+    touched: bool = False  # whether the workflow has batches at all
 
 
 class Batches:
@@ -131,13 +128,16 @@ class Batches:
         self._give_back(await self._journal.release(record, then_do, note))
 
     async def _dropped(self, record: BatchRecord) -> bool:
-        """Whether a batch of this run that was not sent ends here: it met its deadline before there was room for it, or
-        has tasks that no row asks for any more."""
-        asked = self.enrolment.asked.pop(record.id, None) if record.state in UNSENT else None
-        if record.state in UNSENT and record.run_id == self._context.run and await self._context.is_due(record):
+        """Whether a batch of this run that was not sent ends here: it met its deadline before there was room for it,
+        has tasks that no row asks for any more, or followed a primer of no use."""
+        unsent = record.state in UNSENT and record.run_id == self._context.run
+        asked = self.enrolment.asked.pop(record.id, None) if unsent else None
+        if unsent and await self._context.is_due(record):
             then = "sync", "its deadline came before there was room for it: its tasks are called"
         elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
             then = "batch", "rows changed before it was submitted: what they need goes into another"
+        elif unsent and record.primer and await self._context.is_warm(record.primer) is False:
+            then = "batch", f"batch {record.primer} left nothing in the cache: its tasks go into another"
         else:
             return False
         await self._release(record, *then)
@@ -320,13 +320,8 @@ async def clean_up(context: BatchContext) -> None:
 
 def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
     """The results of an ingested batch by kind, for reports."""
-    counts = record.counts or {}
-    return {
-        "id": record.id,
-        "provider_id": record.provider_id,
-        **{kind: counts.get(kind, 0) for kind in ("done", "failed", "again", "missing", "cancelled", "expired")},
-        **{kind: counts.get(kind, 0) for kind in ("duplicate", "unknown", "malformed")},
-    }
+    kinds = ("done", "failed", "again", "missing", "cancelled", "expired", "duplicate", "unknown", "malformed")
+    return {"id": record.id, "provider_id": record.provider_id} | {k: (record.counts or {}).get(k, 0) for k in kinds}
 
 
 async def has_batches(database: Database, plan: Plan) -> bool:

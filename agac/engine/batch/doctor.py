@@ -25,9 +25,7 @@ from agac.store.lease import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0
-
-PREFIX = "agac-"
-"""How the names of our files at providers begin."""
+PREFIX = "agac-"  # how the names of our files at providers begin
 
 
 @asynccontextmanager
@@ -217,10 +215,8 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
     if seen.id != record.provider_id and await known_ids(context.database, [seen.id]):
         raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
     if seen.total is not None and seen.total != record.tasks:
-        raise UsageError(
-            f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one",
-            remedy="check the id",
-        )
+        what = f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one"
+        raise UsageError(what, remedy="check the id")
     form = await context.format(record)
     due = deadline(context, form) if form is not None else None
     after = await context.journal.submitted(record, seen, due, None)
@@ -238,8 +234,7 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     return Finding("needs_human", message, after, done=True)
 
 
-ENDED = "run"
-"""What becomes of the tasks that it had not finished: nothing, before the user runs the workflow again."""
+ENDED = "run"  # what becomes of the tasks that it had not finished: nothing, before the user runs the workflow again
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:
@@ -253,18 +248,14 @@ async def end(context: BatchContext, record: BatchRecord) -> bool:
     if step is BatchStep.CREATE_INTENT:
         record = await look_for(context, record)
         if record.state == BatchStep.CREATE_INTENT:
-            raise UsageError(
-                f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}",
-                remedy="run `agac doctor`, then the same command again",
-            )
+            what = f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}"
+            raise UsageError(what, remedy="run `agac doctor`, then the same command again")
         return await end(context, record)
     if step is not BatchStep.SUBMITTED:
         return False
     if record.note == UNSURE:
-        raise UsageError(
-            f"batch {record.id} was matched by its time alone, and may not be ours",
-            remedy="wait until it has ended: its results show whether it is ours",
-        )
+        what = f"batch {record.id} was matched by its time alone, and may not be ours"
+        raise UsageError(what, remedy="wait until it has ended: its results show whether it is ours")
     record = await cancel(context, await context.journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.caller import Answer, Caller, NextTurn, request_for_model
 from agac.engine.effects import ActiveRow
-from agac.engine.estimate import CHARACTERS_A_TOKEN
+from agac.engine.estimate import CHARACTERS_A_TOKEN, most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
+from agac.engine.prefix import PRIMED_AFTER
 from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
@@ -30,8 +32,7 @@ from agac.store.records import Enrolled, WaitingTask
 
 BUFFER = 1 << 20
 
-FEWER = 97
-"""Where only their size tells batches apart, those of one lane get sizes that differ by less than this."""
+FEWER = 97  # where only their size tells batches apart, those of one lane get sizes that differ by less than this
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
@@ -129,6 +130,7 @@ class Enrolment:
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._spools: list[Spool] = []
         self._left: dict[int, bool] = {}
+        self._plain, self._primers = Counter[tuple[int, int]](), dict[tuple[int, int], int | None]()
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
         self.asked: dict[int, bytearray] = {}
@@ -136,7 +138,8 @@ class Enrolment:
     def begin_again(self) -> bool:
         """Rows are walked once more: whether for some tasks a budget had no room the last time."""
         held_back, self.held_back = self.held_back, 0
-        self._left.clear()
+        for known in (self._left, self._plain, self._primers):
+            known.clear()
         return held_back > 0
 
     async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, LiveTask]:
@@ -191,9 +194,8 @@ class Enrolment:
                 request, quoted = (request, 0) if quoting is None else (quoting, quoted)
         by_call = form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
         by_call = by_call or (then == "turn" and await self._few_are_left(stage))
-        number = (
-            1 if then in ("repair", "turn", "answer") else ready.round + (then == "batch" and ready.error is not None)
-        )
+        failed = then == "batch" and ready.error is not None
+        number = 1 if then in ("repair", "turn", "answer") else ready.round + failed
         return Question(request, position, quoted, number, first.calls or by_call)
 
     async def _few_are_left(self, stage: PlannedStage) -> bool:
@@ -221,6 +223,15 @@ class Enrolment:
             return None
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
+    async def _primed(self, form: BatchFormat, lane: tuple[int, int]) -> BatchFormat:
+        """How a lane's next request is written: plain, or, where a run waits, for a primer and those that follow it."""
+        if form.primed is None or not self._context.batching.wait:
+            return form
+        if lane not in self._primers:
+            self._primers[lane] = await self._context.primer(lane)
+        known = self._primers[lane]
+        return form.primed if known or (known is None and self._plain[lane] >= PRIMED_AFTER) else form
+
     async def _enrol(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
     ) -> RowError | Parked:
@@ -231,9 +242,10 @@ class Enrolment:
         if form is None:  # its provider has no batches any more: who retrieves does not pay the price of calls for it
             return Parked.PARKED
         context.stop_signal.check()
-        body = form.body(request_for_model(form.model, request, position, replica))
-        tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit
         async with self._locks.setdefault(lane, asyncio.Lock()):
+            form = await self._primed(form, lane)
+            body = form.body(request_for_model(form.model, request, position, replica))
+            tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit
             filling = self._filling.get(lane)
             length = len(body) + form.overhead
             if length >= form.max_bytes:
@@ -243,15 +255,14 @@ class Enrolment:
                     f"{form.max_bytes:,}; shorten the row's fields or the prompt, or run the stage with "
                     "`run_mode: sync`",
                 )
-            if filling is not None and not filling.takes(length, tokens):
-                self.full.put_nowait(filling)
-                del self._filling[lane]
+            if filling is not None and (filling.form is not form or not filling.takes(length, tokens)):
+                self._close(lane, filling)
                 filling = None
             worst = form.worst_case(body)
             if (held := self._afford(active, stage, worst)) is not None:
                 return held
             if filling is None:
-                filling = self._filling[lane] = await self._begin(form, fingerprint)
+                filling = self._filling[lane] = await self._begin(form, lane, fingerprint)
                 if stage.agent_spec is not None and repairs:  # others may wait for a slow tool for long
                     asyncio.get_running_loop().call_later(stage.batch.linger, self._close, lane, filling)
             if budget is not None and not budget.reserve_for_batch(filling.record.id, stage.name, worst):
@@ -263,6 +274,7 @@ class Enrolment:
             name = custom_id(filling.record.intent, place, fingerprint)
             filling.spool.add(form.lines.line(name, body, form.address))
             filling.tokens += tokens
+            self._plain[lane] += form.prefix is None
             filling.held = filling.held.plus(worst)
         asked = (active.new, stage.index, replica, fingerprint)
         context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
@@ -282,15 +294,18 @@ class Enrolment:
         self.held_back += 1
         return Parked.PARKED
 
-    async def _begin(self, form: BatchFormat, first: bytes) -> OpenBatch:
+    async def _begin(self, form: BatchFormat, lane: tuple[int, int], first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
         await context.prove_writable()
-        record = await context.journal.plan(form, first, run=context.run, event=context.event)
+        primer = None if form.prefix is None else self._primers[lane] or 0
+        record = await context.journal.plan(form, first, run=context.run, event=context.event, primer=primer)
         cap = (await context.lane_load(record)).cap
-        most = form.max_requests
+        most = most_requests(form.stage.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
+        if primer == 0:
+            self._primers[lane], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
         return OpenBatch(record, form, self._spools[-1], most, cap)
 

@@ -87,18 +87,13 @@ def missing_error(missing: MissingAnswer, said: str = "") -> RowError:
 _log = logging.getLogger("agac.batch")
 
 CHUNK_LINES = 512
-STRANGE = ".strange"
-"""The ending of files with lines that are no results of ours: they are kept for debugging."""
+STRANGE = ".strange"  # the ending of files with lines that are no results of ours: they are kept for debugging
 
 OF_TASKS = ("done", "failed", "again", "cancelled", "expired", "unanswered", "missing")
 """Counts of tasks, which each chunk commits; the others are of lines."""
 
-ENDS = ("done", "failed", "again", "cancelled")
-"""Of these counts every task that has an end is in one."""
-
-FURTHER_DOWNLOADS = 2
-"""How often results are downloaded once more of which some lines are missing."""
-
+ENDS = ("done", "failed", "again", "cancelled")  # of these counts every task that has an end is in one
+FURTHER_DOWNLOADS = 2  # how often results are downloaded once more of which some lines are missing
 _NO_ROW = Row(0, 0, None)
 
 
@@ -171,7 +166,6 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
         reader.write.results = [result for result in results if result.fingerprint not in known]
         kept += len(reader.write.results)
         reader.write.ended.clear()
-        reader.write.turns.clear()
         await reader.put()
     return kept, reader.counts["done"] - kept
 
@@ -278,7 +272,9 @@ class ResultReader:
         self._ended(task, None, None)
 
     def _turn(self, task: PlacedTask, call: Call, reply: Reply) -> None:
-        """A reply within a conversation, which its row goes on with."""
+        """A reply within a conversation, which its row goes on with, unless it went on without."""
+        if self.late:
+            return
         _, number, conversation = self.turns.get(task.fingerprint, (b"", 0, 0))
         stage, row = self.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
         where = (row, stage.index, task.fingerprint, number + 1, conversation if task.repairs else number + 1)

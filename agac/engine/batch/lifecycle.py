@@ -8,22 +8,24 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Params, Reply
+from agac.core.types import Fault, Params, Reply, SharedPrefix
 from agac.engine.caller import Route
 from agac.engine.estimate import WorstCase, most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
 from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal
+from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
-from agac.plan.stage import PlannedModel, PlannedStage
+from agac.plan.stage import PlannedModel, PlannedStage, opening
 from agac.providers.batch import BatchApi, ProviderBatch, ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
 from agac.providers.dialect import too_large
@@ -31,13 +33,14 @@ from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
-from agac.store.batches import BatchRecord, BatchStep, lane_load
+from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
 
-AROUND_A_REPLY = 1 << 16
-"""Bytes of a line of results besides the reply, at most."""
+PRIMED_FOR = 1800.0
+"""Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait in a queue too."""
 
+AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
 
@@ -49,18 +52,20 @@ class BatchFormat(Route):
     traits: BatchTraits
     lines: type[BatchApi]
     keeps_all: bool
-    overhead: int
-    """Bytes of a line beyond its body, at most."""
+    overhead: int  # bytes of a line beyond its body, at most
 
     @property
     def address(self) -> str:
         """The address at which each request of a batch is served, as the provider calls it."""
         return self.traits.endpoint_prefix + self.dialect.path
 
-    @property
-    def max_requests(self) -> int:
-        """Requests in a batch."""
-        return most_requests(self.stage.batch, self.traits)
+    @cached_property
+    def primed(self) -> BatchFormat | None:
+        """How a primer's request is written, and those that follow one; None: one is no gain."""
+        if planned_primer(self.stage, self.model) is None:
+            return None
+        prefix = Prefix("", [(SharedPrefix(len(opening(self.stage, {})), "", "1h"), None)])
+        return replace(self, prefix=prefix, most=WorstCase(self.model, in_dollars=True, batch=True, lasting=True))
 
     @property
     def max_bytes(self) -> int:
@@ -113,8 +118,8 @@ class Journal:
     def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float]) -> None:
         self._database, self._ledger, self._now = database, ledger, now
 
-    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> BatchRecord:
-        """A new batch, to be filled. `first` is the fingerprint of its first task."""
+    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
+        """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it is one itself."""
         token, model = await batches.project_token(self._database), form.model
 
         def write(writer: sqlite3.Connection) -> int:
@@ -127,6 +132,7 @@ class Journal:
                 "intent": intent, "file": f"{intent}.jsonl",
                 "window": form.stage.batch.completion_window or form.traits.windows[0],
                 "priced": form.price(BATCH) is not None, "now": self._now(),
+                "primer": number if primer == 0 else primer,
             }  # fmt: skip
             writer.execute(sql("batch_plan"), values)
             return number
@@ -235,8 +241,7 @@ class Account:
 
 _log = logging.getLogger("agac.batch")
 
-CAP_KEPT = 86_400.0
-"""Seconds for which a limit that an account showed is believed: others may have used it up that day."""
+CAP_KEPT = 86_400.0  # seconds for which a limit that an account showed is believed: others may have used it up that day
 
 MAX_WAIT_S = 60.0
 """Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was to wait."""
@@ -291,10 +296,8 @@ class BatchContext:
             raise AgacError(f"a batch is open at provider {name!r}, {lost}", remedy=remedy)
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
-            raise UsageError(
-                f"provider {name!r} needs {names}, which is not set",
-                remedy=f"set {names} in the environment or in .env, then run the same command again",
-            )
+            what = f"provider {name!r} needs {names}, which is not set"
+            raise UsageError(what, remedy=f"set {names} in the environment or in .env, then run the same command again")
         made = self._accounts[name] = Account(provider, provider.batch, open_batch_api(provider, self.redactor))
         return made
 
@@ -339,6 +342,20 @@ class BatchContext:
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
+
+    async def primer(self, lane: tuple[int, int]) -> int | None:
+        """The run's primer for a stage and one of its models. None: it has none; 0: what that left is of no use."""
+        for one in await batches.batches_of_run(self.database, self.run):
+            if one.primer == one.id and (one.stage, one.position) == lane and one.state != BatchStep.NOT_CREATED:
+                return 0 if await self.is_warm(one.id) is False else one.id
+        return None
+
+    async def is_warm(self, number: int) -> bool | None:
+        """Whether what a primer brought is in the cache; None: it has not ended."""
+        primer = await batches.read_batch(self.database, number)
+        if primer.state in WAITING | {BatchStep.PLANNED, BatchStep.SUBMITTED}:
+            return None
+        return bool(primer.done) and self.clocks.wall() < (primer.ended_at or 0.0) + PRIMED_FOR
 
     async def is_due(self, record: BatchRecord) -> bool:
         """Whether a batch has met its deadline, at which its stage calls what is not finished."""

@@ -26,17 +26,13 @@ from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
 
-RESULTS_KEPT = 30 * 86_400.0
-"""Seconds for which results are taken to be kept where a provider does not say."""
-
-NOT_CANCELLED = "its end could not be asked for: "
-"""How the note of a batch begins that runs on although it was to end."""
+RESULTS_KEPT = 30 * 86_400.0  # seconds for which results are taken to be kept where a provider does not say
+NOT_CANCELLED = "its end could not be asked for: "  # how the note of a batch begins that runs on although it was to end
 
 LATE_FILES = (0.1, 0.5, 2.0, 5.0)
 """Seconds between looks at a batch that has ended and names no file with results, or whose files hold none."""
 
-LATE = ".late"
-"""The further ending of results of a creation that was given up."""
+LATE = ".late"  # the further ending of results of a creation that was given up
 
 
 async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:

@@ -21,11 +21,8 @@ from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, new
 
 _log = logging.getLogger("agac.batch")
 
-UNSURE = "taken for ours by its time: its results will confirm it"
-"""The note of a batch that may be another user's."""
-
-CLOCKS_APART = 3600.0
-"""Seconds by which the provider's clock may be behind ours."""
+UNSURE = "taken for ours by its time: its results will confirm it"  # the note of a batch that may be another user's
+CLOCKS_APART = 3600.0  # seconds by which the provider's clock may be behind ours
 
 _LOOKS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """Seconds between looks at a provider's list; the last one again and again."""
@@ -36,8 +33,7 @@ CAP_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", 
 NO_INPUT, UPLOAD_AGAIN = "input_file_not_found", 4
 """The code of a refusal whose input is not there (yet), and after how many of them it is uploaded again."""
 
-ESTIMATES_APART = 8
-"""A provider may count so many times as many tokens as our estimate, not more."""
+ESTIMATES_APART = 8  # a provider may count so many times as many tokens as our estimate, not more
 
 AGAIN_AFTER = 900.0
 """Seconds until a batch is tried again that met its account's limit while nothing of ours was under way."""
@@ -257,6 +253,8 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
     account = context.account(record.provider)
     if record.try_at is not None and record.try_at > context.clocks.wall():
         return record.note or "it is tried again later"
+    if record.primer and record.primer != record.id and not await context.is_warm(record.primer):
+        return f"batch {record.primer} brings what its requests begin with into the cache first"
     mark = account.provider.account
     if account.traits.finds_by == "count" and await others_in_intent(context.database, mark, record.id):
         return "another batch of the account may have been created: run `agac doctor` first"

@@ -18,14 +18,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import agac
@@ -131,9 +131,12 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
     sys.argv = [asked["program"], *asked["arguments"]]
     sys.path[0] = asked["folder"]
     sitecustomize.begin()
+    programs: dict[str, Callable[[], Any]] = {
+        "simulator": lambda: simulator(asked["arguments"]), "script": lambda: script(*asked["arguments"])
+    }  # fmt: skip
     code: Any = 0
     try:
-        code = simulator(asked["arguments"]) if asked["program"] == "simulator" else main()
+        code = programs.get(asked["program"], main)()
     except SystemExit as end:
         code = end.code
     except BaseException:
@@ -146,6 +149,14 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def script(name: str, *arguments: str) -> None:
+    """A program of Python: the file of this name, or what is on the standard input for `-`."""
+    sys.argv = [name, *arguments]
+    text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    sys.modules["__main__"] = made = ModuleType("__main__")
+    exec(compile(text, "<stdin>" if name == "-" else name, "exec"), vars(made))
 
 
 def serve(listening: socket.socket) -> None:
