@@ -14,12 +14,12 @@ from agac.api.status import workflow_name
 from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, version_of
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
-from agac.core.types import Report, Usd
+from agac.core.types import Report
 from agac.data.frames import GivenRows
-from agac.engine.estimate import PlanReport, StageForecast, summed
+from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Scope
-from agac.plan.changes import Change, changes_of, setting_changes
-from agac.plan.plan import Plan, Selection, make_plan
+from agac.plan.changes import Change, changes_of
+from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
 from agac.spec.workflow import Overrides
 from agac.store.db import open_for_reading
@@ -39,20 +39,17 @@ class PlanComparison(Report):
     def difference(self) -> dict[str, float | None]:
         """What the present version takes more, negative where that is less; `usd` None: a price is not known."""
         now, before = totals(self.now), totals(self.before)
-        unknown = now["usd"] is None or before["usd"] is None
-        found = {key: (value or 0) - (before[key] or 0) for key, value in now.items()}
-        return {**found, "usd": None if unknown else round(found["usd"], 6)}
+        known = now["usd"] is not None and before["usd"] is not None
+        return {key: round(now[key] - before[key], 6) if key != "usd" or known else None for key in now}
 
 
 def totals(plan: PlanReport | None) -> dict[str, Any]:
-    """What a plan comes to: rows of the input, tasks of models, calls, tokens, dollars; of none nothing."""
+    """What a plan comes to: rows of the input, answers that are reused, tasks, calls, tokens, dollars; of none 0."""
     if plan is None:
         return dict.fromkeys(("rows", "reuse", "run", "calls", "input_tokens", "output_tokens", "usd"), 0)
-    asking = [stage for stage in plan.stages if stage.stage.asks]
-    return {
-        "rows": plan.rows["total"], "reuse": sum(one.reuse for one in asking), "run": sum(one.run for one in asking),
-        "calls": plan.calls, "input_tokens": plan.input_tokens, "output_tokens": plan.output_tokens, "usd": plan.usd,
-    }  # fmt: skip
+    run, tokens = sum(one.run for one in plan.stages if one.stage.asks), (plan.input_tokens, plan.output_tokens)
+    counts = {"rows": plan.rows["total"], "reuse": plan.valid, "run": run, "calls": plan.calls}
+    return {**counts, "input_tokens": tokens[0], "output_tokens": tokens[1], "usd": plan.usd}
 
 
 @blocking
@@ -82,46 +79,9 @@ async def plan_against(
 
 
 @dataclass(frozen=True, slots=True)
-class StageCount(Report):
-    """Of a stage, or of all: how many stored results stay `valid`, and how many tasks would run, at least and at most;
-    `most` None: nobody knows yet how many rows come to it. `usd` is what they are expected to cost, None: unknown."""
-
-    stage: str
-    valid: int
-    least: int
-    most: int | None
-    usd: Usd | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether just so many would run."""
-        return self.least == self.most
-
-    def __str__(self) -> str:
-        if self.exact:
-            return f"{self.least:,}"
-        return f"at least {self.least:,}" if self.most is None else f"{self.least:,} to {self.most:,}"
-
-    @staticmethod
-    def of(found: StageForecast) -> StageCount:
-        """What the dry run counted."""
-        most = found.run - found.collapsed if found.exact else None
-        return StageCount(found.name, found.reuse, max(found.sure - found.collapsed, 0), most, found.estimate.usd)
-
-    @staticmethod
-    def sums(counts: Sequence[StageCount]) -> StageCount:
-        """Of several."""
-        most = [one.most for one in counts]
-        bounds = sum(one.least for one in counts), None if None in most else sum(one or 0 for one in most)
-        return StageCount("all", sum(one.valid for one in counts), *bounds, summed(one.usd for one in counts))
-
-
-@dataclass(frozen=True, slots=True)
 class WorkflowDiff(Report):
     """What became of a workflow (`how`: `new`, `gone`, `changed`), its `changes`, and the `problems` of the present
-    version. Where that has no errors, `stages` that ask a model, and `all` of them, are counted by its `plan`."""
-
-    JSON_KEYS = ("workflow", "how", "changes", "problems", "all", "stages")
+    version; where that has no errors, its `plan`."""
 
     workflow: str
     how: str
@@ -129,33 +89,17 @@ class WorkflowDiff(Report):
     problems: Sequence[Problem] = ()
     plan: PlanReport | None = None
 
-    @property
-    def stages(self) -> list[StageCount]:
-        """The stages that ask a model."""
-        return [StageCount.of(one) for one in self.plan.stages if one.stage.asks] if self.plan else []
-
-    @property
-    def all(self) -> StageCount | None:
-        """Their sums; None: nothing was counted."""
-        return StageCount.sums(self.stages) if self.plan else None
-
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Report):
-    """The workflows that differ from those of the version `against`, and the names of those that do not; `all` counts
-    the tasks of those that can run."""
+    """The workflows that differ from those of the version `against`, and the names of those that do not."""
 
-    JSON_KEYS = ("ok", "against", "all", "workflows", "unchanged", "problems")
+    JSON_KEYS = ("ok", "against", "workflows", "unchanged", "problems")
 
     against: Version
     workflows: list[WorkflowDiff]
     unchanged: list[str]
     problems: list[Problem]
-
-    @property
-    def all(self) -> StageCount:
-        """The sums of all stages."""
-        return StageCount.sums([stage for one in self.workflows for stage in one.stages])
 
     @property
     def ok(self) -> bool:
@@ -179,8 +123,7 @@ async def diff(
     found, unchanged = list[WorkflowDiff](), list[str]()
     with project_at(version.ref, opened) as earlier:
         now, before = (loader.workflow_names(one.spec) for one in (opened, earlier))
-        names = [str(workflow_name(name)) for name in workflows] or sorted({*now, *before})
-        for name in names:
+        for name in [str(workflow_name(one)) for one in workflows] or sorted({*now, *before}):
             present = opened if name in now or name not in before else None
             one = await _workflow_diff(name, present, earlier if name in before else None)
             found += [one] if one else []
@@ -203,8 +146,7 @@ async def _workflow_diff(name: str, opened: Project | None, earlier: Project | N
         )
     changes = []
     if now is not None and before is not None and earlier is not None:
-        settings = setting_changes(before, now, (earlier.root, opened.root))
-        changes = [*changes_of(before.body, now.body), *settings]
+        changes = changes_of(_with_settings(before, earlier.root), _with_settings(now, opened.root))
     if not (changes or any_error(problems) or earlier is None or before is None):
         return None
     report = None
@@ -226,3 +168,13 @@ def _defined(opened: Project | None, name: str) -> tuple[Plan | None, list[Probl
     except UsageError as error:
         return None, [*problems, Problem(Where(workflow.file), f"{error.message}. {error.remedy or ''}".strip())]
     return plan, problems
+
+
+def _with_settings(plan: Plan, root: Path) -> dict[str, Any]:
+    """A definition with what says beside it how answers are got: run modes, fallbacks, bounds."""
+    written, stages = run_settings(plan, root), list[dict[str, Any]]()
+    for body, own in zip(plan.body["stages"], written["stages"], strict=True):
+        fallback = [f"{one['provider']}/{one['model']}" for one in own.pop("models", ())[1:]]
+        told = {key: value for key, value in own.items() if key not in ("schema", "python_schema", "children")}
+        stages.append({"fallback": fallback or None, **told, **body})
+    return {**plan.body, "rules": written["rules"], "output": written["output"], "stages": stages}

@@ -22,15 +22,15 @@ _OF_ROWS = (SUFFIXES.keys() - {".json", ".txt"}) | DATABASES
 """Suffixes of files that hold rows, if anything: of another version those alone are read that a workflow names."""
 
 _IN_LFS = (
-    "its content at {} is in git LFS, which is not read; where it is an input the rows of the working tree are taken, "
-    "for all else name a folder with that version (`git worktree add FOLDER {}`)"
+    "its content at {0} is in git LFS, which is not read; where it is an input the rows of the working tree are taken, "
+    "for all else name a folder with that version (`git worktree add FOLDER {0}`)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Version(Report):
-    """What a project is compared with: the `ref` that was typed, or a commit that was chosen, which is the `merge_base`
-    with `main` there; where that is a commit its name and when it was made, and how many commits main has more."""
+    """What a project is compared with: the `ref` that was typed, or a commit that was chosen, which is shared with
+    `main` there; where that is a commit its name and when it was made, and how many commits main has more."""
 
     ref: str
     commit: str | None = None
@@ -41,8 +41,7 @@ class Version(Report):
 
 def merge_base(project: Project) -> str:
     """The commit that the working tree's HEAD shares with main (or master, or those of origin). Raises UsageError."""
-    repository = Repository.of(project.state, os.environ)
-    return repository.merge_base(repository.main())
+    return version_of(None, project).ref
 
 
 def version_of(ref: str | None, project: Project) -> Version:
@@ -50,38 +49,34 @@ def version_of(ref: str | None, project: Project) -> Version:
     if ref is not None and (Path(ref) / PROJECT_FILE).is_file():
         return Version(ref)
     repository = Repository.of(project.state, os.environ)
-    main = repository.main() if ref is None else None
-    commit = repository.named(ref or repository.merge_base(main or ""))
-    behind = repository.behind(commit.name, main) if main else None
-    return Version(ref or commit.name, commit.name, commit.made_at, main, behind)
+    if ref is not None:
+        commit = repository.commit(ref)
+        return Version(ref, commit, repository.made_at(commit))
+    commit = repository.merge_base(main := repository.main())
+    return Version(commit, commit, repository.made_at(commit), main, repository.behind(commit, main))
 
 
 @contextmanager
 def project_at(ref: str, project: Project) -> Iterator[Project]:
     """The project as it was at `ref`, for the block: with its files, the store, environment and fetched content of
     `project`, and the working tree's inputs where git does not have them. Raises UsageError, SpecError."""
-    version = version_of(ref, project)
-    if version.commit is None:
+    if (commit := version_of(ref, project).commit) is None:
         yield open_project(project.state, files=Path(ref).resolve(), untrusted=project.untrusted)
         return
     repository = Repository.of(project.state, os.environ)
-    entries = repository.entries(version.commit)
+    entries = repository.entries(commit)
     if not any(one.path == PROJECT_FILE for one in entries):
         where = f"in {repository.prefix}" if repository.prefix else "at the top of the repository"
         raise UsageError(f"{ref} has no {PROJECT_FILE} {where}", remedy="Name a commit in which the project is there.")
-    rows = [one for one in entries if suffix_of(one.path) in _OF_ROWS]
-    with tempfile.TemporaryDirectory(prefix="agac-") as made, repository.writer() as write:
+    with tempfile.TemporaryDirectory(prefix="agac-") as made:
         folder = Path(made).resolve()
-        pointers = write([one for one in entries if suffix_of(one.path) not in _OF_ROWS], folder)
+        pointers = repository.write([one for one in entries if suffix_of(one.path) not in _OF_ROWS], folder)
         opened = open_project(project.state, files=folder, untrusted=project.untrusted)
-        named = [text for text in loader.input_paths(opened.spec) if text.strip("/.")]
-        pointers += write([one for one in rows if any(_reads(text, one.path) for text in named)], folder)
-        message = _IN_LFS.format(ref, ref)
-        problems = [Problem(Where(path), message, "warning") for path in pointers]
+        named = loader.input_paths(opened.spec)
+        rows = (one for one in entries if suffix_of(one.path) in _OF_ROWS)
+        read = [
+            one for one in rows if any(one.path.startswith(f"{text}/") or matches(text, one.path) for text in named)
+        ]
+        pointers += repository.write(read, folder)
+        problems = [Problem(Where(path), _IN_LFS.format(ref), "warning") for path in pointers]
         yield replace(opened, problems=[*opened.problems, *problems])
-
-
-def _reads(text: str, path: str) -> bool:
-    """Whether an input of this path or pattern, or of a folder, reads the file."""
-    text = text.removeprefix("./").rstrip("/")
-    return path == text or path.startswith(f"{text}/") or matches(text, path)

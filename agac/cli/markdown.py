@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agac.cli.plan import TOTALS, comparison_rows, plan_rows
-from agac.cli.review import change_words, cost_words, version_words
+from agac.cli.review import bounds_words, change_words, cost_words, version_words
 from agac.core.errors import Problem
 from agac.core.text import escaped, plain, unlinked
 from agac.core.types import counted, dollars
@@ -60,27 +60,31 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
-    costs = [cost_words(one.plan) for one in report.workflows if one.plan is not None]
-    facts = [f"{counted(len(report.workflows), 'workflow')} changed", f"{report.all} answers must be made"]
-    facts += [f"{report.all.valid:,} stored results stay valid", *([" + ".join(costs)] if costs else [])]
-    yield f"**{' · '.join(facts)}**"
+    plans = [(one.workflow, one.plan) for one in report.workflows if one.plan is not None]
+    valid, costs = sum(plan.valid for _, plan in plans), [cost_words(plan) for _, plan in plans]
+    least, most = sum(plan.least for _, plan in plans), [plan.most for _, plan in plans]
+    bounds = bounds_words(least, None if None in most else sum(one or 0 for one in most))
+    facts = [
+        f"{counted(len(report.workflows), 'workflow')} changed",
+        f"{bounds} answers must be made",
+        f"{valid:,} stored results stay valid",
+    ]
+    yield f"**{' · '.join([*facts, *([' + '.join(costs)] if costs else [])])}**"
     yield from _problem_lines(report.problems)
     rows = [
         [
-            code(one.workflow),
-            code(stage.stage),
-            stage.valid,
-            str(stage),
-            "not known" if stage.usd is None else dollars(stage.usd),
+            code(name),
+            code(one.name),
+            one.reuse,
+            bounds_words(one.least, one.most),
+            "not known" if one.estimate.usd is None else dollars(one.estimate.usd),
         ]
-        for one in report.workflows
-        for stage in one.stages
+        for name, plan in plans
+        for one in plan.stages
+        if one.stage.asks
     ]
-    yield from (
-        ("", table(["Workflow", "Stage", "Stay valid", "To run", "Expected cost"], rows, numbers=(2, 3, 4)))
-        if rows
-        else ()
-    )
+    if rows:
+        yield from ("", table(["Workflow", "Stage", "Stay valid", "To run", "Expected cost"], rows, numbers=(2, 3, 4)))
     for one in report.workflows:
         yield from _problem_lines(one.problems)
         texts = (change_words(change, as_markdown, escaped) for change in one.changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import click
 from agac import api
 from agac.cli import main, terminal
 from agac.core.errors import ExitCode
-from agac.core.text import plain
+from agac.core.text import cropped, plain
 from agac.core.types import counted, dollars
 from agac.core.word_diff import Span, as_text, word_diff
 
 if TYPE_CHECKING:
-    from agac.api.diff import DiffReport, WorkflowDiff
+    from agac.api.diff import DiffReport
     from agac.api.versions import Version
     from agac.engine.estimate import PlanReport
     from agac.plan.changes import Change
@@ -53,7 +54,11 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     for one in report.workflows:
         yield from ("", f"{one.workflow}: {one.how}")
         lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]
-        yield from (f"  {line}" for part in [*lines, *counts_words(one)] for line in part.splitlines())
+        yield from (
+            f"  {line}"
+            for part in [*lines, *([counts_words(one.plan)] if one.plan else [])]
+            for line in part.splitlines()
+        )
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")
 
@@ -66,18 +71,27 @@ def change_words(change: Change, differing: Callable[[list[Span]], str], shown: 
     if change.fields:
         broken = f"; breaking for {', '.join(change.breaks)}" if change.breaks else ""
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
-    if change.stage and isinstance(before, str) and isinstance(now, str) and "→" not in change.text:
+    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
+        return text
+    if isinstance(before, str) and isinstance(now, str):
         return f"{text}: {differing(word_diff(before, now))}"
-    return text
+    values = ("none" if one is None else json.dumps(one, ensure_ascii=False) for one in (before, now))
+    return f"{text}: {shown(' → '.join(cropped(one, 100) for one in values))}"
 
 
-def counts_words(found: WorkflowDiff) -> Iterator[str]:
+def counts_words(plan: PlanReport) -> str:
     """What stays valid, what would run, and at what price."""
-    if found.plan is not None and found.all is not None:
-        parts = [f"{one.stage} {one}" for one in found.stages if one.most != 0] if len(found.stages) > 1 else []
-        where = f" ({', '.join(parts)})" if parts else ""
-        valid = counted(found.all.valid, "stored result stays valid", "stored results stay valid")
-        yield f"{valid}; {found.all} tasks would run{where}, {cost_words(found.plan)}"
+    parts = [
+        f"{one.name} {bounds_words(one.least, one.most)}" for one in plan.stages if one.stage.asks and one.most != 0
+    ]
+    where = f" ({', '.join(parts)})" if len(plan.stages) > 1 and parts else ""
+    valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
+    return f"{valid}; {bounds_words(plan.least, plan.most)} tasks would run{where}, {cost_words(plan)}"
+
+
+def bounds_words(least: int, most: int | None) -> str:
+    """`10`, `10 to 20`, `at least 10`."""
+    return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
 
 
 def cost_words(plan: PlanReport) -> str:

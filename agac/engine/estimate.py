@@ -287,7 +287,7 @@ class StageForecast(Report):
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
         "undecided", "in_flight", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess", "estimate",
-        "simulated", "batches", "rounds",
+        "simulated", "batches", "rounds", "least", "most",
     )  # fmt: skip
 
     stage: AnyStage
@@ -331,6 +331,16 @@ class StageForecast(Report):
         return self.stage.name
 
     @property
+    def least(self) -> int:
+        """So many tasks ask a model at least."""
+        return max(self.sure - self.collapsed, 0) if self.stage.asks else 0
+
+    @property
+    def most(self) -> int | None:
+        """So many do at most; None: how many rows come to the stage is a guess."""
+        return None if not self.exact and self.stage.asks else (self.run - self.collapsed) * self.stage.asks
+
+    @property
     def run_mode(self) -> RunMode | None:
         """How it is asked; None: it asks no model."""
         return self.stage.run_mode if isinstance(self.stage, PlannedStage) else None
@@ -368,7 +378,8 @@ class PlanReport(Report):
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
-        "output_tokens", "usd", "usd_at_most", "budgets", "confirm_above", "wants_yes", "prompts",
+        "output_tokens", "usd", "usd_at_most", "budgets", "confirm_above", "wants_yes", "prompts", "least", "most",
+        "valid",
     )  # fmt: skip
 
     workflow: str
@@ -411,6 +422,22 @@ class PlanReport(Report):
     def usd_at_most(self) -> Usd | None:
         """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
         return summed(one.estimate.usd_at_most for one in self.stages if one.run)
+
+    @property
+    def valid(self) -> int:
+        """Stored answers of models that are reused."""
+        return sum(one.reuse for one in self.stages if one.stage.asks)
+
+    @property
+    def least(self) -> int:
+        """So many tasks ask a model at least."""
+        return sum(one.least for one in self.stages)
+
+    @property
+    def most(self) -> int | None:
+        """So many do at most; None: that is not known."""
+        known = [one.most for one in self.stages if one.most is not None]
+        return sum(known) if len(known) == len(self.stages) else None
 
     @property
     def calls(self) -> int:

@@ -7,12 +7,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from agac.core.types import JSONValue, Report
 from agac.plan.diff import differing
-from agac.plan.plan import Plan, run_settings
 from agac.plan.stage import recorded_stages
 from agac.spec.json_schema import TEXT, FieldShape, kinds_in_words
 
@@ -24,9 +22,6 @@ _NAMES = {"system": "instructions", "alias": "short name of the model"}
 
 _TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
 """Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
-
-_DEFINED = ("models", "schema", "python_schema", "children")
-"""Keys of a stage's settings that the definition tells better."""
 
 _DEEPEST = 8
 """Levels of a result that are compared."""
@@ -50,8 +45,9 @@ class Change(Report):
 def changes_of(before: Body, after: Body) -> list[Change]:
     """What `after` has that `before` had not: `model of classify: a → b`, `prompt of reply`, `vars: shop`, `input`."""
     found = [
-        Change(f"input: {a} → {b}" if key == "path" else f"input.{key}", "input", None, a, b)
-        for key, a, b in _values(before["input"], after["input"])
+        Change(f"input: {a} → {b}" if (part, key) == ("input", "path") else f"{part}.{key}", key, None, a, b)
+        for part in ("input", "rules", "output")
+        for key, a, b in _values(before.get(part, {}), after.get(part, {}))
     ]
     # in a list each, as null is a value too
     if names := differing(*({name: [value] for name, value in one["vars"].items()} for one in (before, after))):
@@ -100,29 +96,6 @@ def _tool_changes(name: str, old: Body, new: Body) -> Iterator[Change]:
     if others := [key for key in differing(old, new) if key != "tools"] if old and new else []:
         was, now = ({key: one.get(key) for key in others} for one in (old, new))
         yield Change(f"tools of {name}: {', '.join(others)}", "tools", name, was, now)
-
-
-def setting_changes(before: Plan, now: Plan, roots: tuple[Path, Path]) -> list[Change]:
-    """What differs of what says how answers are got and written: `run_mode of reply: sync → batch`. `roots` are the
-    folders of both versions."""
-    old, new = (_settings(plan, root) for plan, root in zip((before, now), roots, strict=True))
-    named = {stage.name for stage in now.stages}
-    return [
-        Change(f"{key} of {group}: {_shown(a)} → {_shown(b)}", key, group if group in named else None, a, b)
-        for group in new
-        if group in old
-        for key, a, b in _values(old[group], new[group])
-    ]
-
-
-def _settings(plan: Plan, root: Path) -> dict[str, dict[str, Any]]:
-    """Those of the run, of its output, and of each stage by its name."""
-    written = run_settings(plan, root)
-    found = {"the run": {**written["rules"]}, "the output": {**written["output"]}}
-    for stage, own in zip(plan.stages, written["stages"], strict=True):
-        fallback = [f"{one['provider']}/{one['model']}" for one in own.get("models", ())[1:]]
-        found[stage.name] = {"fallback": fallback, **{key: one for key, one in own.items() if key not in _DEFINED}}
-    return found
 
 
 # Stages with another name, and who reads what of which stage.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
@@ -145,7 +145,8 @@ def input_paths(project: ProjectSpec) -> list[str]:
     """The paths and patterns from which the project's workflows read rows, as far as their files can be read."""
     read = (_read_workflow(path, project.shown(path))[0] for path in _workflow_files(project))
     inputs = (one for file in read if file is not None for one in (file.input, file.inputs) if one is not None)
-    return [re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ()]
+    texts = (re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ())
+    return [path for text in texts if (path := PurePosixPath(text).as_posix()) != "."]
 
 
 def workflow_names(project: ProjectSpec) -> list[str]:

@@ -171,7 +171,7 @@ def test_what_git_cannot_say_is_a_sentence_with_a_remedy(
     with pytest.raises(UsageError, match=r"main has no agac.yml in elsewhere/"), project_at("main", inner):
         pass
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused("main", "git is not installed", "Install git")
+    refused("main", "git is not installed", "Name a folder")
 
 
 def test_a_hook_of_git_may_ask(two: tuple[ProjectFolder, Git], monkeypatch: pytest.MonkeyPatch) -> None:
