@@ -73,9 +73,12 @@ def change_words(change: Change, differing: Callable[[list[Span]], str], shown: 
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
     if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
         return text
-    if isinstance(before, str) and isinstance(now, str):
+    if isinstance(before, str) and isinstance(now, str) and " " in before + now:
         return f"{text}: {differing(word_diff(before, now))}"
-    values = ("none" if one is None else json.dumps(one, ensure_ascii=False) for one in (before, now))
+    values = (
+        one if isinstance(one, str) else "none" if one is None else json.dumps(one, ensure_ascii=False)
+        for one in (before, now)
+    )
     return f"{text}: {shown(' → '.join(cropped(one, 100) for one in values))}"
 
 

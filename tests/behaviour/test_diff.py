@@ -121,18 +121,18 @@ def test_other_parts_of_a_workflow_are_told(ran: ProjectFolder) -> None:
     ran.write("prompts/tone.md", "Be kind.\n")
     ran.workflow(
         stages=stages({"instructions": "prompts/tone.md", "model": "simulator/large?temperature=0.5"}, reply),
-        vars={"shop": "A"}, budget={"usd": 5},
+        vars={"shop": "A"}, max_errors=5,
     )  # fmt: skip
     assert ran.agac("diff").out.splitlines()[3:-1] == [
-        '  rules.workflow: none → {"usd": 5.0, "tokens": null, "calls": null}',
+        "  rules.max_errors: none → 5",
         "  vars: shop",
         "  model of classify: local/small → simulator/large",
         "  parameters of classify: temperature none → 0.5",
-        '  instructions of classify: none → "Be kind.\\n"',
+        "  instructions of classify: none → Be kind.",
         '  fallback of reply: none → ["simulator/large"]',
-        '  otherwise of reply: none → "skip"',
-        "  run_mode of reply: [-sync-]{+batch+}",
-        '  when of reply: none → "classify.sentiment == \\"negative\\""',
+        "  otherwise of reply: none → skip",
+        "  run_mode of reply: sync → batch",
+        '  when of reply: none → classify.sentiment == "negative"',
     ]
 
 
