@@ -88,7 +88,7 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     for one in report.workflows:
         yield from _problem_lines(one.problems)
         texts = (change_words(change, as_markdown, escaped) for change in one.changes)
-        lines = ["- " + text.replace("\n", "<br>\n  ") for text in texts]
+        lines = ["- " + text.rstrip().replace("\n", "<br>\n  ") for text in texts]
         yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(lines), 'change')}", lines))
     yield from ("", f"<sub>Compared with {escaped(version_words(report.against))}.</sub>")
 

@@ -80,18 +80,14 @@ def comparison_rows(report: PlanComparison) -> list[list[object]]:
 
     simulated = any(one.simulated for one in report.now.stages)
 
-    def shown(name: str, found: Mapping[str, Any], sign: str) -> list[object]:
+    def shown(name: str, found: Mapping[str, Any], number: type[int] = int) -> list[object]:
         *numbers, usd = found.values()
-        cost = (
-            "price not known" if usd is None else f"{'-' if usd < 0 else sign}{dollars(abs(usd), simulated=simulated)}"
-        )
-        return [name, *(format(one, f"{sign},") for one in numbers), cost]
+        sign = "" if number is int else "-" if (usd or 0) < 0 else "+"
+        cost = "price not known" if usd is None else dollars(abs(usd), simulated=simulated, about=sign)
+        return [name, *map(number, numbers), cost]
 
-    before = "before" if report.before else "before (not there)"
-    return [
-        shown(before, totals(report.before), ""), shown("now", totals(report.now), ""),
-        shown("difference", report.difference, "+"),
-    ]  # fmt: skip
+    before = shown("before" if report.before else "before (not there)", totals(report.before))
+    return [before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
@@ -165,6 +161,11 @@ def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
         rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
     words = [COUNTS[name] for name in names]
     return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
+
+
+class SignedNumber(int):
+    def __format__(self, spec: str) -> str:
+        return format(int(self), f"+{spec}")
 
 
 class InexactNumber(int):

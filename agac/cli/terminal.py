@@ -369,7 +369,7 @@ def typed_command() -> str:
     return shlex.join(["agac", *sys.argv[1:]])
 
 
-SWITCHES = ("--dry-run", "--json", "--no-retry-failed", "--wait")
+SWITCHES = ("--dry-run", "--json", "--markdown", "--no-retry-failed", "--wait")
 """The flags without a value among those that `without` removes."""
 
 
@@ -405,7 +405,7 @@ def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = 
 def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
     """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
     command = command_to_resume(workflow, workflows, fresh=True)
-    words = shlex.split(without(command, "--show", "--json", "--dry-run"))
+    words = shlex.split(without(command, "--show", "--against", "--json", "--markdown", "--dry-run"))
     if "plan" in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)

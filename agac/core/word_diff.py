@@ -51,9 +51,9 @@ def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[st
     parts, found = list(spans), ""
     for place, (how, text) in enumerate(parts):
         if how == "same":
-            start = text[:_AROUND] if place else ""
-            end = text[-_AROUND:] if place + 1 < len(parts) else ""
-            found += shown(text) if len(text) <= 2 * _AROUND else f"{shown(start)} … {shown(end)}"
+            start, end = text[:_AROUND] if place else "", text[-_AROUND:] if place + 1 < len(parts) else ""
+            cut = f"{shown(start)} … {shown(end)}".strip()
+            found += shown(text) if len(text) <= 2 * _AROUND else cut
             continue
         for part in re.split(r"(\s*\n\s*|^\s+|\s+$)", text):  # a mark holds no line end, and touches the word
             found += marks[how == "added"].format(shown(part)) if part.strip() else part

@@ -186,6 +186,7 @@ def test_both_versions_are_planned_beside_the_same_store(ran: ProjectFolder) -> 
     text = ran.agac("plan", "-a", "reviews", "--against", "main").out
     assert "Beside main (" in text
     assert "difference" in text
+    assert "Run it with: agac run -a reviews\n" in text
     markdown = ran.agac("plan", "-a", "reviews", "--against", "main", "--markdown").out
     assert "| difference | +2 | -10 | +14 | +14 |" in markdown
     assert "| `classify` | `local/small` | 2 | 10 |" in markdown
