@@ -15,7 +15,6 @@ from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, version_of
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
 from agac.core.types import Report
-from agac.data.frames import GivenRows
 from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of
@@ -37,36 +36,27 @@ class PlanComparison(Report):
 
     @property
     def difference(self) -> dict[str, float | None]:
-        """What the present version takes more, negative where that is less; `usd` None: a price is not known."""
-        now, before = totals(self.now), totals(self.before)
-        known = now["usd"] is not None and before["usd"] is not None
-        return {key: round(now[key] - before[key], 6) if key != "usd" or known else None for key in now}
+        """What the present version takes more, negative where that is less; None: a price is not known."""
+        before = totals(self.before or PlanReport(self.now.workflow, []))
+        both = {key: (before[key], now) for key, now in totals(self.now).items()}
+        return {key: None if None in (a, b) else round(b - a, 6) for key, (a, b) in both.items()}
 
 
-def totals(plan: PlanReport | None) -> dict[str, Any]:
-    """What a plan comes to: rows of the input, answers that are reused, tasks, calls, tokens, dollars; of none 0."""
-    if plan is None:
-        return dict.fromkeys(("rows", "reuse", "run", "calls", "input_tokens", "output_tokens", "usd"), 0)
-    run, tokens = sum(one.run for one in plan.stages if one.stage.asks), (plan.input_tokens, plan.output_tokens)
-    counts = {"rows": plan.rows["total"], "reuse": plan.valid, "run": run, "calls": plan.calls}
-    return {**counts, "input_tokens": tokens[0], "output_tokens": tokens[1], "usd": plan.usd}
+def totals(plan: PlanReport) -> dict[str, Any]:
+    """What a plan comes to: rows of the input, answers that are reused, tasks, calls, tokens, dollars."""
+    run = sum(one.run for one in plan.stages if one.stage.asks)
+    counts = {key: getattr(plan, key) for key in ("calls", "input_tokens", "output_tokens", "usd")}
+    return {"rows": plan.rows["total"], "reuse": plan.valid, "run": run, **counts}
 
 
 @blocking
 async def plan_against(
-    ref: str,
-    workflow: str,
-    options: RunOptions | None = None,
-    *,
-    input: Path | str | GivenRows | None = None,  # noqa: A002 - the option's name
-    show: int = 0,
-    project: Path | str | None = None,
+    ref: str, workflow: str, options: RunOptions | None = None, *, show: int = 0, project: Path | str | None = None,
     untrusted: bool = False,
-) -> PlanComparison:
+) -> PlanComparison:  # fmt: skip
     """`plan` of the files that there are, and of those at `ref`, which is a commit, a branch, a tag or a folder. Raises
     UsageError, SpecError."""
     opened, options = project_of(workflow, project, untrusted=untrusted), options or RunOptions()
-    options = replace(options, input=options.input if input is None else input)
     now, before = await plan_in(opened, workflow, options, show=show), None
     try:
         with project_at(ref, opened) as earlier:
@@ -94,12 +84,18 @@ class WorkflowDiff(Report):
 class DiffReport(Report):
     """The workflows that differ from those of the version `against`, and the names of those that do not."""
 
-    JSON_KEYS = ("ok", "against", "workflows", "unchanged", "problems")
+    JSON_KEYS = ("ok", "against", "valid=all.valid", "least=all.least", "most=all.most", "usd=all.usd", "workflows",
+                 "unchanged", "problems")  # fmt: skip
 
     against: Version
     workflows: list[WorkflowDiff]
     unchanged: list[str]
     problems: list[Problem]
+
+    @property
+    def all(self) -> PlanReport:
+        """The stages of all plans."""
+        return PlanReport("", [stage for one in self.workflows if one.plan for stage in one.plan.stages])
 
     @property
     def ok(self) -> bool:
@@ -109,11 +105,7 @@ class DiffReport(Report):
 
 @blocking
 async def diff(
-    ref: str | None = None,
-    workflows: Sequence[str] = (),
-    *,
-    project: Path | str | None = None,
-    untrusted: bool = False,
+    ref: str | None = None, workflows: Sequence[str] = (), *, project: Path | str | None = None, untrusted: bool = False
 ) -> DiffReport:
     """How the project's workflows, or some of them, differ from those at `ref`: a commit, a branch, a tag or a folder;
     None: the last commit that is shared with main. What can be run is planned against the present store; nothing is
@@ -141,9 +133,8 @@ async def _workflow_diff(name: str, opened: Project | None, earlier: Project | N
     problems = loader.in_order([*problems, *found])
     if earlier is not None and before is None:
         said = "; ".join(str(one) for one in wrong if one.severity == "error")
-        problems.append(
-            Problem(Where(name), f"the version before is not compared, as it has problems: {said}", "warning")
-        )
+        said = f"the version before is not compared, as it has problems: {said}"
+        problems.append(Problem(Where(name), said, "warning"))
     changes = []
     if now is not None and before is not None and earlier is not None:
         changes = changes_of(_with_settings(before, earlier.root), _with_settings(now, opened.root))

@@ -227,14 +227,9 @@ def project_of(workflow: loader.WorkflowSource, project: Path | str | None, *, u
 
 
 def open_project(
-    project: Path | str | None,
-    *,
-    bare: bool = False,
-    built: loader.BuiltWorkflow | None = None,
-    files: Path | None = None,
-    untrusted: bool = False,
-    sound: bool = False,
-) -> Project:
+    project: Path | str | None, *, bare: bool = False, built: loader.BuiltWorkflow | None = None,
+    files: Path | None = None, untrusted: bool = False, sound: bool = False,
+) -> Project:  # fmt: skip
     """The project at `project`, or the nearest one from the current folder upward, with agac.yml's problems and .env's;
     `bare`: it may lack an agac.yml. What `built` brings of providers, and of files to be read, comes to the file's.
     With an error among them it is only good for finding more. Raises UsageError when there is no project, SpecError
@@ -380,11 +375,9 @@ class CheckedWorkflow:
 
 
 def validate(
-    workflow: loader.WorkflowSource | Sequence[str] | None = None,
-    *,
-    project: Path | str | None = None,
+    workflow: loader.WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None,
     untrusted: bool = False,
-) -> CheckReport:
+) -> CheckReport:  # fmt: skip
     """Checks one workflow, several, or all of the project, and agac.yml. `untrusted`: the files may be anybody's, and
     see nothing of the environment."""
     wanted = [workflow] if isinstance(workflow, loader.WorkflowSource) else list[loader.WorkflowSource](workflow or ())

@@ -31,7 +31,6 @@ from agac.spec.paths import PROJECT_FILE, find_project
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
-    "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
     "run": ("run", "Run a workflow, or resume it."),
     "retry": ("run", "Run failed rows of a run again."),
     "process": ("process", "Ask a model about each row of a file, without a workflow file."),
@@ -40,6 +39,7 @@ COMMANDS = {
     "status": ("status", "Show the newest runs, or one in full."),
     "show": ("inspect", "Show the results of a run, as a table."),
     "runs": ("status", "List all runs and what changed between them."),
+    "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
     "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
     "why": ("inspect", "Show why a task was run, and what changed since the last time."),
     "graph": ("project", "Draw a workflow, with the outcomes of its last run."),

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agac.cli.plan import TOTALS, comparison_rows, plan_rows
-from agac.cli.review import bounds_words, change_words, cost_words, version_words
+from agac.cli.review import bounds_words, change_words, cost_words, counts_words, version_words
 from agac.core.errors import Problem
 from agac.core.text import escaped, plain, unlinked
-from agac.core.types import counted, dollars
+from agac.core.types import counted
 from agac.core.word_diff import as_markdown
+from agac.engine.estimate import PlanReport
 
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
@@ -39,7 +40,8 @@ def _longer_than(text: str, ticks: str) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> str:
     """A table of cells that are Markdown already (`escaped`, `code`), or numbers. `numbers` are the columns, from 0,
     that stand at the right."""
-    marks = ["---:" if place in set(numbers) else "---" for place in range(len(header))]
+    at_right = set(numbers)
+    marks = ["---:" if place in at_right else "---" for place in range(len(header))]
     lines = [header, marks, *([_cell(one) for one in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -60,31 +62,16 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
-    plans = [(one.workflow, one.plan) for one in report.workflows if one.plan is not None]
-    valid, costs = sum(plan.valid for _, plan in plans), [cost_words(plan) for _, plan in plans]
-    least, most = sum(plan.least for _, plan in plans), [plan.most for _, plan in plans]
-    bounds = bounds_words(least, None if None in most else sum(one or 0 for one in most))
-    facts = [
-        f"{counted(len(report.workflows), 'workflow')} changed",
-        f"{bounds} answers must be made",
-        f"{valid:,} stored results stay valid",
-    ]
-    yield f"**{' · '.join([*facts, *([' + '.join(costs)] if costs else [])])}**"
+    yield f"**{counted(len(report.workflows), 'workflow')} changed: {counts_words(report.all)}**"
     yield from _problem_lines(report.problems)
+    header = ("Workflow", "Stage", "Stay valid", "To run", "Expected cost")
+    stages = [(one.workflow, stage) for one in report.workflows if one.plan for stage in one.plan.stages]
     rows = [
-        [
-            code(name),
-            code(one.name),
-            one.reuse,
-            bounds_words(one.least, one.most),
-            "not known" if one.estimate.usd is None else dollars(one.estimate.usd),
-        ]
-        for name, plan in plans
-        for one in plan.stages
+        [code(name), code(one.name), one.reuse, bounds_words(one), cost_words(PlanReport(name, [one]))]
+        for name, one in stages
         if one.stage.asks
     ]
-    if rows:
-        yield from ("", table(["Workflow", "Stage", "Stay valid", "To run", "Expected cost"], rows, numbers=(2, 3, 4)))
+    yield from ("", table(header, rows, numbers=(2, 3, 4))) if rows else ()
     for one in report.workflows:
         yield from _problem_lines(one.problems)
         texts = (change_words(change, as_markdown, escaped) for change in one.changes)
@@ -94,11 +81,8 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
 
 
 def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
-    yield from (
-        ("", *(f"- **{one.severity}** {code(str(one.where))} {escaped(one.message)}" for one in problems))
-        if problems
-        else ()
-    )
+    lines = [f"- **{one.severity}** {code(str(one.where))} {escaped(one.message)}" for one in problems]
+    yield from ("", *lines) if lines else ()
 
 
 def plan_lines(report: Any) -> Iterator[str]:
@@ -109,6 +93,5 @@ def plan_lines(report: Any) -> Iterator[str]:
     cells = [[code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)] for row in rows]
     yield from ("", table(header, cells, numbers=range(2, len(header))))
     if against := getattr(report, "against", None):
-        numbers = range(1, len(TOTALS) + 1)
-        yield from ("", table(["", *TOTALS], comparison_rows(report), numbers=numbers))
+        yield from ("", table(["", *TOTALS], comparison_rows(report), numbers=range(1, len(TOTALS) + 1)))
         yield from ("", f"<sub>Beside {escaped(version_words(against))}.</sub>")

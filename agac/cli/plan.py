@@ -86,8 +86,8 @@ def comparison_rows(report: PlanComparison) -> list[list[object]]:
         cost = "price not known" if usd is None else dollars(abs(usd), simulated=simulated, about=sign)
         return [name, *map(number, numbers), cost]
 
-    before = shown("before" if report.before else "before (not there)", totals(report.before))
-    return [before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
+    before = [shown("before", totals(report.before))] if report.before else []
+    return [*before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:

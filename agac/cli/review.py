@@ -18,7 +18,7 @@ from agac.core.word_diff import Span, as_text, word_diff
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
     from agac.api.versions import Version
-    from agac.engine.estimate import PlanReport
+    from agac.engine.estimate import PlanReport, StageForecast
     from agac.plan.changes import Change
 
 
@@ -54,11 +54,8 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     for one in report.workflows:
         yield from ("", f"{one.workflow}: {one.how}")
         lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]
-        yield from (
-            f"  {line}"
-            for part in [*lines, *([counts_words(one.plan)] if one.plan else [])]
-            for line in part.splitlines()
-        )
+        lines += [counts_words(one.plan, stages=True)] if one.plan else []
+        yield from (f"  {line}" for text in lines for line in text.splitlines())
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")
 
@@ -75,25 +72,21 @@ def change_words(change: Change, differing: Callable[[list[Span]], str], shown: 
         return text
     if isinstance(before, str) and isinstance(now, str) and " " in before + now:
         return f"{text}: {differing(word_diff(before, now))}"
-    values = (
-        one if isinstance(one, str) else "none" if one is None else json.dumps(one, ensure_ascii=False)
-        for one in (before, now)
-    )
-    return f"{text}: {shown(' → '.join(cropped(one, 100) for one in values))}"
+    both = ("none" if one is None else one if isinstance(one, str) else json.dumps(one) for one in (before, now))
+    return f"{text}: {shown(' → '.join(cropped(one, 100) for one in both))}"
 
 
-def counts_words(plan: PlanReport) -> str:
-    """What stays valid, what would run, and at what price."""
-    parts = [
-        f"{one.name} {bounds_words(one.least, one.most)}" for one in plan.stages if one.stage.asks and one.most != 0
-    ]
-    where = f" ({', '.join(parts)})" if len(plan.stages) > 1 and parts else ""
+def counts_words(plan: PlanReport, *, stages: bool = False) -> str:
+    """What stays valid, what would run (at which `stages`), and at what price."""
+    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.stage.asks and one.most != 0]
+    where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
     valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
-    return f"{valid}; {bounds_words(plan.least, plan.most)} tasks would run{where}, {cost_words(plan)}"
+    return f"{valid}; {bounds_words(plan)} tasks would run{where}, {cost_words(plan)}"
 
 
-def bounds_words(least: int, most: int | None) -> str:
+def bounds_words(found: StageForecast | PlanReport) -> str:
     """`10`, `10 to 20`, `at least 10`."""
+    least, most = found.least, found.most
     return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
 
 

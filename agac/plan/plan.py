@@ -106,14 +106,9 @@ Models = Mapping[str, tuple[PlannedModel, ...]]  # the models that each stage ca
 
 
 def make_plan(
-    workflow: Workflow,
-    models: Models,
-    root: Path,
-    selection: Selection,
-    concurrency: int | None,
-    *,
+    workflow: Workflow, models: Models, root: Path, selection: Selection, concurrency: int | None, *,
     untrusted: bool = False,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The plan of a workflow that was checked. Imports Python of the project, unless that is `untrusted`: the plan then
     is only good for looking at. `concurrency` is the command line's."""
     written = (_stage(one, models, root, untrusted) if one.asks else local_stage(one) for one in workflow.stages)

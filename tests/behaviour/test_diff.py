@@ -164,7 +164,7 @@ def test_a_comment_mentions_nobody_and_folds_what_changed(ran: ProjectFolder) ->
     ran.workflow(stages=stages({}, {"prompt": "Say @everyone <b>${text}</b>\nsee https://evil.example #1"}))
     out = ran.agac("diff", "main", "--format", "markdown", code=0).out
     head, *lines = out.splitlines()
-    assert head == "**1 workflow changed · 10 answers must be made · 10 stored results stay valid · $0.0005**"
+    assert head == "**1 workflow changed: 10 stored results stay valid; 10 tasks would run, $0.0005**"
     assert "| `reviews` | `reply` | 0 | 10 | $0.0005 |" in lines
     assert "<details><summary>reviews: changed, 1 change</summary>" in lines
     assert "@everyone" not in out
@@ -192,7 +192,7 @@ def test_both_versions_are_planned_beside_the_same_store(ran: ProjectFolder) -> 
     assert "| `classify` | `local/small` | 2 | 10 |" in markdown
     ran.workflow("others", stages=STAGES)
     assert agac.plan_against("main", "others", project=ran.root).before is None
-    assert "before (not there)" in ran.agac("plan", "-a", "others", "--against", "main").out
+    assert "\nbefore " not in ran.agac("plan", "-a", "others", "--against", "main").out
 
 
 def test_files_of_strangers_are_compared_without_importing_them(ran: ProjectFolder) -> None:

@@ -83,6 +83,7 @@ def without_added(value: Any, listed: bool) -> Any:
         added = {"package", "interpreter", "on_path", "on_path_is_this"} if "python" in value else set()
         added |= {"input_read_at", "serving", "cache_write_tokens", "server_tools", "rounds", "repeated_ids", "primer"}
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
+        added |= {"least", "most", "valid"} if value.keys() & {"usd_at_most", "collapsed"} else set()  # of plans
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}
