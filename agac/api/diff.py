@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,8 @@ from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of
 from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
-from agac.spec.workflow import Overrides
+from agac.spec.json_schema import compiled
+from agac.spec.workflow import Overrides, Workflow
 from agac.store.db import open_for_reading
 
 
@@ -138,6 +141,8 @@ async def _workflow_diff(name: str, opened: Project | None, earlier: Project | N
     changes = []
     if now is not None and before is not None and earlier is not None:
         changes = changes_of(_with_settings(before, earlier.root), _with_settings(now, opened.root))
+        if checked is not None:
+            problems += _unfit_examples(checked.workflow, now, {one.stage for one in changes if one.fields})
     if not (changes or any_error(problems) or earlier is None or before is None):
         return None
     report = None
@@ -159,6 +164,20 @@ def _defined(opened: Project | None, name: str) -> tuple[Plan | None, list[Probl
     except UsageError as error:
         return None, [*problems, Problem(Where(workflow.file), f"{error.message}. {error.remedy or ''}".strip())]
     return plan, problems
+
+
+def _unfit_examples(workflow: Workflow, plan: Plan, changed: Container[str | None]) -> Iterator[Problem]:
+    """Answers in examples before prompts that do not fit the schemas that were `changed`: models copy them."""
+    for written, stage in zip(workflow.asking, plan.asking, strict=True):
+        if stage.schema is None or stage.name not in changed:
+            continue
+        for one in (one for one in stage.examples if one.role == "assistant" and not one.content.placeholders):
+            with suppress(ValueError):  # it is no JSON
+                found = compiled(stage.schema.body).iter_errors(json.loads(one.content.render({})))
+                messages = [
+                    f"the answer of an example does not fit the schema any more: {one.message}" for one in found
+                ]
+                yield from (Problem(replace(written.at("messages"), path=one.path), said) for said in messages[:1])
 
 
 def _with_settings(plan: Plan, root: Path) -> dict[str, Any]:

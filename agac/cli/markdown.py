@@ -22,19 +22,8 @@ if TYPE_CHECKING:
 def code(text: str) -> str:
     """A name or a value within a line, in backticks: nothing in it is read as Markdown."""
     shown = plain(" ".join(text.split())) or "(empty)"
-    ticks = _longer_than(shown, "`")
+    ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{ticks} {shown} {ticks}" if "`" in shown else f"`{shown}`"
-
-
-def block(text: str, language: str = "") -> str:
-    """Lines as they are."""
-    fence = _longer_than(text, "```")
-    return f"{fence}{language}\n{plain(text).rstrip()}\n{fence}"
-
-
-def _longer_than(text: str, ticks: str) -> str:
-    """So many backticks that none of the text ends what they enclose."""
-    return max(ticks, "`" * (1 + max(map(len, re.findall("`+", text)), default=0)), key=len)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> str:

@@ -93,6 +93,19 @@ def test_a_field_that_a_template_reads_and_that_is_gone_is_an_error_with_its_pla
     assert not any("would run" in line for line in lines)
 
 
+def test_an_example_whose_answer_does_not_fit_the_new_schema_is_an_error(project: ProjectFolder) -> None:
+    said = [{"role": "user", "content": "Bad"}, {"role": "assistant", "content": '{"mood": "bad"}'}]
+    stage = {"name": "classify", "prompt": "${text}", "messages": said}
+    project.workflow(rows=2, stages=[stage | {"output_schema": {"mood": "good|bad"}}])
+    committed(project)
+    project.workflow(stages=[stage | {"output_schema": {"mood": "good|poor"}}])
+    ended = project.agac("diff", "main", code=2)
+    assert "stages[0].messages[1].content: the answer of an example does not fit the schema any more: " in ended.out
+    assert "schema of classify: mood is no longer bad; may be poor" in ended.out
+    project.workflow(stages=[stage | {"output_schema": {"mood": "good|bad|poor"}}])
+    project.agac("diff", "main", code=0)
+
+
 def test_a_field_of_another_type_breaks_who_reads_it_and_is_no_error(ran: ProjectFolder) -> None:
     ran.workflow(stages=stages({"output_schema": {"sentiment": "integer", "reason": "string"}}, {}))
     report = diffed(ran)

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.cli.markdown import block, code, fold, table
+from agac.cli.markdown import code, fold, table
 from agac.core.text import escaped
 
 HOSTILE = "ask @everyone, see #12 and https://evil.example/x?a=1 <img src=x onerror=y> [click](javascript:1) | `b` *c*"
@@ -27,7 +27,6 @@ def test_a_table_keeps_its_columns() -> None:
 def test_code_ends_where_it_ends() -> None:
     assert code("a `b` ``c``") == "``` a `b` ``c`` ```"
     assert code("") == "`(empty)`"
-    assert block("```\nout\n```") == "````\n```\nout\n```\n````"
 
 
 def test_a_fold_has_a_summary_of_plain_text() -> None:
