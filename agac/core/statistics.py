@@ -1,0 +1,96 @@
+"""How sure a figure is that rests on a sample: intervals of proportions, means and paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """A figure (`middle`) between the bounds that hold it with the confidence that was asked for."""
+
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def half(self) -> float:
+        """Half of its width: what stands after ±."""
+        return (self.high - self.low) / 2
+
+
+def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 0.95) -> Interval:
+    """The share that `hits` of `n` are, by Wilson's interval. `of`: how many there are at all, of which the `n` were
+    drawn: the more of them are known, the narrower. Raises ValueError for counts that cannot be."""
+    if not 0 <= hits <= n or n == 0 or (of is not None and of < n):
+        raise ValueError(f"no proportion: {hits} of {n}, drawn from {of}")
+    share = hits / n
+    if of == n:  # nothing is left that could differ
+        return Interval(share, share, share)
+    known = n if of is None else n * (of - 1) / (of - n)
+    square = _z(confidence) ** 2 / known
+    centre = (share + square / 2) / (1 + square)
+    reach = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return Interval(0.0 if hits == 0 else centre - reach, share, 1.0 if hits == n else centre + reach)
+
+
+def mean(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """The mean of what the `values` were drawn from, by Student's t; without bounds for a single value. Raises
+    ValueError where there is none."""
+    if not values:
+        raise ValueError("no values")
+    middle = fmean(values)
+    if len(values) == 1:
+        return Interval(-math.inf, middle, math.inf)
+    reach = _t(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(middle - reach, middle, middle + reach)
+
+
+def paired_difference(
+    both: int, first_only: int, second_only: int, neither: int, *, confidence: float = 0.95
+) -> Interval:
+    """By how much the share of the first exceeds that of the second, where each row was judged for both: by Newcombe's
+    interval (method 10), from Wilson's of the two shares and their correlation, which counts only where it exceeds what
+    chance makes. Raises ValueError where there are no rows."""
+    n = both + first_only + second_only + neither
+    if n == 0 or min(both, first_only, second_only, neither) < 0:
+        raise ValueError("no rows were judged for both")
+    first, second = (proportion(both + only, n, confidence=confidence) for only in (first_only, second_only))
+    sums = (both + first_only) * (second_only + neither) * (both + second_only) * (first_only + neither)
+    alike = both * neither - first_only * second_only
+    together = (max(alike - n / 2, 0.0) if alike > 0 else alike) / math.sqrt(sums) if sums else 0.0
+    middle = (first_only - second_only) / n
+
+    def reach(of_first: float, of_second: float) -> float:
+        return math.sqrt(max(0.0, of_first**2 - 2 * together * of_first * of_second + of_second**2))
+
+    low = middle - reach(first.middle - first.low, second.high - second.middle)
+    return Interval(low, middle, middle + reach(first.high - first.middle, second.middle - second.low))
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def _t(confidence: float, freedom: int) -> float:
+    """The quantile of Student's t on both sides, found by halving where its probability has a short sum; beyond that by
+    its expansion from the normal one, which is right to five digits there."""
+    z = _z(confidence)
+    if freedom > 30:
+        near = (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        return z + near + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    low, high = 0.0, math.pi / 2  # the angle whose tangent is t / √freedom
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _within(angle, freedom) < confidence else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability of a t between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    odd, term, total = freedom % 2, math.cos(angle) if freedom % 2 else 1.0, 0.0
+    for power in range(1 + odd, freedom, 2):
+        total, term = total + term, term * math.cos(angle) ** 2 * power / (power + 1)
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
