@@ -59,6 +59,10 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
             async for chunk in chunks:
                 await walk.through(chunk)
         await walk.through_groups()
+    dropping = [one.stage for one in found.stages if one.stage.may_drop and (one.run or one.undecided)]
+    for one in found.stages:  # whether it is run for a row that leaves in another branch depends on which is first
+        beside = (other for other in dropping if one.name not in other.ancestors and other is not one.stage)
+        one.sure *= all(other.name in one.stage.ancestors for other in beside)
     await _estimate(baseline, found.stages)
     return found
 

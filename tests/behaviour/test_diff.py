@@ -83,6 +83,22 @@ def test_what_runs_after_an_unknown_answer_is_a_range(ran: ProjectFolder) -> Non
     assert 10 <= asked(ran) - before <= 20
 
 
+def test_a_stage_beside_one_where_rows_may_leave_may_run_for_fewer(project: ProjectFolder) -> None:
+    first = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
+    leave = {"name": "leave", "prompt": "X ${text}", "needs": "classify", "otherwise": "drop"}
+    leave["when"] = 'classify.sentiment != "negative"'
+    other = {"name": "other", "prompt": "Other: ${text}", "needs": []}
+    project.run(project.workflow(rows=5, stages=[first, leave, other], output={"stages": ["leave", "other"]}))
+    committed(project)
+    changed = [first | {"prompt": "R: ${text}"}, leave, other | {"prompt": "O: ${text}"}]
+    project.workflow(stages=changed, output={"stages": ["leave", "other"]})
+    (found,) = diffed(project).workflows
+    assert found.plan is not None
+    assert [(one.name, one.least, one.most) for one in found.plan.stages if one.name != "leave"] == [
+        ("classify", 5, 5), ("other", 0, 5)
+    ]  # fmt: skip
+
+
 def test_a_field_that_a_template_reads_and_that_is_gone_is_an_error_with_its_place(ran: ProjectFolder) -> None:
     ran.workflow(stages=stages({"output_schema": {"mood": "string", "reason": "string"}}, {}))
     ended = ran.agac("diff", code=2)
