@@ -23,8 +23,8 @@ _NAMES = {"system": "instructions", "alias": "short name of the model"}
 _TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
 """Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
 
-_DEEPEST = 8
-"""Levels of a result that are compared."""
+_MOST_FIELDS = 200
+"""Of two forms of answers so many fields are compared, those on top first: a schema may hold itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,31 +179,32 @@ def _readers(after: Body, name: str) -> list[tuple[str, Way]]:
     return found
 
 
-def _field_changes(old: FieldShape, new: FieldShape, way: Way = ()) -> Iterator[tuple[Way, str, bool]]:
+def _field_changes(old: FieldShape, new: FieldShape) -> Iterator[tuple[Way, str, bool]]:
     """How answers differ: where, in words, and whether who reads that may not find what was there."""
-    before, now = old.kinds(way), new.kinds(way)
-    if before is not None and now is not None and before != now:
-        yield way, f"was {kinds_in_words(before)}, is {kinds_in_words(now)}", not now <= before
-    was, values = _choices(old, way), _choices(new, way)
-    if was is not None and values is not None and was != values:
-        said = (("is no longer", was - values), ("may be", values - was))
-        yield way, "; ".join(f"{how} {', '.join(sorted(map(str, one)))}" for how, one in said if one), False
-    known, names = old.names(way), new.names(way)
-    if known is None or names is None or len(way) > _DEEPEST:
-        return
-    yield from (((*way, name), "is gone", True) for name in sorted(known - names))
-    yield from (((*way, name), "is new", False) for name in sorted(names - known))
-    for name in sorted(known & names):
-        if name in _required(old, way) - _required(new, way):
-            yield (*way, name), "may be missing", True
-        yield from _field_changes(old, new, (*way, name))
+    ways: list[Way] = [()]
+    for way in ways:  # which grow meanwhile
+        before, now = old.kinds(way), new.kinds(way)
+        if before is not None and now is not None and before != now:
+            yield way, f"was {kinds_in_words(before)}, is {kinds_in_words(now)}", not now <= before
+        was, values = _choices(old, way), _choices(new, way)
+        if was is not None and values is not None and was != values:
+            said = (("is no longer", was - values), ("may be", values - was))
+            yield way, "; ".join(f"{how} {', '.join(sorted(one))}" for how, one in said if one), False
+        known, names = old.names(way), new.names(way)
+        if known is None or names is None:
+            continue
+        yield from (((*way, name), "is gone", True) for name in sorted(known - names))
+        yield from (((*way, name), "is new", False) for name in sorted(names - known))
+        optional = known & names & (_required(old, way) - _required(new, way))
+        yield from (((*way, name), "may be missing", True) for name in sorted(optional))
+        ways += [(*way, name) for name in sorted(known & names)] if len(ways) < _MOST_FIELDS else []
 
 
-def _choices(shape: FieldShape, way: Way) -> set[Any] | None:
+def _choices(shape: FieldShape, way: Way) -> set[str] | None:
     """The values that may stand there; None: any."""
-    values = shape.values(way)
-    enums = [json.dumps(one) for value in values or () for one in value.get("enum", ())]
-    return set(map(json.loads, enums)) if values and all("enum" in one for one in values) else None
+    values = shape.values(way) or ()
+    known = values and all("enum" in one for one in values)
+    return {_shown(one) for value in values for one in value["enum"]} if known else None
 
 
 def _required(shape: FieldShape, way: Way) -> set[str]:

@@ -90,6 +90,14 @@ def test_who_reads_what_an_answer_no_longer_holds_is_named() -> None:
     assert (found.fields, found.breaks) == (("mood is no longer bad; may be so-so",), ())
 
 
+def test_a_schema_that_holds_itself_and_odd_values_are_compared_in_no_time() -> None:
+    fields = {f"f{i}": {"$ref": "#/$defs/node"} for i in range(12)} | {"one": {"enum": [[1], {"a": 2}, None, 3]}}
+    node = {"type": "object", "properties": fields}
+    bodies = [{"$ref": "#/$defs/node", "$defs": {"node": node | {"required": one}}} for one in (["one"], [])]
+    (found,) = changes_of(*(definition(stage("judge", schema={"name": "x", "body": body})) for body in bodies))
+    assert found.fields[:2] == ("one may be missing", "f0.one may be missing")
+
+
 def test_a_field_that_may_be_missing_breaks_who_reads_it_and_the_results() -> None:
     judge = {**JUDGE, "schema": {"name": "judge", "body": {**SCHEMA, "required": ["score"]}}}
     (found,) = changes_of(definition(JUDGE), definition(judge))
