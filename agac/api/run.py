@@ -48,8 +48,7 @@ FOLDER = "batches"  # where batches' files lie, beside the database
 
 _log = logging.getLogger("agac.api")
 
-Workflow = BuiltWorkflow
-"""`agac.Workflow`."""
+Workflow = BuiltWorkflow  # `agac.Workflow`
 
 
 @calling

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, SpecError, UsageError, Where, any_error, did_you_mean, key_path, listed
+from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_you_mean, key_path, listed
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
@@ -107,36 +107,22 @@ def chosen_card(place: Path, name: str | None) -> Path:
     return chosen[0][1]
 
 
-def card_keys(
-    path: Path, project: ProjectSpec, remote: RemoteContent | None = None, *, trusted: bool = False
-) -> CardFile:
-    """The keys of a card alone, whatever its instruction needs, with its name. Raises SpecError."""
-    try:
-        keys, _, _, problems = _read_card(path, project, remote, trusted=trusted)
-    except Unusable as error:
-        raise SpecError([error.problem]) from None
-    if any_error(problems):
-        raise SpecError(problems)
-    return keys
-
-
-def place_of(name: str, path: Path, project: ProjectSpec, remote: RemoteContent | None) -> Path:
-    """Where a card stands, a remote one where a copy of it would: beside its lock."""
-    return project.paths.agentcards / f"{name}.md" if remote else path
-
-
-def _read_card(
+def read_card(
     path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
 ) -> tuple[CardFile, Document, PlacedText, list[Problem]]:
-    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong. Raises
-    Unusable."""
-    shown = remote.reference if remote else project.shown(path)
-    written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
-    document, problems = _expanded(written, project.env, remote=remote is not None)
-    problems += _from_afar(document, trusted=trusted) if remote else ()
-    keys, found = validate(CardFile, document, hints=CARD_HINTS)
+    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong."""
+    shown, below = remote.reference if remote else project.shown(path), ("", Where(""))
+    keys: CardFile | None = None
+    try:
+        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+        document, problems = _expanded(written, project.env, remote=remote is not None)
+        problems += _from_afar(document, trusted=trusted) if remote else ()
+        keys, found = validate(CardFile, document, hints=CARD_HINTS)
+        problems += found
+    except Unusable as error:
+        document, problems = Document(shown, {}, []), [error.problem]
     named = {"name": ((keys and keys.name) or path.stem).replace(" ", "_")}
-    return (keys or CardFile()).model_copy(update=named), document, below, [*problems, *found]
+    return (keys or CardFile()).model_copy(update=named), document, below, problems
 
 
 def load_card(
@@ -152,12 +138,9 @@ def load_card(
     a card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no
     variables of the environment, which it could send away, and no files; nothing else, unless it is `trusted`. `tools`
     are those that its stage names."""
-    try:
-        keys, document, below, problems = _read_card(path, project, remote, trusted=trusted)
-    except Unusable as error:
-        return None, [error.problem]
+    keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
-    place = place_of(name, path, project, remote)
+    place = project.paths.agentcards / f"{name}.md" if remote else path
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""

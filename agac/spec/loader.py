@@ -74,9 +74,9 @@ def _checked(kind: type[File], document: Document, place: str) -> tuple[File | N
     if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
         return None, document, problems
     own, said = kind.model_fields.keys(), "unknown key here; {} belongs {}"
-    hints = {"": {key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own}}
-    for path, inner in (("stages[]", StageFile), ("defaults", DefaultsFile)):
-        hints[path] = {key: said.format(key, _AT_TOP) for key in own - inner.model_fields.keys()}
+    inner = {"stages[]": StageFile.model_fields, "defaults": DefaultsFile.model_fields}
+    hints = {path: {key: said.format(key, _AT_TOP) for key in own - keys.keys()} for path, keys in inner.items()}
+    hints[""] = {key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own}
     file, found = validate(kind, document, hints=hints)
     return file, document, problems + found
 
@@ -95,17 +95,10 @@ class BuiltWorkflow:
     given: Mapping[str, Any] = MappingProxyType({"in_python": True})
     """What an invocation notes of it, besides its options."""
 
-    providers: Mapping[str, ProviderSpec] = MappingProxyType({})
-    """Providers over those of the project."""
-
-    watcher: Any = None
-    """What follows the commits of its runs."""
-
-    places: Mapping[str, Where] = MappingProxyType({})
-    """Where its keys were typed: those of its `Document`."""
-
-    allowed: tuple[str, ...] = ()
-    """Files outside of the project that its keys may name, as `file://`."""
+    providers: Mapping[str, ProviderSpec] = MappingProxyType({})  # providers over those of the project
+    watcher: Any = None  # what follows the commits of its runs
+    places: Mapping[str, Where] = MappingProxyType({})  # where its keys were typed: those of its `Document`
+    allowed: tuple[str, ...] = ()  # files outside of the project that its keys may name, as `file://`
 
     quotes: str | None = None
     """When its first rows are run and the rest is quoted: `always`, above `confirm_above` (`high`), or not again."""
@@ -131,8 +124,7 @@ class BuiltWorkflow:
         return output
 
 
-WorkflowSource = str | Path | BuiltWorkflow
-"""A workflow by its name, by the path of its file, or made in Python."""
+WorkflowSource = str | Path | BuiltWorkflow  # a workflow by its name, by the path of its file, or made in Python
 
 
 def workflow_keys(root: Path) -> list[Problem]:

@@ -54,8 +54,11 @@ class ToolReader:
             if not any(name in _names(one) for one in self.tools):
                 self.tools += self._of_stage(name)
         if self.tools:
-            mode, tools = self._mode(), tuple(map(self._with_keys, self.tools))
-            return {"agent_spec": self._spec(mode), "tooling": self._settings(mode), "named_tools": tools}
+            mode, tools, over = self._mode(), tuple(map(self._with_keys, self.tools)), self.overrides
+            of_card, spec = self.card.keys.request_params.max_iterations if self.card else None, self._spec(mode)
+            turns, files = over.max_turns or self.written.max_turns or of_card, dict(sorted(self.files.items()))
+            how = ToolSettings({}, tuple(self.servers), turns or MAX_TURNS, mode == "record", over.replay, files)
+            return {"agent_spec": spec, "tooling": how, "named_tools": tools}
         for key in self.written.model_fields_set & {*_FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
         return {}
@@ -79,13 +82,6 @@ class ToolReader:
             stubs=stubs if mode == "stub" else {"run": self.overrides.replay} if mode == "replay" else {},
             reads=None if reads is None else self._hash(reads, self._at("reads")),
         )  # fmt: skip
-
-    def _settings(self, mode: ToolsMode) -> ToolSettings:
-        """How its tools are run, and for how many turns."""
-        over, of_card = self.overrides, self.card.keys.request_params.max_iterations if self.card else None
-        turns = over.max_turns or self.written.max_turns or of_card or MAX_TURNS
-        files = dict(sorted(self.files.items()))
-        return ToolSettings({}, tuple(self.servers), turns, mode == "record", over.replay, files)
 
     def _skill_reader(self) -> NamedTool:
         skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
