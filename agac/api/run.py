@@ -21,7 +21,7 @@ from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, re
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
-from agac.core.keys import canonical
+from agac.core.keys import canonical, is_job
 from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
@@ -96,6 +96,8 @@ async def _invoke(
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
             count = partial(RowCount, sum(rows for _, _, rows in invocation.chosen), exact=True)
+        if options.replay is not None:
+            await _refuse_replay(database, plan.workflow, options.replay)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
         if retry is None:
@@ -153,6 +155,14 @@ async def _refuse_another_version(database: Database, run: int, plan: Plan) -> N
             f"run {run} was made from another version of workflow {plan.workflow!r}",
             remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
         )
+
+
+async def _refuse_replay(database: Database, workflow: str, run: int) -> None:
+    """Raises UsageError where a run cannot give calls of tools; of jobs, each a workflow of its own, any other may."""
+    known = await runs.read_run(database, run)
+    if known is None or (known.workflow != workflow and not (is_job(known.workflow) and is_job(workflow))):
+        what = "there is no such run" if known is None else f"it is a run of {known.workflow}, not of {workflow},"
+        raise UsageError(f"--run {run}: {what} to take calls of tools from", remedy="`agac runs` lists them.")
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:

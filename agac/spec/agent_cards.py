@@ -77,6 +77,8 @@ def card_names(project: ProjectSpec) -> list[str]:
 
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
+    if paths.is_reference(name):
+        return None, f"{name} is elsewhere; {_KEEP_A_COPY}, and name that"
     try:
         found = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:

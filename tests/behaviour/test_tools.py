@@ -195,3 +195,15 @@ def test_what_cannot_stand_in_is_refused(
     with pytest.raises(agac.UsageError) as caught:
         ran(shop, **options)
     assert said in str(caught.value)
+
+
+def test_calls_are_replayed_of_a_run_of_the_same_workflow(shop: ProjectFolder) -> None:
+    shop.write("workflows/other.yml", "input: data/rows.csv\nstages: [{name: a, prompt: x, model: simulator/small}]\n")
+    assert ran(shop).summary["run"] == 1
+    assert agac.run("other", project=shop.root).summary["run"] == 2
+    for run, said in ((2, "it is a run of other, not of reviews,"), (9, "there is no such run")):
+        with pytest.raises(agac.UsageError, match=f"--run {run}: {said} to take calls of tools from"):
+            ran(shop, replay=run)
+    assert shop.query("SELECT count(*) FROM run") == [(2,)]  # none of which was begun for nothing
+    job = ("process", "data/rows.csv", "o.jsonl", "-p", "x", "-m", "simulator/small", "--run", "1")
+    assert "--run 1: it is a run of reviews, not of" in shop.agac(*job, code=2).err

@@ -101,6 +101,10 @@ def test_finding_a_card(tree: Tree, tmp_path_factory: pytest.TempPathFactory) ->
     for name, file in (("support", "agentcards/support.md"), ("support.md", "agentcards/support.md"),
                        ("other/extra.md", "other/extra.md")):  # fmt: skip
         assert find_card(name, project) == (tree.root / file, "")
+    assert (
+        "https://x.example/c.md is elsewhere; read the card, and keep a copy"
+        in find_card("https://x.example/c.md", project)[1]
+    )
     assert find_card("suport", project) == (None, "no agent 'suport'; did you mean 'support'?")
     assert find_card("zzz", project) == (None, "no agent 'zzz'; agents in agentcards/: grader, support")
     assert find_card("SKILL", project) == (None, "SKILL.md describes a skill, not an agent")
