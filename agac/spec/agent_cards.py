@@ -22,7 +22,7 @@ from agac.spec.card_models import CardFile
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
-from agac.spec.paths import OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
+from agac.spec.paths import UNTRUSTED, OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
 from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
@@ -332,12 +332,13 @@ def _fact(
         beside = inside(home, rest.strip(), base=path.parent)
         if not beside.is_file() and kind == "file_silent" and not inside(home, rest.strip()).is_file():
             return "", ""
-        file = beside if beside.is_file() else paths.existing_file(rest.strip(), home, where)
+        file = paths.existing_file(rest.strip(), home, where, base=path.parent if beside.is_file() else None)
         return read_text(file, project.shown(file)).rstrip("\n"), ""
     if colon and kind == "url":
         if remote and rest.strip().startswith("file:"):
             raise Refused(_NOT_FROM_AFAR)
-        return read_text(project.fetch(rest.strip(), "text of a card")[0].path, rest.strip()), ""
+        [found] = project.fetch(rest.strip(), UNTRUSTED if remote else "text of a card")
+        return read_text(found.path, rest.strip()), ""
     if name == "serverInstructions":
         files = ((lock_file(one), f"agac card lock {known_as}") for one, known_as in locks.items())
         known = [one for file, how in files for one in read_lock(file, project.shown(file), how).values()]

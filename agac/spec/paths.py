@@ -128,10 +128,23 @@ def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...])
     return [path for path in candidates if path.is_file()]
 
 
+_SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
+
+
+def refuse_secret(path: Path, root: Path) -> None:
+    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep for
+    themselves in the project at `root`."""
+    own = any(path.is_relative_to(root.resolve() / state) for state in STATE_FOLDERS)
+    if own or _SECRET.fullmatch(path.name):
+        why = "is agac's or git's own" if own else "is an environment file"
+        raise OutsideProject(f"{path.name!r} {why}, and is never part of a prompt; write what is meant elsewhere")
+
+
 def existing_file(value: str, root: Path, where: Where, *, base: Path | None = None) -> Path:
     """The file of the project that `value` names, relative to `base` (the root when None). Raises Unusable."""
     try:
         path = inside(root, value, base=base)
+        refuse_secret(path, root)
     except OutsideProject as error:
         raise Unusable(Problem(where, str(error))) from None
     if not path.is_file():
@@ -256,6 +269,10 @@ class RemoteContent:
 
 Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
 """From a reference, and what it is for, to its content: of an input perhaps several files. Raises Refused."""
+
+
+UNTRUSTED = "text of a remote card"
+"""What somebody else names, which is fetched without what logs the user in."""
 
 
 def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
