@@ -8,11 +8,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
-from agac.core.keys import canonical, digest
+from agac.core.keys import bytes_digest, canonical, digest
+from agac.core.types import JSONValue
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -283,6 +284,7 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
 
 MAX_BYTES = 5_000_000  # a larger file is data that stands in the wrong place
+_PIECE = 1 << 20  # bytes of a file that is hashed, of whatever size
 
 
 def read_text(path: Path, shown: str) -> str:
@@ -385,7 +387,13 @@ def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
 
 def files_hash(home: Path, patterns: Sequence[str]) -> str:
     """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
-    texts = {name: digest((home / name).read_bytes().decode("latin-1")).hex() for name in matching(home, patterns)}
+    texts = dict[str, JSONValue]()
+    for name in matching(home, patterns):
+        try:
+            with (home / name).open("rb") as file:
+                texts[name] = bytes_digest(iter(partial(file.read, _PIECE), b"")).hex()
+        except OSError as error:
+            raise Refused(f"{name} cannot be read: {error.strerror or error}; name files that can be") from None
     if not texts:
         raise Refused("matches no file of the project")
     return digest(canonical(texts)).hex()
