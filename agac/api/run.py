@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import write_traces
+from agac.api.inspect import refuse_foreign, write_traces
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
@@ -80,6 +80,8 @@ async def _invoke(
     if missing := missing_variables(checked.models, checked.workflow):
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
+    if options.export_traces:
+        refuse_foreign(Path(options.export_traces))
     built = workflow if isinstance(workflow, Workflow) else None
     invocation = Invocation(given=options.given() | dict(built.given if built else {}))
     _refuse_batches(checked.workflow.asking if options.stream else ())
