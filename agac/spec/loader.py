@@ -16,11 +16,12 @@ from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
-from agac.spec.paths import Refused
+from agac.spec.paths import Refused, home_of
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
+from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
-from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
+from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow, family
 from agac.spec.yaml import Document, expand, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
@@ -216,6 +217,9 @@ def _resolved(
     (ends, rows), wrong = output_stages(file, document, nodes, sound=sound)
     problems += [*found, *refused, *wrong]
     ready = tuple(stage for stage in stages if stage is not None)
+    if len(ready) == len(stages):
+        named = [tool for stage in ready for one in family(stage) for tool in one.named_tools]
+        problems += for_no_tool(named, overrides, home_of(project.root))
     # an input that cannot be used has no format: nothing is read of it, and what does not hang on it is checked
     source = source or InputSpec(project.root, "", None, None, "error", document.where(("input",)))
     return Workflow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
@@ -226,6 +227,19 @@ def _names(tool: NamedTool) -> tuple[str, ...]:
     if tool.spec:
         return tool.source.partition(":")[0], tool.source, tool.spec.name
     return tool.source, function_name(tool.function) if tool.function else f"agent__{tool.source}"
+
+
+def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) -> Iterator[Problem]:
+    """What is said of tools for one invocation, and for none of the `tools` of its workflow."""
+    said, known = overrides.tool_stubs or {}, sorted({name for tool in tools for name in _names(tool)})
+    where = Where("--tool-stubs" if said else "--tools-mode")
+    if not tools and (said or overrides.replay is not None or overrides.tools_mode not in (None, "live")):
+        yield Problem(where, "has no effect: no stage has tools; leave it out", "warning")
+    with suppress(ValueError):  # which was said of a stage
+        for name in (read_stubs(Path(said), home) if isinstance(said, str) else said).keys() - known if tools else ():
+            yield Problem(
+                where, f"no stage has a tool {name!r}; {did_you_mean(name, known, 'the tools are')}", "warning"
+            )
 
 
 def card_servers(names: CardFile | Sequence[str], project: ProjectSpec) -> list[McpServer]:
