@@ -17,8 +17,7 @@ from agac.simulator.settings import Settings
 if TYPE_CHECKING:
     from aiohttp import web
 
-Rules = Path | str | Sequence[Mapping[str, Any]]
-"""A file with rules, or the rules."""
+Rules = Path | str | Sequence[Mapping[str, Any]]  # a file with rules, or the rules
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """What no test may do, and what all may use."""
 
 import asyncio
+import atexit
 import gc
 import inspect
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -53,7 +55,9 @@ MEMORY, ENOUGH = "/dev/shm", 2 << 30
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
     room = os.statvfs(MEMORY)
     if room.f_bavail * room.f_frsize >= ENOUGH and not room.f_flag & os.ST_NOEXEC:
-        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)  # where folders of tests that fail stay
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="agac-", dir=MEMORY)
+        atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)  # what killed processes left
 
 # Every test writes YAML: by the C library in a tenth of the time.
 yaml.SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # type: ignore[misc]

@@ -26,7 +26,7 @@ from agac.api.status import stored_run
 from agac.api.sync import INTERRUPTS, Interrupts, asynchronous, calling, iterating
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
-from agac.core.types import Report, RowId, Usage, usd
+from agac.core.types import Report, RowId, Usage, counted, usd
 from agac.data.frames import GivenRows, each_row
 from agac.data.sources import keep_rows
 from agac.engine.limits import StopReason
@@ -75,7 +75,8 @@ class TaskKeys(TypedDict, total=False):
 class AgentResult:
     """What came of one row: its `output`, an instance of the model where a Pydantic model is the schema, or its
     `error`. `input` has its fields. `usage`, `cost` (US dollars; None: unknown) and `turns` (model calls that were
-    answered) are those of the calls that were made for it: zero where a stored answer was taken."""
+    answered) are those of all calls that its run made for it, also when that was long ago: zero where the answer is
+    that of another row or run."""
 
     row_id: RowId
     output: Any
@@ -217,6 +218,8 @@ async def _asked(stages: list[dict[str, Any]], inputs: Any, keys: dict[str, Any]
     root, options = project_root(keys.pop("project", None), bare=True), keys.pop("options", None) or RunOptions()
     more = {"project": root} | {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
     most = keys.pop("max_inflight", options.concurrency)
+    if options.input is not None:
+        raise UsageError("options.input: a task's rows are its `inputs`", remedy="Give the rows in one place: inputs=…")
     source = inputs if isinstance(inputs, str | Path) else await keep_rows(_rows(inputs), root / INPUTS)
     read = {one: keys.pop(one) for one in ("id_field",) if one in keys}
     whole: dict[str, Any] = {"input": read, "defaults": keys, "stages": stages}
@@ -303,8 +306,9 @@ run = calling(arun)
 
 async def astream(task: str, inputs: Inputs, **keys: Unpack[TaskKeys]) -> AsyncGenerator[AgentResult]:
     """The results of a task as its rows end; those of rows that ended in an earlier run of it come last. Arguments and
-    errors are those of `arun`. Who leaves it early begins no new call: those in flight are finished and stored, and the
-    same call resumes. Of the awaited form `contextlib.aclosing` makes that happen at once."""
+    errors are those of `arun`; where rows are left, as at a budget, an AgacError that says why follows the results. Who
+    leaves it early begins no new call: those in flight are finished and stored, and the same call resumes. Of the
+    awaited form `contextlib.aclosing` makes that happen at once."""
     asked = await _one(task, inputs, dict(keys))
     built, root, interrupts = asked.task, asked.more["project"], INTERRUPTS.get(None) or Interrupts()
     context = copy_context()
@@ -321,11 +325,15 @@ async def astream(task: str, inputs: Inputs, **keys: Unpack[TaskKeys]) -> AsyncG
                 async for some in pages:
                     for one in some:
                         yield one
-        await work
+        report = await work
         async with aclosing(built.results(root, untold=True)) as pages:
             async for some in pages:
                 for one in some:
                     yield one
+        if report.rows.open and not interrupts.count:  # a part is not to be taken for the whole
+            why = report.stopped or "their batches are open"
+            message = f"{counted(report.rows.open, 'row')} of the task did not end: {why}"
+            raise AgacError(message, remedy="Raise the limit, or wait; the same call resumes it.")
     except GeneratorExit:
         if not interrupts.count:
             interrupts.interrupt()
@@ -433,6 +441,7 @@ async def try_card(
     if message is None:
         keys["options"] = replace(keys["options"], limit=1, offset=int(number) - 1)
     asked = await _one("{{row_json}}" if message is None else "{input}", file or [message], keys)
+    asked.task.places["input"] = Where("--row")  # type: ignore[index]  # of a task they are a dict
     report = await _run(asked)
     root, run = asked.more["project"], asked.task.run
     found = [one async for some in asked.task.results(root) for one in some]

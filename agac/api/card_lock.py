@@ -10,7 +10,7 @@ from agac.api.sync import blocking
 from agac.core.errors import SpecError, UsageError, any_error, did_you_mean
 from agac.core.types import Report
 from agac.data.files import write_whole
-from agac.spec.agent_cards import card_keys, find_card, place_of
+from agac.spec.agent_cards import find_card, read_card
 from agac.spec.mcp_lock import ServerLock, difference, lock_file, lock_text, read_lock
 from agac.spec.paths import Refused, is_reference
 from agac.spec.stage_tools import card_servers
@@ -33,9 +33,8 @@ class LockReport(Report):
 async def lock_card(
     name: str, *, check: bool = False, trust_card: bool = False, project: Path | str | None = None
 ) -> LockReport:
-    """Connects the MCP servers of the card called `name`, or at that address, or the server of agac.yml that is called
-    so, and writes what they offer; with `check` it only compares. A remote card brings servers that are commands only
-    where it is trusted. Raises UsageError: one cannot be reached; SpecError: a card is bad."""
+    """Connects the MCP servers of the card that is called `name`, or at that address, or of agac.yml with that name,
+    and writes what they offer; with `check` it only compares. Raises UsageError: one cannot be reached; SpecError."""
     return await _locked(name, open_project(project), check=check, trusted=trust_card)
 
 
@@ -54,11 +53,12 @@ async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = Fa
         raise UsageError(str(error)) from None
     path, message = (remote.path, "") if remote else find_card(name, opened.spec)
     if path is not None:
-        shown = name if remote else opened.spec.shown(path)
-        keys = card_keys(path, opened.spec, remote, trusted=trusted)
-        path = place_of(str(keys.name), path, opened.spec, remote)
+        keys, document, _, problems = read_card(path, opened.spec, remote, trusted=trusted)
+        if any_error(problems):
+            raise SpecError(problems)
+        path = opened.spec.paths.agentcards / f"{keys.name}.md" if remote else path
         if not (servers := card_servers(keys, opened.spec)):
-            raise UsageError(f"{shown} uses no MCP server", remedy="Only cards that do have a lock.")
+            raise UsageError(f"{document.shown} uses no MCP server", remedy="Only cards that do have a lock.")
     elif name in (known := opened.spec.file.mcp):
         path, servers = opened.spec.paths.agentcards / name, card_servers([name], opened.spec)
     else:

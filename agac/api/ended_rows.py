@@ -23,11 +23,8 @@ from agac.store.rows import ExportRow, State
 
 STAGE = "result"  # the name of the one stage of a job
 
-Told = Callable[[list[str]], None]
-"""Is given the envelopes of rows that have ended, when they are durable."""
-
-Began = Callable[[str], None]
-"""Is told the alias of a job, by which it is resumed, before its first call."""
+Told = Callable[[list[str]], None]  # is given the envelopes of rows that have ended, when they are durable
+Began = Callable[[str], None]  # is told the alias of a job, by which it is resumed, before its first call
 
 
 class EndedRows:

@@ -31,7 +31,7 @@ from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, iso, json_form
-from agac.data.files import AtomicFile, refuse_target, write_whole
+from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, export_file, export_run, files_of
 from agac.engine.replay import FinalRows, RowHistory
@@ -278,6 +278,18 @@ async def _row_report(
         "error": error_of(row), "fields": json.loads(row.data), "stages": found,
         **await _relatives(database, stages, row),
     }  # fmt: skip
+
+
+_TRACE = re.compile(rf"[A-Za-z0-9._-]+-[0-9a-f]{{8}}\.json|{re.escape(PREFIX)}.*")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Traces are replaced: raises UsageError where a folder holds what no export made, or its list without any."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ["a file"] * folder.exists()
+    own = list(filter(_TRACE.fullmatch, names))
+    if others := [name for name in names if name not in own and (name != "manifest.jsonl" or not own)]:
+        what = f"--export-traces {folder}: {others[0]} was made by no export"
+        raise UsageError(what, remedy="Name an empty folder, or a new one.")
 
 
 async def write_traces(database: Database, run: int, folder: Path, clean: Callable[[str], str]) -> None:

@@ -35,11 +35,13 @@ from agac.plan.plan import Plan, make_plan, remote_of
 from agac.plan.stage import PlannedStage
 from agac.spec.loader import WorkflowSource
 from agac.spec.paths import Refused, RemoteContent, home_of
-from agac.spec.workflow import Stage, Workflow
+from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
 from agac.store.db import Database, open_for_reading
 from agac.store.runs import Count
+
+NOT_RECORDED = "answers of {} are reused, and no calls recorded for them; --fresh records them all"
 
 
 @blocking
@@ -74,7 +76,8 @@ async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         if database is not None:
             report.warnings[:0] = await remote_moves(database, opened, checked.workflow, ask=True)
-        if text := not_recorded(one.stage for one in report.stages if one.reuse):
+        if names := [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]:
+            text = NOT_RECORDED.format(", ".join(names))
             report.warnings.append(Problem(Where("tools_mode"), text, "warning"))
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
@@ -87,12 +90,6 @@ async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions
             text = f"the run would end with exit code 2 and say what to do: {lost[0]}"
             report.warnings.append(Problem(Where(f"{output}/summary.json"), text, "warning"))
         return report
-
-
-def not_recorded(reused: Iterable[Stage]) -> str:
-    """What recording calls of tools misses where answers of these stages are reused; empty where nothing."""
-    names = ", ".join(stage.name for stage in reused if stage.tooling.record)
-    return f"answers of {names} are reused, and no calls recorded for them; --fresh records them all" if names else ""
 
 
 async def planned(

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
-from agac.api.plan import Quote, not_recorded, planned, quote_of
+from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
 from agac.api.project import CheckedWorkflow
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
@@ -194,8 +194,7 @@ def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
     return counted
 
 
-Watch = Callable[[WatchedRun], Awaitable[None]]
-"""A coroutine that shows progress until it is cancelled."""
+Watch = Callable[[WatchedRun], Awaitable[None]]  # a coroutine that shows progress until it is cancelled
 
 LOOK_SECONDS = 1.0
 """So often the store is asked for open batches; a provider is asked by the engine alone, at its own pace."""
@@ -429,8 +428,8 @@ async def report_of(
         exported = await export_run(database, record, work.root, summary, work.env)
     about = await _batch_facts(database, invocation, work.batching.providers)
     reused = {one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged}
-    if text := not_recorded(stage for stage in work.plan.stages if stage.name in reused):
-        about["not_recorded"] = text
+    if names := [stage.name for stage in work.plan.stages if stage.tooling.record and stage.name in reused]:
+        about["not_recorded"] = NOT_RECORDED.format(", ".join(names))
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
     if code is ExitCode.DONE:

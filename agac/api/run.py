@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import write_traces
+from agac.api.inspect import refuse_foreign, write_traces
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
@@ -21,7 +21,7 @@ from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, re
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
-from agac.core.keys import canonical
+from agac.core.keys import canonical, is_job
 from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
@@ -48,8 +48,7 @@ FOLDER = "batches"  # where batches' files lie, beside the database
 
 _log = logging.getLogger("agac.api")
 
-Workflow = BuiltWorkflow
-"""`agac.Workflow`."""
+Workflow = BuiltWorkflow  # `agac.Workflow`
 
 
 @calling
@@ -81,6 +80,8 @@ async def _invoke(
     if missing := missing_variables(checked.models, checked.workflow):
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
+    if options.export_traces:
+        refuse_foreign(Path(options.export_traces))
     built = workflow if isinstance(workflow, Workflow) else None
     invocation = Invocation(given=options.given() | dict(built.given if built else {}))
     _refuse_batches(checked.workflow.asking if options.stream else ())
@@ -97,6 +98,8 @@ async def _invoke(
             await _refuse_another_version(database, retry.run, plan)
             invocation.chosen = await chosen_counts(database, retry.run, retry)
             count = partial(RowCount, sum(rows for _, _, rows in invocation.chosen), exact=True)
+        if options.replay is not None:
+            await _refuse_replay(database, plan.workflow, options.replay)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
         if retry is None:
@@ -154,6 +157,14 @@ async def _refuse_another_version(database: Database, run: int, plan: Plan) -> N
             f"run {run} was made from another version of workflow {plan.workflow!r}",
             remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
         )
+
+
+async def _refuse_replay(database: Database, workflow: str, run: int) -> None:
+    """Raises UsageError where a run cannot give calls of tools; of jobs, each a workflow of its own, any other may."""
+    known = await runs.read_run(database, run)
+    if known is None or (known.workflow != workflow and not (is_job(known.workflow) and is_job(workflow))):
+        what = "there is no such run" if known is None else f"it is a run of {known.workflow}, not of {workflow},"
+        raise UsageError(f"--run {run}: {what} to take calls of tools from", remedy="`agac runs` lists them.")
 
 
 async def _refuse_fresh(database: Database, workflow: str) -> None:

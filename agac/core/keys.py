@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b32encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,14 @@ def snapshot(data: JSONValue) -> str:
 def digest(text: str) -> bytes:
     """16 bytes that stand for `text`. Lone surrogates are kept apart from each other, not refused."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def bytes_digest(pieces: Iterable[bytes]) -> bytes:
+    """The `digest` of the text that these bytes are as Latin-1, of which only a piece is held at a time."""
+    found = blake2b(digest_size=DIGEST_BYTES)
+    for piece in pieces:
+        found.update(piece.decode("latin-1").encode())
+    return found.digest()
 
 
 def row_hash(data_json: str) -> bytes:

@@ -15,11 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 
 from agac.core.errors import ErrorType, RowError
 
-JSONValue = Any
-"""Anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours."""
-
-RowId = str | int
-"""`1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`."""
+JSONValue = Any  # anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours
+RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
 
 
 class Row(NamedTuple):
@@ -235,8 +232,7 @@ class Outcome(StrEnum):
     DROPPED = "dropped"  # a guard said no: the row leaves
 
 
-Visible = Mapping[str, JSONValue]
-"""What a template may see: a row's fields, results by stage name, `vars`."""
+Visible = Mapping[str, JSONValue]  # what a template may see: a row's fields, results by stage name, `vars`
 
 
 def waits_left(waits: Mapping[str, float], now: float) -> dict[str, str]:
@@ -268,11 +264,8 @@ def counted(count: int, what: str, plural: str = "") -> str:
     return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
-Moment = Annotated[float, iso]
-"""Seconds since 1970, printed as text."""
-
-Usd = Annotated[float, usd]
-"""An amount of money, rounded where it is printed."""
+Moment = Annotated[float, iso]  # seconds since 1970, printed as text
+Usd = Annotated[float, usd]  # an amount of money, rounded where it is printed
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80

@@ -285,8 +285,7 @@ class AtomicFile:
     Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate is written as its JSON escape, which
     is right because JSON is what is written, and no UTF-8 file can hold it otherwise."""
 
-    remedy = ""
-    """What to do when it cannot be written; empty: what is done about an output."""
+    remedy = ""  # what to do when it cannot be written; empty: what is done about an output
 
     def __init__(self, path: Path, remedy: str = "") -> None:
         """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""

@@ -26,7 +26,7 @@ from agac.core.keys import digest
 from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
 from agac.data.sources import KeptFile
 from agac.spec.inputs import format_of
-from agac.spec.paths import MAX_BYTES, Refused, RemoteContent
+from agac.spec.paths import MAX_BYTES, UNTRUSTED, Refused, RemoteContent, refuse_secret
 from agac.spec.yaml import expand
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _AGREE = "in `remote` of agac.yml"
 class RemoteContents:
     """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then.
     `transport` gives the providers' module: its proxies, certificates and reasons. `heed` raises to stop. Where there
-    are `hosts`, patterns as `*.example.com`, no other is reached."""
+    are `hosts`, patterns as `*.example.com`, no other is reached. `logs_in`: the hub gets the user's token."""
 
     root: Path
     rules: RemoteContentFile
@@ -63,19 +63,23 @@ class RemoteContents:
     heed: Callable[[], None]
     pinned: tuple[RemoteContent, ...] = ()
     hosts: tuple[str, ...] | None = None
+    logs_in: bool = True
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         """What `reference` names, which is `what` to a workflow: several files of an input only. Raises Refused."""
-        if reference not in self._fetched:
-            found = tuple(one for one in self.pinned if one.reference == reference)
-            fetch = {"file": self._local, "hf": self._of_hub}.get(reference.partition(":")[0], self._of_web)
+        known = f"{what}: {reference}" if what == UNTRUSTED else reference
+        if known not in self._fetched:
+            found, own = tuple(one for one in self.pinned if one.reference == reference), self
+            if what == UNTRUSTED:
+                own = replace(self, rules=self.rules.model_copy(update={"headers": {}}), logs_in=False)
+            fetch = {"file": own._local, "hf": own._of_hub}.get(reference.partition(":")[0], own._of_web)
             try:
                 usable = found and all(one.path.is_file() for one in found)
-                self._fetched[reference] = found if usable else fetch(reference, what)
+                self._fetched[known] = found if usable else fetch(reference, what)
             except AgacError as error:  # of the disk, or of a proxy's variable
                 raise Refused(f"{error.message}; {error.remedy}") from error
-        return self._fetched[reference]
+        return self._fetched[known]
 
     def _refuse_size(self, size: int, shown: str, what: str) -> None:
         most = self.rules.max_mb * 1_000_000 if what == INPUT else MAX_BYTES
@@ -83,7 +87,7 @@ class RemoteContents:
             remedy = f"raise max_mb {_AGREE}" if what == INPUT else "put data into an input"
             raise Refused(f"{shown} has more than {most:,} bytes; {remedy}")
 
-    def _local(self, reference: str, _what: str) -> tuple[RemoteContent, ...]:
+    def _local(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         parts = urlsplit(reference)
         if parts.netloc not in ("", "localhost"):
             raise Refused(f"{reference} names the machine {parts.netloc}; write file:///path of this one")
@@ -92,6 +96,8 @@ class RemoteContents:
         if not any(path.is_relative_to(folder.resolve()) for folder in allowed):
             remedy = f"copy it into the project, or name its folder in `allow` {_AGREE}"
             raise Refused(f"{reference} leads out of the project; {remedy}")
+        if what != INPUT:
+            refuse_secret(path, self.root)
         if not path.is_file():
             raise Refused(f"{reference} is no file; check the path")
         return (RemoteContent(reference, path.name, "", path=path),)
@@ -313,7 +319,8 @@ class RemoteContents:
         from huggingface_hub import HfApi, errors
         from huggingface_hub.utils.tqdm import silent_tqdm
 
-        hub = HfApi(endpoint=self.env.get("HF_ENDPOINT") or None, token=self.env.get("HF_TOKEN") or None)
+        token = (self.env.get("HF_TOKEN") or None) if self.logs_in else False
+        hub = HfApi(endpoint=self.env.get("HF_ENDPOINT") or None, token=token)
         found = [one for one in self.pinned if one.reference == reference]
         try:
             if not found:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError, storable
+from agac.core.errors import AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
 from agac.core.types import (
     AssistantMessage,
@@ -43,13 +43,13 @@ from agac.spec.workflow import RowBudget, family
 from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
 from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
-from agac.store.runs import read_run
 from agac.store.writer import ToolCache
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
 
 RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
 
 MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
+MOST_CALLS = 128  # of one reply: as many as providers take tools, and far more than a model has use for in one turn
 ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
 MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_chars` is larger
 MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
@@ -146,6 +146,18 @@ class TaskConversation:
         """Whether its turns are used up: the model is asked once more, and may not call tools."""
         return bool(self.bound) or sum(asks_for_more(turn.reply) for turn in self.turns) >= self.stage.tooling.max_turns
 
+    @property
+    def _gives_tools(self) -> bool:
+        """Whether its policy lets it tell the model of tools at all."""
+        return not (self.spec.structured == "no_tools" and self.stage.schema is not None)
+
+    def refused(self, place: int) -> str | None:
+        """Why a call of the last turn is not made, whatever it asks for."""
+        if self.by_form or not self._gives_tools:
+            return "This call was not made: no tools are offered now. Give the answer in the form that was asked for."
+        too_many = f"This call was not made: a reply may make {MOST_CALLS}. Ask for what is still needed in the next."
+        return too_many if place >= MOST_CALLS else None
+
     def next_request(self) -> Request:
         """What the model is asked now."""
         if self._is_last and self._without_schema:
@@ -158,12 +170,11 @@ class TaskConversation:
             elif turn.said:
                 messages.append(Message("user", turn.said))
         together = not self.by_form or self.connection.model.provider.tools_with_schema
-        offers = together and not (self.spec.structured == "no_tools" and self.stage.schema is not None)
         return replace(
             self.request,
             messages=tuple(messages),
             schema=None if self._without_schema else self.request.schema,
-            tools=self.connection.tools if offers else (),
+            tools=self.connection.tools if together and self._gives_tools else (),
             tool_choice="none" if self._is_last or self.by_form else "auto",
             parallel_tools=self.spec.parallel,
         )
@@ -277,10 +288,6 @@ async def open_agents(context: InvocationContext, caller: Caller, since: float) 
         return
     agents = caller.agents = Agents(context, caller, since)
     database, clock = context.places.database, work.clocks.wall
-    for run in {stage.tooling.replay for stage in stages}:
-        if run is not None and await read_run(database, run) is None:
-            remedy = "`agac runs` lists them."
-            raise UsageError(f"--run {run}: there is no such run to take calls of tools from", remedy=remedy)
     tools = ToolContext(
         root=work.root, redactor=work.redactor, monotonic=work.clocks.monotonic, env=work.env, web=work.web,
         functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
@@ -519,7 +526,7 @@ class Agents:
             return told(call, old.result, old.state)
         index, fingerprint = talk.stage.index, talk.attempts.fingerprint
         async with places:
-            found = self.pool.check(index, call.name, call.arguments)
+            found = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
             if isinstance(found, str):
                 return self._keep(talk, turn, place, "refused", found)
             open_call = old if old is not None and old.state != "refused" else None

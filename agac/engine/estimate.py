@@ -303,8 +303,7 @@ class StageForecast(Report):
     blocked_reasons: Annotated[dict[str, Reason], by_count] = field(default_factory=dict)
     sampled: int = 0
     characters: int = 0
-    collapsed: int = 0
-    """Tasks, of those whose prompt is known, that would take the answer of an equal one."""
+    collapsed: int = 0  # tasks, of those whose prompt is known, that would take the answer of an equal one
     parts: int = 0
     exact: bool = True
     guess: Guess | None = None

@@ -197,8 +197,7 @@ class LevelPass:
 # Children are walked while rows of the input still are: each as soon as what it is made of has ended.
 
 PARENTS_AT_ONCE = 64
-MOST_PARENTS = 4096
-"""Rows whose children wait to be fed. While there are more, nothing is read that would add to them."""
+MOST_PARENTS = 4096  # rows whose children wait to be fed. While there are more, nothing is read that would add to them.
 
 
 class Parent(NamedTuple):

@@ -20,8 +20,7 @@ from agac.spec.workflow import Stage, WrittenStage, family, field_shape
 _MESSAGE: dict[str, JSONValue] = field_shape("message") | {"additionalProperties": False}
 """What an agent is given whose card does not say."""
 
-_NONE, _CHILD_TIMEOUT = AgentSpec(), 600.0
-"""Seconds of a call of an agent, whose conversation may take several replies."""
+_NONE, _CHILD_TIMEOUT = AgentSpec(), 600.0  # seconds of a call of an agent, whose conversation may take several replies
 
 
 def with_tools(

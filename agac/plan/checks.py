@@ -213,14 +213,12 @@ def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> lis
         wants.append((workflow.output.where, "parquet", "duckdb"))
     found = [Problem(where, lack) for where, what, library in wants if (lack := lack_of(what, library))]
     for one in (one for stage in workflow.asking for one in family(stage)):
-        is_live = one.agent_spec is not None and one.agent_spec.mode == "live"
-        servers = {server.name: server for server in one.tooling.servers if is_live}
-        for tool in one.named_tools:
+        for server in one.tooling.servers if one.agent_spec and one.agent_spec.mode == "live" else ():
             try:
-                if server := servers.pop(tool.source.partition(":")[0], None):
-                    connection(server, root, env)
+                connection(server, root, env)
             except UsageError as error:
-                found.append(Problem(tool.where, f"{error.message}. {error.remedy}", "warning"))
+                own = (tool.where for tool in one.named_tools if tool.source.startswith(f"{server.name}:"))
+                found.append(Problem(next(own, one.at("")), f"{error.message}. {error.remedy}", "warning"))
     return found
 
 

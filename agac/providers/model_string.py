@@ -198,8 +198,7 @@ def _write_query(values: Mapping[str, Any]) -> str:
 # the words of agac's providers. A run stores the expansion, and its fingerprints are made of it: a name that moves
 # makes a changed run, never an unnoticed one. Who changes a target raises VERSION and writes it as `since`.
 
-VERSION = 1
-"""Of the table. 1: November 2026."""
+VERSION = 1  # of the table. 1: November 2026.
 
 
 @dataclass(frozen=True, slots=True)

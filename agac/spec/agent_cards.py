@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agac.core.errors import Path_, Problem, SpecError, UsageError, Where, any_error, did_you_mean, key_path, listed
+from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_you_mean, key_path, listed
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
@@ -22,7 +22,7 @@ from agac.spec.card_models import CardFile
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
-from agac.spec.paths import OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
+from agac.spec.paths import UNTRUSTED, OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
 from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import CARD_HINTS, described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
@@ -77,6 +77,8 @@ def card_names(project: ProjectSpec) -> list[str]:
 
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
+    if paths.is_reference(name):
+        return None, f"{name} is elsewhere; {_KEEP_A_COPY}, and name that"
     try:
         found = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
@@ -107,36 +109,22 @@ def chosen_card(place: Path, name: str | None) -> Path:
     return chosen[0][1]
 
 
-def card_keys(
-    path: Path, project: ProjectSpec, remote: RemoteContent | None = None, *, trusted: bool = False
-) -> CardFile:
-    """The keys of a card alone, whatever its instruction needs, with its name. Raises SpecError."""
-    try:
-        keys, _, _, problems = _read_card(path, project, remote, trusted=trusted)
-    except Unusable as error:
-        raise SpecError([error.problem]) from None
-    if any_error(problems):
-        raise SpecError(problems)
-    return keys
-
-
-def place_of(name: str, path: Path, project: ProjectSpec, remote: RemoteContent | None) -> Path:
-    """Where a card stands, a remote one where a copy of it would: beside its lock."""
-    return project.paths.agentcards / f"{name}.md" if remote else path
-
-
-def _read_card(
+def read_card(
     path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
 ) -> tuple[CardFile, Document, PlacedText, list[Problem]]:
-    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong. Raises
-    Unusable."""
-    shown = remote.reference if remote else project.shown(path)
-    written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
-    document, problems = _expanded(written, project.env, remote=remote is not None)
-    problems += _from_afar(document, trusted=trusted) if remote else ()
-    keys, found = validate(CardFile, document, hints=CARD_HINTS)
+    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong."""
+    shown, below = remote.reference if remote else project.shown(path), ("", Where(""))
+    keys: CardFile | None = None
+    try:
+        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+        document, problems = _expanded(written, project.env, remote=remote is not None)
+        problems += _from_afar(document, trusted=trusted) if remote else ()
+        keys, found = validate(CardFile, document, hints=CARD_HINTS)
+        problems += found
+    except Unusable as error:
+        document, problems = Document(shown, {}, []), [error.problem]
     named = {"name": ((keys and keys.name) or path.stem).replace(" ", "_")}
-    return (keys or CardFile()).model_copy(update=named), document, below, [*problems, *found]
+    return (keys or CardFile()).model_copy(update=named), document, below, problems
 
 
 def load_card(
@@ -152,12 +140,9 @@ def load_card(
     a card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no
     variables of the environment, which it could send away, and no files; nothing else, unless it is `trusted`. `tools`
     are those that its stage names."""
-    try:
-        keys, document, below, problems = _read_card(path, project, remote, trusted=trusted)
-    except Unusable as error:
-        return None, [error.problem]
+    keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
-    place = place_of(name, path, project, remote)
+    place = project.paths.agentcards / f"{name}.md" if remote else path
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""
@@ -351,12 +336,13 @@ def _fact(
         beside = inside(home, rest.strip(), base=path.parent)
         if not beside.is_file() and kind == "file_silent" and not inside(home, rest.strip()).is_file():
             return "", ""
-        file = beside if beside.is_file() else paths.existing_file(rest.strip(), home, where)
+        file = paths.existing_file(rest.strip(), home, where, base=path.parent if beside.is_file() else None)
         return read_text(file, project.shown(file)).rstrip("\n"), ""
     if colon and kind == "url":
         if remote and rest.strip().startswith("file:"):
             raise Refused(_NOT_FROM_AFAR)
-        return read_text(project.fetch(rest.strip(), "text of a card")[0].path, rest.strip()), ""
+        [found] = project.fetch(rest.strip(), UNTRUSTED if remote else "text of a card")
+        return read_text(found.path, rest.strip()), ""
     if name == "serverInstructions":
         files = ((lock_file(one), f"agac card lock {known_as}") for one, known_as in locks.items())
         known = [one for file, how in files for one in read_lock(file, project.shown(file), how).values()]

@@ -140,7 +140,8 @@ def input_spec(
     with suppress(paths.OutsideProject):  # said where outputs are checked
         own_output = paths.inside(project.root, output) if output else own_output
     if overrides.input is not None:
-        spec = _typed([str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), "--input ")
+        flag = f"{document.places[key]}: " if key in document.places else "--input "
+        spec = _typed([str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), flag)
         left = f"what --input names is {spec.format}, and read without it"
         spec = replace(spec, **beside)
         unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]

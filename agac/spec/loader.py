@@ -16,11 +16,12 @@ from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
-from agac.spec.paths import Refused
+from agac.spec.paths import Refused, home_of
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
+from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder, run_rules
 from agac.spec.validation import described, validate
-from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow
+from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow, family
 from agac.spec.yaml import Document, expand, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
@@ -74,9 +75,9 @@ def _checked(kind: type[File], document: Document, place: str) -> tuple[File | N
     if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
         return None, document, problems
     own, said = kind.model_fields.keys(), "unknown key here; {} belongs {}"
-    hints = {"": {key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own}}
-    for path, inner in (("stages[]", StageFile), ("defaults", DefaultsFile)):
-        hints[path] = {key: said.format(key, _AT_TOP) for key in own - inner.model_fields.keys()}
+    inner = {"stages[]": StageFile.model_fields, "defaults": DefaultsFile.model_fields}
+    hints = {path: {key: said.format(key, _AT_TOP) for key in own - keys.keys()} for path, keys in inner.items()}
+    hints[""] = {key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own}
     file, found = validate(kind, document, hints=hints)
     return file, document, problems + found
 
@@ -95,17 +96,10 @@ class BuiltWorkflow:
     given: Mapping[str, Any] = MappingProxyType({"in_python": True})
     """What an invocation notes of it, besides its options."""
 
-    providers: Mapping[str, ProviderSpec] = MappingProxyType({})
-    """Providers over those of the project."""
-
-    watcher: Any = None
-    """What follows the commits of its runs."""
-
-    places: Mapping[str, Where] = MappingProxyType({})
-    """Where its keys were typed: those of its `Document`."""
-
-    allowed: tuple[str, ...] = ()
-    """Files outside of the project that its keys may name, as `file://`."""
+    providers: Mapping[str, ProviderSpec] = MappingProxyType({})  # providers over those of the project
+    watcher: Any = None  # what follows the commits of its runs
+    places: Mapping[str, Where] = MappingProxyType({})  # where its keys were typed: those of its `Document`
+    allowed: tuple[str, ...] = ()  # files outside of the project that its keys may name, as `file://`
 
     quotes: str | None = None
     """When its first rows are run and the rest is quoted: `always`, above `confirm_above` (`high`), or not again."""
@@ -131,8 +125,7 @@ class BuiltWorkflow:
         return output
 
 
-WorkflowSource = str | Path | BuiltWorkflow
-"""A workflow by its name, by the path of its file, or made in Python."""
+WorkflowSource = str | Path | BuiltWorkflow  # a workflow by its name, by the path of its file, or made in Python
 
 
 def workflow_keys(root: Path) -> list[Problem]:
@@ -232,6 +225,9 @@ def _resolved(
     (ends, rows), wrong = output_stages(file, document, nodes, sound=sound)
     problems += [*found, *refused, *wrong]
     ready = tuple(stage for stage in stages if stage is not None)
+    if len(ready) == len(stages):
+        named = [tool for stage in ready for one in family(stage) for tool in one.named_tools]
+        problems += for_no_tool(named, overrides, home_of(project.root))
     # an input that cannot be used has no format: nothing is read of it, and what does not hang on it is checked
     source = source or InputSpec(project.root, "", None, None, "error", document.where(("input",)))
     return Workflow(

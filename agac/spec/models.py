@@ -29,8 +29,7 @@ class FileModel(BaseModel):
     merges: ClassVar[bool] = False
     """Whether a level that sets some of the keys leaves the others as a weaker level has them."""
 
-    may_be_empty: ClassVar[bool] = True
-    """Whether none of the keys has to stand."""
+    may_be_empty: ClassVar[bool] = True  # whether none of the keys has to stand
 
     @field_validator("*", mode="before")
     @classmethod

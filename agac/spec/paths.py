@@ -8,11 +8,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
-from agac.core.keys import canonical, digest
+from agac.core.keys import bytes_digest, canonical, digest
+from agac.core.types import JSONValue
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -128,10 +129,23 @@ def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...])
     return [path for path in candidates if path.is_file()]
 
 
+_SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
+
+
+def refuse_secret(path: Path, root: Path) -> None:
+    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep for
+    themselves in the project at `root`."""
+    own = any(path.is_relative_to(root.resolve() / state) for state in STATE_FOLDERS)
+    if own or _SECRET.fullmatch(path.name):
+        why = "is agac's or git's own" if own else "is an environment file"
+        raise OutsideProject(f"{path.name!r} {why}, and is never part of a prompt; write what is meant elsewhere")
+
+
 def existing_file(value: str, root: Path, where: Where, *, base: Path | None = None) -> Path:
     """The file of the project that `value` names, relative to `base` (the root when None). Raises Unusable."""
     try:
         path = inside(root, value, base=base)
+        refuse_secret(path, root)
     except OutsideProject as error:
         raise Unusable(Problem(where, str(error))) from None
     if not path.is_file():
@@ -258,6 +272,10 @@ Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
 """From a reference, and what it is for, to its content: of an input perhaps several files. Raises Refused."""
 
 
+UNTRUSTED = "text of a remote card"
+"""What somebody else names, which is fetched without what logs the user in."""
+
+
 def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
     """For who reads files of the project alone."""
     raise Refused(f"{reference} is not fetched here ({what}); download it, and name the file")
@@ -266,6 +284,7 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
 # Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
 
 MAX_BYTES = 5_000_000  # a larger file is data that stands in the wrong place
+_PIECE = 1 << 20  # bytes of a file that is hashed, of whatever size
 
 
 def read_text(path: Path, shown: str) -> str:
@@ -368,7 +387,13 @@ def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
 
 def files_hash(home: Path, patterns: Sequence[str]) -> str:
     """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
-    texts = {name: digest((home / name).read_bytes().decode("latin-1")).hex() for name in matching(home, patterns)}
+    texts = dict[str, JSONValue]()
+    for name in matching(home, patterns):
+        try:
+            with (home / name).open("rb") as file:
+                texts[name] = bytes_digest(iter(partial(file.read, _PIECE), b"")).hex()
+        except OSError as error:
+            raise Refused(f"{name} cannot be read: {error.strerror or error}; name files that can be") from None
     if not texts:
         raise Refused("matches no file of the project")
     return digest(canonical(texts)).hex()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
@@ -54,8 +55,11 @@ class ToolReader:
             if not any(name in _names(one) for one in self.tools):
                 self.tools += self._of_stage(name)
         if self.tools:
-            mode, tools = self._mode(), tuple(map(self._with_keys, self.tools))
-            return {"agent_spec": self._spec(mode), "tooling": self._settings(mode), "named_tools": tools}
+            mode, tools, over = self._mode(), tuple(map(self._with_keys, self.tools)), self.overrides
+            of_card, spec = self.card.keys.request_params.max_iterations if self.card else None, self._spec(mode)
+            turns, files = over.max_turns or self.written.max_turns or of_card, dict(sorted(self.files.items()))
+            how = ToolSettings({}, tuple(self.servers), turns or MAX_TURNS, mode == "record", over.replay, files)
+            return {"agent_spec": spec, "tooling": how, "named_tools": tools}
         for key in self.written.model_fields_set & {*_FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
         return {}
@@ -79,13 +83,6 @@ class ToolReader:
             stubs=stubs if mode == "stub" else {"run": self.overrides.replay} if mode == "replay" else {},
             reads=None if reads is None else self._hash(reads, self._at("reads")),
         )  # fmt: skip
-
-    def _settings(self, mode: ToolsMode) -> ToolSettings:
-        """How its tools are run, and for how many turns."""
-        over, of_card = self.overrides, self.card.keys.request_params.max_iterations if self.card else None
-        turns = over.max_turns or self.written.max_turns or of_card or MAX_TURNS
-        files = dict(sorted(self.files.items()))
-        return ToolSettings({}, tuple(self.servers), turns, mode == "record", over.replay, files)
 
     def _skill_reader(self) -> NamedTool:
         skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
@@ -230,6 +227,19 @@ def _names(tool: NamedTool) -> tuple[str, ...]:
     if tool.spec:
         return tool.source.partition(":")[0], tool.source, tool.spec.name
     return tool.source, function_name(tool.function) if tool.function else f"agent__{tool.source}"
+
+
+def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) -> Iterator[Problem]:
+    """What is said of tools for one invocation, and for none of the `tools` of its workflow."""
+    said, known = overrides.tool_stubs or {}, sorted({name for tool in tools for name in _names(tool)})
+    where = Where("--tool-stubs" if said else "--tools-mode")
+    if not tools and (said or overrides.replay is not None or overrides.tools_mode not in (None, "live")):
+        yield Problem(where, "has no effect: no stage has tools; leave it out", "warning")
+    with suppress(ValueError):  # which was said of a stage
+        for name in (read_stubs(Path(said), home) if isinstance(said, str) else said).keys() - known if tools else ():
+            yield Problem(
+                where, f"no stage has a tool {name!r}; {did_you_mean(name, known, 'the tools are')}", "warning"
+            )
 
 
 def card_servers(names: CardFile | Sequence[str], project: ProjectSpec) -> list[McpServer]:

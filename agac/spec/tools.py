@@ -19,11 +19,8 @@ ResultMode = Literal["postprocess", "passthrough", "selectable"]
 StructuredTools = Literal["auto", "always", "defer", "no_tools"]
 ToolScope = Literal["run", "row"]
 
-MAX_TURNS = 20
-"""Model calls of a conversation, where a card does not say."""
-
-MAX_CHARS = 16_000
-"""Characters of a tool's result, where nobody says."""
+MAX_TURNS = 20  # model calls of a conversation, where a card does not say
+MAX_CHARS = 16_000  # characters of a tool's result, where nobody says
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,7 @@ class ToolRules:
     scope: ToolScope = "run"
 
 
-DEFAULT_RULES = ToolRules()
-"""How a tool is run of which nobody says anything."""
+DEFAULT_RULES = ToolRules()  # how a tool is run of which nobody says anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +156,4 @@ class ToolSettings:
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-NO_TOOLS = ToolSettings()
-"""Those of a stage without tools."""
+NO_TOOLS = ToolSettings()  # those of a stage without tools

@@ -110,8 +110,7 @@ var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
 provider_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}")
 """No dot and no slash: both end the provider in a model string."""
 
-header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
-"""A token of RFC 9110."""
+header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")  # a token of RFC 9110
 
 field_name = _must(
     lambda name: name == name.strip() and not set(name) & set(".{}\n"),

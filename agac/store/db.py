@@ -27,8 +27,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 APPLICATION_ID = 0x61676163  # "agac", so that `file` and we ourselves know the database
-BUSY_SECONDS = 30.0
-"""How long a commit waits for another workflow's commit. Theirs take milliseconds."""
+BUSY_SECONDS = 30.0  # how long a commit waits for another workflow's commit. Theirs take milliseconds.
 
 LOG_BYTES = 1 << 20
 """The write-ahead log begins anew at this length: a disk that took so much takes every commit that the database has."""

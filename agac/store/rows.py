@@ -351,8 +351,7 @@ dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads(
 """By a run, a stage, the hash and key after which to begin, the last hash, and how many at most."""
 
 FIRST = -(1 << 63)
-LAST = (1 << 63) - 1
-"""The ends of what members are sorted by."""
+LAST = (1 << 63) - 1  # the ends of what members are sorted by
 
 members: Reads[[int, int, int, int, int], list[MemberRow]] = reads("members_page", MemberRow)
 """By the key of a group, the hash and key after which to begin, the last hash, and how many at most."""

@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, UsageError, did_you_mean
 from agac.core.keys import canonical, digest
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue
-from agac.spec.paths import Refused, home_of, inside
+from agac.spec.paths import Refused, home_of, inside, refuse_secret
 from agac.spec.tools import ToolKind, ToolSpec
 from agac.spec.yaml import expand
 from agac.store.query import answered
@@ -100,6 +100,7 @@ class Builtins:
         try:
             base = inside(self.home, folder)
             file = inside(base, path)
+            refuse_secret(file, self.home)
         except Refused as error:
             raise ToolFailed(str(error)) from None
         if any(part.startswith(".") for part in file.relative_to(base).parts):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
+from copyreg import dispatch_table
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
-from types import UnionType
+from types import FunctionType, MethodType, ModuleType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_origin, overload
 
 from agac.core.errors import ErrorType, RowError, UsageError
@@ -41,6 +43,7 @@ class DeclaredTool:
     description: str | None = None
     rules: ToolRules = field(default_factory=ToolRules)
     max_chars: int | None = None
+    version: str | None = None
 
 
 class ToolKeys(TypedDict, total=False):
@@ -49,6 +52,7 @@ class ToolKeys(TypedDict, total=False):
     name: str
     description: str
     max_chars: int
+    version: str
     timeout: float
     cacheable: bool
     cache: Literal["run", "persist"]
@@ -74,10 +78,11 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
     """Says of a function how models are told of it and how it is run, where no file says otherwise: `@agac.tool`, or
     `@agac.tool(cacheable=True, rate=5)`. Every function with type hints can be a tool, also without it. `name` and
     `description` take the place of the function's name and docstring; a result of more than `max_chars` characters is
-    cut. `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share one execution,
-    for the run or with `cache="persist"` for later ones too, with `scope="row"` those of one row. One with
+    cut. `version` stands for what the function holds besides its text, as the values around it: such as are no data
+    need it. `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share one
+    execution, for the run or with `cache="persist"` for later ones too, with `scope="row"` those of one row. One with
     `side_effects` is never repeated without being asked."""
-    told = {key: keys.pop(key) for key in ("name", "description", "max_chars") if key in keys}
+    told = {key: keys.pop(key) for key in ("name", "description", "max_chars", "version") if key in keys}
     declared = DeclaredTool(**told, rules=ToolRules(**keys))
 
     def declare(function: Any) -> Any:
@@ -140,16 +145,41 @@ def declared_of(function: Callable[..., Any]) -> DeclaredTool:
 
 
 def _version(function: Callable[..., Any], root: Path) -> str:
-    """Stands for the text of a program's function: of its file with what that imports, where that is the project's."""
-    inner, home = inspect.unwrap(function), home_of(root).resolve()
+    """Stands for a program's function: for its text, of its file with what that imports where that is the project's;
+    and for what it holds: values around it, defaults, its object. Raises UsageError where nothing can."""
+    inner, home, said = inspect.unwrap(function), home_of(root).resolve(), declared_of(function).version
+    own: Any = getattr(inner, "__func__", inner)
     try:
         file = Path(inspect.getsourcefile(inner) or "").resolve()
-        if file.is_relative_to(home):
-            return source_hash(file, home)[0].hex()
-        return digest(inspect.getsource(inner)).hex()
+        is_own = file.is_relative_to(home)
+        text = (source_hash(file, home)[0] if is_own else digest(inspect.getsource(inner))).hex()
     except (OSError, TypeError):  # made by a program, or written in C
         code = getattr(inner, "__code__", None)
-        return digest(repr(inner) if code is None else code.co_code.hex() + repr(code.co_names)).hex()
+        text = digest(source_of(inner) if code is None else code.co_code.hex() + repr(code.co_names)).hex()
+    try:
+        held = [cell.cell_contents for cell in own.__closure__ or ()] if hasattr(own, "__closure__") else []
+        held += [getattr(own, name, None) for name in ("__defaults__", "__kwdefaults__")]
+        held = [one for one in (*held, getattr(inner, "__self__", None)) if one is not None]
+        held = held if said is None else [said]
+        return digest(text + json.dumps(held, default=partial(_stand_in, root), sort_keys=True)).hex() if held else text
+    except Exception as error:  # the user's objects may bring code of their own
+        what = f"{source_of(function)} cannot be a tool: nothing stands for what it holds: {error}"
+        raise UsageError(what, remedy="Say what does, as @agac.tool(version='1').") from error
+
+
+def _stand_in(root: Path, value: Any) -> Any:
+    """What JSON takes for a value that it has not, in any process. Raises what refuses to be looked into."""
+    if isinstance(value, bytes | set | frozenset):
+        return value.hex() if isinstance(value, bytes) else sorted(map(repr, value))
+    if isinstance(value, type | ModuleType):
+        return f"{value.__dict__.get('__module__')}:{value.__name__}"
+    if isinstance(value, FunctionType | MethodType):
+        return _version(value, root)
+    reduced = dispatch_table.get(type(value))  # as for pickle, which a lock and a connection refuse
+    made: Any = value.__reduce_ex__(4) if reduced is None else reduced(value)
+    if isinstance(made, str):
+        return f"{value.__module__}:{made}"
+    return [source_of(made[0]), *(list(one) if isinstance(one, Iterator) else one for one in made[1:])]
 
 
 def load_tool(spec: ToolSpec, root: Path, functions: Mapping[str, Callable[..., Any]]) -> ToolFunction:

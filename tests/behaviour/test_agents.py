@@ -632,3 +632,25 @@ def test_why_tells_a_conversation_of_several_invocations_and_agents_as_one(boss:
     shown = boss.agac("why", "last", "r-1", "ask", code=0).out
     assert "outcome: done" in shown
     assert "older than max_age" not in shown
+
+
+def test_a_reply_makes_so_many_calls_and_no_more(agents: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agac.engine.agent.MOST_CALLS", 2)
+    with simulator(script=script([call("look", q=str(n)) for n in range(4)], "so")) as model:
+        agents.run(agents.workflow(stages=[STAGE], rows=1))
+    assert outcome(agents) == "so"
+    assert [state for *_, state, _ in calls(agents)] == ["done", "done", "refused", "refused"]
+    assert str(model.requests[1]).count("Ask for what is still needed in the next.") == 2
+
+
+@pytest.mark.parametrize("policy", ["no_tools", "defer"])
+def test_a_tool_that_is_not_offered_is_not_run(agents: ProjectFolder, policy: str) -> None:
+    card = f"---\nrequest_params: {{structured_tool_policy: {policy}}}\nfunction_tools: tools/t.py:send\n---\nAsk.\n"
+    agents.write("agentcards/c.md", card)
+    before = ["so"] if policy == "defer" else []  # the form alone is asked for then
+    with simulator(script=script(*before, [SEND], '{"a": "b"}')) as model:
+        agents.run(agents.workflow(stages=[{"name": "ask", "prompt": "${text}", "agent": "c"} | FORM], rows=1))
+    assert outcome(agents) == {"a": "b"}
+    assert [(name, state) for _, _, name, state, _ in calls(agents)] == [("send", "refused")]
+    assert "no tools are offered now" in str(model.requests[-1])
+    assert not (agents.root / "tools/sent").exists()

@@ -142,8 +142,9 @@ def test_the_container_runs_without_rights_and_keeps_its_state_in_a_volume() -> 
     last = {words[0]: words[1] for line in lines if len(words := line.split(maxsplit=1)) == 2}
     assert (last["USER"], last["VOLUME"], last["WORKDIR"]) == ("1000", "/project/.agac", "/project")
     assert last["ENTRYPOINT"] == '["agac"]'
-    [extras] = re.findall(r"'\.\[(.*)\]'", "\n".join(lines))
-    assert set(extras.split(",")) == PROJECT["optional-dependencies"].keys() - {"dev", "docs", "bench"}
+    image, lowest = re.findall(r"'\.\[(.*,.*)\]'", "\n".join(lines) + text_of("Makefile"))
+    extras = PROJECT["optional-dependencies"].keys() - {"dev", "docs", "bench"}
+    assert set(image.split(",")) == set(lowest.split(",")) == extras
     assert {".env", ".agac", "output"} <= set(text_of(".dockerignore").split("\n"))
     words = json.loads(text_of(".devcontainer/devcontainer.json"))["postCreateCommand"].split()
     assert (words[0], f"$(VENV)/{words[1].removeprefix('.venv/')}:" in text_of("Makefile")) == ("make", True)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from support.server import Server
 from support.sources import write_sheets
 
 import agac
+from agac.api.project import open_project, remote_contents
 from agac.core.keys import snapshot
+from agac.data.remote import RemoteContents
 from agac.plan.plan import remote_of, run_settings
+from agac.spec.paths import UNTRUSTED
 
 SCHEMA = json.dumps({"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}).encode()
 CARD = b"---\nname: judge\nmodel: local/small\nrequest_params: {temperature: 0}\n---\nBe brief, {{tone}}."
@@ -250,6 +254,39 @@ def test_a_remote_card_gives_words_and_parameters_alone(
     found = problems(project)
     assert said in found[0]
     assert "canary" not in "".join(found)
+
+
+def test_what_a_remote_card_names_is_fetched_without_the_users_logins(
+    project: ProjectFolder, site: Site, hub: Hub, tmp_path: Path
+) -> None:
+    put(hub, tmp_path)
+    hub.token = "hf_canary"
+    with (project.root / ".env").open("a") as file:
+        file.write("HF_TOKEN=hf_canary\n")
+    page = "{{url:hf://me/words/prompt.md}}"
+    site.pages["/judge.md"] = f"---\n---\nBe brief. {page}".encode()
+    card = site.pages["/judge.md"].decode()
+    workflow(project, f"{site.url}/rows.csv", agent=f"{site.url}/judge.md")
+    (problem,) = problems(project)
+    assert f"{page}: hf://me/words/prompt.md: the hub has no such repository, or does not show it" in problem
+    assert all(headers.get("authorization") is None for *_, headers in hub.seen)
+    assert hub.seen
+    project.write("agentcards/judge.md", card)  # it is the project's own now
+    workflow(project, f"{site.url}/rows.csv", agent="judge")
+    assert problems(project) == []
+    reach = remote_contents(open_project(project.root).spec)
+    own = replace(reach, rules=reach.rules.model_copy(update={"headers": {"x.example": {"Authorization": "canary"}}}))
+    sent = []
+
+    def noted(self: Any, reference: str, what: str) -> Any:
+        sent.append((what, self.rules.headers))
+        return ()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RemoteContents, "_of_web", noted)
+        for what in ("prompt", UNTRUSTED, "prompt", UNTRUSTED):
+            own.fetch("https://x.example/a", what)
+    assert sent == [("prompt", own.rules.headers), (UNTRUSTED, {})]
 
 
 def test_without_leave_nothing_of_this_machine_is_fetched(project: ProjectFolder, site: Site) -> None:

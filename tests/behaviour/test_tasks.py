@@ -76,7 +76,7 @@ def test_other_keys_are_those_of_a_stage_and_what_is_wrong_names_the_argument(pr
     for keys, message in (
         ({"task": "Of {input.}}{{input", "inputs": TEXTS, "syntax": "dollars"}, "agac.run: syntax: "),
         ({"task": "Of ${input", "inputs": TEXTS}, "agac.run: task: placeholder is never closed"),
-        ({"task": "Of {input}", "inputs": "no.csv"}, "no.csv"),
+        ({"task": "Of {input}", "inputs": "no.csv"}, "agac.run: inputs: no.csv: no such file"),
         ({"task": "Of {input}", "inputs": TEXTS, "temprature": 1}, "agac.run: temprature: unknown key; did you mean"),
         ({"task": "Of {input}", "inputs": iter(())}, "the iterator has nothing left"),
         ({"task": "Of {input}", "inputs": [3]}, "row 1 is of type int"),
@@ -85,6 +85,8 @@ def test_other_keys_are_those_of_a_stage_and_what_is_wrong_names_the_argument(pr
     ):
         with pytest.raises((agac.SpecError, agac.UsageError), match=message):
             agac.run(**keys, project=project.root)  # type: ignore[call-overload]
+    with pytest.raises(agac.UsageError, match=r"options.input: a task's rows are its `inputs`"):
+        agac.run(task="Of {input}", inputs=TEXTS, options=agac.RunOptions(input="x.csv"), project=project.root)
     with pytest.raises(agac.SpecError, match=r"agac.map_reduce: map: promt: unknown key"):
         agac.map_reduce(map={"promt": "x"}, reduce="All", inputs=TEXTS, project=project.root)
     (wrong,) = agac.run(task="Of {inptu}", inputs=["tent"], project=project.root)
@@ -155,6 +157,16 @@ def test_a_stream_gives_rows_as_they_end_and_who_leaves_it_pays_for_no_more(
     assert {one.row_id for one in agac.stream(task="Of {input}", **keys)} == set(range(1, 61))
     assert server.account()["charged"] == server.account()["requests"] == 60
     project.assert_sound()
+
+
+def test_a_stream_that_a_limit_ends_says_so_after_its_results(project: ProjectFolder, server: Server) -> None:
+    keys: dict[str, Any] = {"task": "Of {input}", "inputs": TEXTS, "max_inflight": 1, "project": project.root}
+    found = []
+    with pytest.raises(agac.AgacError, match=r"1 row of the task did not end: the budget of the run") as ended:
+        found.extend(one.row_id for one in agac.stream(**keys, options=agac.RunOptions(budget=agac.Budget(calls=2))))
+    assert (found, ended.value.remedy) == ([1, 2], "Raise the limit, or wait; the same call resumes it.")
+    assert sorted(one.row_id for one in agac.stream(**keys)) == [1, 2, 3]
+    assert server.account()["charged"] == 3
 
 
 def test_ctrl_c_ends_a_stream_in_good_order(project: ProjectFolder, faulty: Faulty) -> None:
@@ -338,6 +350,7 @@ def test_a_card_is_tried_with_a_message_or_a_row_live_or_with_stand_ins(project:
         (["helper"], "one message or one row is asked"),
         (["helper", "x", "--row", "data/rows.csv:1"], "one message or one row is asked"),
         (["helper", "--row", "data/rows.csv:9", "--var", "who=Bo"], "data/rows.csv:9 is not there"),
+        (["helper", "--row", "nope.csv:1", "--var", "who=Bo"], "--row: nope.csv: no such file"),
         (["nobody", "x"], "no agent 'nobody'"),
     ):
         assert message in project.agac("card", "try", *words, code=2).err

@@ -195,3 +195,36 @@ def test_what_cannot_stand_in_is_refused(
     with pytest.raises(agac.UsageError) as caught:
         ran(shop, **options)
     assert said in str(caught.value)
+
+
+def test_calls_are_replayed_of_a_run_of_the_same_workflow(shop: ProjectFolder) -> None:
+    shop.write("workflows/other.yml", "input: data/rows.csv\nstages: [{name: a, prompt: x, model: simulator/small}]\n")
+    assert ran(shop).summary["run"] == 1
+    assert agac.run("other", project=shop.root).summary["run"] == 2
+    for run, said in ((2, "it is a run of other, not of reviews,"), (9, "there is no such run")):
+        with pytest.raises(agac.UsageError, match=f"--run {run}: {said} to take calls of tools from"):
+            ran(shop, replay=run)
+    assert shop.query("SELECT count(*) FROM run") == [(2,)]  # none of which was begun for nothing
+    job = ("process", "data/rows.csv", "o.jsonl", "-p", "x", "-m", "simulator/small", "--run", "1")
+    assert "--run 1: it is a run of reviews, not of" in shop.agac(*job, code=2).err
+
+
+def test_a_stub_may_be_for_another_workflow_which_is_said(shop: ProjectFolder) -> None:
+    ran(shop)
+    shop.write("stubs.yml", "lookup: 1\nlookpu: 1\n")
+    options = agac.RunOptions(tool_stubs=str(shop.root / "stubs.yml"))
+    warnings = agac.plan("reviews", options, project=shop.root).warnings
+    [said] = [one.message for one in warnings if "stage" in one.message]
+    assert said.startswith("no stage has a tool 'lookpu'; did you mean 'lookup'?")
+
+
+def test_what_is_said_of_tools_where_there_are_none_is_said(shop: ProjectFolder) -> None:
+    shop.workflow(rows=1)
+    for options, flag in (
+        ({"tools_mode": "stub"}, "--tools-mode"),
+        ({"tool_stubs": {"lookup": 1}}, "--tool-stubs"),
+        ({"tools_mode": "live"}, None),
+    ):
+        report = agac.plan("reviews", agac.RunOptions(**options), project=shop.root)  # type: ignore[arg-type]
+        said = [str(one) for one in report.warnings if "no stage has tools" in one.message]
+        assert said == ([f"{flag}: warning: has no effect: no stage has tools; leave it out"] if flag else [])

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.project import ProjectFolder
 
+import agac
 from agac.testing import simulator
 
 TOOL = '''
@@ -66,3 +68,22 @@ def test_traces_of_rows_that_stages_made_and_of_a_row_run(project: ProjectFolder
     ran = project.agac("process", "data/rows.csv", "out.jsonl", "-p", "{{text}}", "-m", "simulator/small", *flags)
     assert ran.code == 0, ran.err
     assert len(traces(tmp_path / "job")) == 2
+
+
+def test_a_folder_with_files_of_others_is_refused_before_anything_is_asked(
+    project: ProjectFolder, tmp_path: Path
+) -> None:
+    project.workflow(rows=2)
+    folder = tmp_path / "traces"
+    assert project.run(export_traces=str(folder)).exit_code == 0
+    assert project.run(export_traces=str(folder)).exit_code == 0  # its own are replaced
+    for name, text in (("notes.md", ""), ("manifest.jsonl", '{"id": 1}\n'), ("manifest.jsonl", "[]\n"), ("sub", None)):
+        other = tmp_path / f"{name}-{text}".replace("/", "").strip()
+        other.mkdir()
+        (other / name).mkdir() if text is None else (other / name).write_text(text)
+        with pytest.raises(agac.UsageError, match=f"{name} was made by no export"):
+            project.run(export_traces=str(other), fresh=True)
+        assert text is None or (other / name).read_text() == text
+    with pytest.raises(agac.UsageError, match="a file was made by no export"):
+        project.run(export_traces=str(folder / "manifest.jsonl"))
+    assert project.query("SELECT count(*) FROM attempt") == [(2,)]

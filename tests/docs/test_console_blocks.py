@@ -138,6 +138,10 @@ def test_commands_and_their_output_are_told_apart() -> None:
         (["first", "..."], ["other", "a"], False),
         ([], ["something"], False),
         (["Resumed: 20 rows"], ["Resumed: 19 rows"], False),
+        (['look({"q": "x"}): done in 0 ms: so'], ['look({"q": "x"}): done in 1,234 ms: so'], True),
+        (['look({"q": "x"}): done, stub in 0 ms: so'], ['look({"q": "x"}): done, stub in 12 ms: no'], False),
+        (["2 batches; the previous one took 12s"], ["2 batches; the previous one took 1m 03s"], True),
+        (["Prefix cache: 93.1% of prompt tokens; slots: 82%"], ["Prefix cache: 90.0% of prompt tokens"], True),
     ],
 )
 def test_only_what_differs_from_run_to_run_is_left_out_of_the_comparison(

@@ -81,7 +81,16 @@ def without_added(value: Any, listed: bool) -> Any:
     """A value without the keys that reports got since, and where it is `listed` without what is of repeated ids."""
     if isinstance(value, dict):
         added = {"package", "interpreter", "on_path", "on_path_is_this"} if "python" in value else set()
-        added |= {"input_read_at", "serving", "cache_write_tokens", "server_tools", "rounds", "repeated_ids", "primer"}
+        added |= {
+            "input_read_at",
+            "serving",
+            "cache_write_tokens",
+            "server_tools",
+            "rounds",
+            "repeated_ids",
+            "primer",
+            "go_on",
+        }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
         added |= {"least", "most", "valid"} if value.keys() & {"usd_at_most", "collapsed"} else set()  # of plans
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has

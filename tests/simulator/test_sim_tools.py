@@ -42,7 +42,8 @@ class Chat:
         """The next turn: why it ended, its text, its calls."""
         about = {"messages": self.messages, "tools": self.tools, **self.more}
         reply = await self.sdk.chat.completions.create(model="small", **about)
-        async with self.sdk.chat.completions.stream(model="small", **about) as stream:
+        body = {"tools": about.pop("tools")}  # the helper of older versions takes none but strict ones
+        async with self.sdk.chat.completions.stream(model="small", **about, extra_body=body) as stream:
             streamed = await stream.get_final_completion()
         choice, other = reply.choices[0], streamed.choices[0]
         calls = [one.to_dict() for one in choice.message.tool_calls or ()]

@@ -101,6 +101,10 @@ def test_finding_a_card(tree: Tree, tmp_path_factory: pytest.TempPathFactory) ->
     for name, file in (("support", "agentcards/support.md"), ("support.md", "agentcards/support.md"),
                        ("other/extra.md", "other/extra.md")):  # fmt: skip
         assert find_card(name, project) == (tree.root / file, "")
+    assert (
+        "https://x.example/c.md is elsewhere; read the card, and keep a copy"
+        in find_card("https://x.example/c.md", project)[1]
+    )
     assert find_card("suport", project) == (None, "no agent 'suport'; did you mean 'support'?")
     assert find_card("zzz", project) == (None, "no agent 'zzz'; agents in agentcards/: grader, support")
     assert find_card("SKILL", project) == (None, "SKILL.md describes a skill, not an agent")
@@ -167,3 +171,24 @@ def test_a_cards_files_are_sent_as_they_stand(tree: Tree) -> None:
         ("user", "Good?"),
         ("assistant", "Yes."),
     ]
+
+
+@pytest.mark.parametrize("name", [".env", "sub/.env.local", "PROD.ENV", ".agac/notes.md", ".git/config", "link.md"])
+def test_what_may_hold_secrets_is_in_no_prompt(tree: Tree, name: str) -> None:
+    tree.write(name if name != "link.md" else ".env", "KEY=canary\n")
+    if name == "link.md":
+        (tree.root / name).symlink_to(tree.root / ".env")
+    for content in (
+        f"---\n---\n{{{{file:{name}}}}}",
+        f"---\n---\n{{{{file_silent:{name}}}}}",
+        f"---\nmessages: ../{name}\n---\nText.",
+    ):
+        _, [problem] = load(tree, content)
+        assert "is never part of a prompt; write what is meant elsewhere" in problem
+    for key in ("prompt", "instructions"):
+        keys = {"prompt": "x"} | {key: name}
+        stage = ", ".join(f"{key}: {json.dumps(value)}" for key, value in keys.items())
+        [problem] = tree.problems(
+            f"input: data/reviews.csv\ndefaults: {{model: a/b}}\nstages: [{{name: a, {stage}}}]\n"
+        )
+        assert "is never part of a prompt" in problem

@@ -1,19 +1,22 @@
 """Tools of stages: named by cards, stages and agac.yml, told to models, stored with a run and read back."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.tree import Tree
 
 from agac.core.errors import UsageError
-from agac.core.keys import canonical
+from agac.core.keys import canonical, digest
 from agac.plan.changes import changes_of
 from agac.plan.checks import resolve_models
 from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
 from agac.plan.stage import PlannedStage
 from agac.providers.table import SHIPPED
+from agac.spec import paths
 from agac.spec.loader import load_workflow
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import RemoteContent
@@ -207,6 +210,30 @@ def test_skills_facts_and_reads_decide_answers(tree: Tree) -> None:
     assert prints() != second
     [problem] = tree.problems(text)
     assert "write `vars: {currentDate: 20 November 2025}`" in problem
+
+
+def test_files_that_tools_read_are_hashed_in_pieces_and_one_that_cannot_be_read_is_a_problem(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.write("tools/web.py", TOOLS)
+    tree.write("docs/a.md", "é one\n" * 9)
+    text = HEAD + "stages: [{name: a, tools: ['tools/web.py:fetch'], reads: ['docs/*']}]\n"
+    whole = {"docs/a.md": digest((tree.root / "docs/a.md").read_bytes().decode("latin-1")).hex()}
+    monkeypatch.setattr(paths, "_PIECE", 4)
+    assert paths.files_hash(tree.root, ["docs/*"]) == digest(canonical(whole)).hex()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", broken)
+        with pytest.raises(paths.Refused, match=r"docs/a.md cannot be read: Permission denied; name files that can be"):
+            paths.files_hash(tree.root, ["docs/*"])
+    assert not tree.problems(text)
+    (tree.root / "docs/a.md").chmod(0)
+    if not os.access(tree.root / "docs/a.md", os.R_OK):  # which it is for root
+        [problem] = tree.problems(text)
+        assert "docs/a.md cannot be read: Permission denied" in problem
 
 
 def test_a_stage_names_skills_without_a_card(tree: Tree) -> None:

@@ -1,7 +1,7 @@
 """`agac` commands and simulators as processes that are forked from one which has loaded everything: real, and cheap."""
 
 import atexit
-import json
+import marshal
 import os
 import re
 import selectors
@@ -124,7 +124,7 @@ class Template:
         report = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report.connect(self.socket)
         asked = {"program": program, "arguments": list(arguments), "folder": str(folder), "env": dict(env)}
-        socket.send_fds(report, [json.dumps(asked).encode()], handles)
+        socket.send_fds(report, [marshal.dumps(asked)], handles)
         return Forked(int(report.recv(100)), report)
 
     def _close(self) -> None:

@@ -1,12 +1,16 @@
 """Functions as tools: their schema by type hints and docstring, what is refused, how they are called."""
 
 import asyncio
+import copy
 import dataclasses
 import enum
+import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import pydantic
 import pytest
 from pydantic import BaseModel
 
@@ -48,6 +52,7 @@ def _one(hint: Any, default: Any = ...) -> Callable[..., Any]:
 
 STRING = {"type": "string"}
 OBJECT = {"additionalProperties": False, "type": "object"}
+RECORD = OBJECT if pydantic.VERSION >= "2.14" else {"type": "object"}  # of a dataclass, which older ones leave open
 SCHEMAS: list[tuple[Any, Any, dict[str, Any], Any, Any]] = [
     (str, ..., STRING, "x", ["str", "x"]),
     (int, 3, {"type": "integer", "default": 3}, 4, ["int", 4]),
@@ -58,7 +63,7 @@ SCHEMAS: list[tuple[Any, Any, dict[str, Any], Any, Any]] = [
     (Any, ..., {}, [1, None], ["list", [1, None]]),
     (Annotated[str, "What."], ..., {**STRING, "description": "What."}, "x", ["str", "x"]),
     (Colour, Colour.RED, {"enum": ["red", "blue"], "type": "string", "default": "red"}, "blue", ["Colour", "blue"]),
-    (Range, ..., {**OBJECT, "properties": {"low": {"type": "integer", "default": 1}}}, {}, ["Range", {"low": 1}]),
+    (Range, ..., {**RECORD, "properties": {"low": {"type": "integer", "default": 1}}}, {}, ["Range", {"low": 1}]),
     (Person, ..., {"type": "object", "properties": {"name": STRING}, "required": ["name"]}, {"name": "x"}, None),
     (Annotated[dict[str, Filter] | None, 1], None, {
         "anyOf": [{"type": "object", "additionalProperties": {
@@ -196,3 +201,51 @@ def test_what_is_said_of_a_function_takes_the_place_of_what_it_says(tmp_path: Pa
     assert plain("x") == "x"
     with pytest.raises(TypeError, match="cachable"):
         agac.tool(cachable=True)  # type: ignore[call-overload]
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def search(self, q: str) -> str:
+        return f"{self.value} {q}"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _around(value: Any) -> Callable[..., Any]:
+    def search(q: str) -> str:
+        return f"{value} {q}"
+
+    return search
+
+
+HELD = [
+    1, "1", 2, b"x", {"a": [1, (2,)]}, {"b"}, {"b", "c", "dd"}, Range(1), Range(2), re.compile("x"), Path("x"),
+    Holder(1), Holder(2), _around(1), _around(2), len, Holder, Colour.RED, Person(name="x"), Person(name="y"),
+]  # fmt: skip
+
+
+def test_two_tools_of_one_factory_are_two_tools(tmp_path: Path) -> None:
+    made = [_around, lambda value: Holder(value).search]
+    for make in made:
+        versions = [describe(make(value), tmp_path).version for value in HELD]
+        assert len({*versions}) == len(HELD)
+        assert versions == [describe(make(copy.deepcopy(value)), tmp_path).version for value in HELD]
+        for refused in (threading.Lock(), (one for one in ())):
+            with pytest.raises(
+                UsageError, match="cannot be a tool: nothing stands for what it holds: cannot pickle"
+            ) as no:
+                describe(make(refused), tmp_path)
+            assert "@agac.tool(version='1')" in (no.value.remedy or "")
+    for version in ("1", "2"):
+        told = [agac.tool(version=version)(_around(one)) for one in (threading.Lock(), threading.Lock())]
+        first, second = (describe(one, tmp_path).version for one in told)
+        assert first == second
+        assert first != describe(_around(1), tmp_path).version
+    assert describe(_one(str, "x"), tmp_path).version != describe(_one(str, "y"), tmp_path).version
+    around: list[Any] = []
+    around.append(around)
+    with pytest.raises(UsageError, match="nothing stands for what it holds: Circular reference"):
+        describe(_around(around), tmp_path)
+    assert describe(_around(enum), tmp_path).version != describe(_around(re), tmp_path).version
