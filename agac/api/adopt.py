@@ -13,7 +13,7 @@ from agac.api.project import project_of, ready_workflow
 from agac.api.status import database_path
 from agac.core.errors import Problem, RowError, UsageError, Where
 from agac.core.text import cropped, plain
-from agac.core.types import Finish, Reply, RowId, Usage, counted
+from agac.core.types import RowId, counted
 from agac.engine.export import PLAIN_MERGES
 from agac.engine.validate import Checker
 from agac.plan.plan import Selection, make_plan
@@ -74,7 +74,8 @@ def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[tuple[R
                 fits = row_id.encode() if isinstance(row_id, str) else type(row_id) is int and row_id.bit_length() < 64
                 if not fits:
                     raise TypeError("its `id` is no id")
-                answer = _answer(envelope["result"], stage, checker) if envelope["ok"] is True else None
+                empty = envelope["result"] in (None, "", [], {}) or envelope["ok"] is not True
+                answer = None if empty else checker.kept(envelope["result"])
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return torn.append(line)
@@ -82,12 +83,3 @@ def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[tuple[R
                 what = f"{job.output}, line {number} is not the result of a row: {why}. Nothing was adopted"
                 raise UsageError(what, remedy=f"Mend or remove the line, or {_OVERWRITE}") from None
             yield row_id, answer
-
-
-def _answer(value: object, stage: PlannedStage, checker: Checker) -> str | None:
-    """A result as the store has it, JSON; None where it is empty, or not one of the stage."""
-    if value in (None, "", [], {}) or not (stage.wants_json or isinstance(value, str)):
-        return None
-    text = value if isinstance(value, str) and not stage.wants_json else json.dumps(value, ensure_ascii=False)
-    checked = checker.check(Reply(text, Finish.STOP, Usage(), ""))
-    return None if isinstance(checked, RowError) else checked.text

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agac.api.project import Project, RunOptions, made_ready, project_of
+from agac.api.share import shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
@@ -21,7 +22,7 @@ from agac.core.text import cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
-from agac.engine.baseline import Baseline, BaselineRun, meant_before
+from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers, meant_before
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import CHARACTERS_A_TOKEN, PlanReport, estimate, needed
 from agac.engine.export import lost_store, target_of
@@ -68,9 +69,9 @@ async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions
     models, most = checked.models, options.concurrency
     plan = make_plan(checked.workflow, models, opened.root, selection, most, untrusted=untrusted)
     missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]
-    async with open_for_reading(opened.store) as database:
+    async with open_for_reading(opened.store) as database, shared_answers(opened, missing) as remote:
         rows = partial(checked.rows, plan.selection)
-        report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show)
+        report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show, remote=remote)
         report.budgets = await _budgets(database, plan, report)
         loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
@@ -102,15 +103,15 @@ async def planned(
     fresh: bool = False,
     retry: Retry | None = None,
     show: int = 0,
+    remote: RemoteAnswers | None = None,
 ) -> PlanReport:
     """What a run would do, or what is left of `run`; without `rows` for the stored ones, as `retry` chooses them."""
     before = None
     if database is not None:
         last = BaselineRun.of(database, plan) if run is None else BaselineRun.read(database, run, continued=True)
         before = await last
-    return await dry_run(
-        Baseline(plan, database, before, scope=scope, now=time.time(), fresh=fresh, retry=retry), rows, show=show
-    )
+    known = Baseline(plan, database, before, scope=scope, now=time.time(), fresh=fresh, retry=retry, remote=remote)
+    return await dry_run(known, rows, show=show)
 
 
 async def _budgets(database: Database | None, plan: Plan, report: PlanReport) -> list[dict[str, Any]]:

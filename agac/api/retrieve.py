@@ -15,6 +15,7 @@ from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, reachable, recorded_plan, walk_through, work_of
+from agac.api.share import push_at_end
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, UsageError
@@ -119,6 +120,7 @@ async def retrieve(
             with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
         report = await report_of(database, work, invocation, [], writes=newer is None)
+        await push_at_end(database, opened)
         return await _retrieved(database, before, invocation, report, providers, newer)
 
 

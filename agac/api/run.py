@@ -18,6 +18,7 @@ from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, c
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
+from agac.api.share import push_at_end
 from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
@@ -115,6 +116,7 @@ async def _invoke(
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
         report = await report_of(database, work, invocation, warnings, checked.workflow)
+        await push_at_end(database, opened)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:

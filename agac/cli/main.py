@@ -48,6 +48,9 @@ COMMANDS = {
     "card": ("project", "Show AgentCards."),
     "batch": ("batch", "Follow, retrieve and cancel batches."),
     "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
+    "push": ("share", "Put your answers into the team's remote."),
+    "pull": ("share", "Take answers out of the team's remote."),
+    "remote": ("share", "Look at the team's remote."),
     "init": ("project", "Make a project that works at once, on the simulator."),
     "gc": ("project", "Delete old runs and data that no kept run needs."),
     "backup": ("project", "Copy the database, also while a run is at work."),
@@ -58,7 +61,7 @@ COMMANDS = {
 }
 """Every command: its module, imported when it is used, and its line in `agac --help`."""
 
-SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "init": "Project"}
+SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "push": "Share", "init": "Project"}
 """The sections of `agac --help`, each by its first command."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -185,6 +185,8 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
+    if found.remote:
+        yield f"{found.remote:,} of them are answered in the remote: after `agac pull` they are not asked"
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
         if (primer := found.batches.primer) is not None:

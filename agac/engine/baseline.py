@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agac.core.errors import RowError
 from agac.core.types import Message, Outcome, RowId
@@ -112,6 +112,16 @@ class BaselineRun:
         return next(alike, found[0] if found else None)
 
 
+class RemoteAnswers(Protocol):
+    """Answers that other machines share."""
+
+    async def take(
+        self, stage: PlannedStage, prints: Sequence[bytes], since: float
+    ) -> Mapping[bytes, store.EarlierResult | None]:
+        """The stage's answers to these fingerprints, given at or after `since`, which are in the store from now on;
+        None: there is one, which is not pulled."""
+
+
 class Baseline:
     """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
     1970; with a `retry` only the rows that it chooses are worked on. Once it is `counted`, it knows for what a dry run
@@ -129,7 +139,9 @@ class Baseline:
         now: float,
         fresh: bool = False,
         retry: Retry | None = None,
+        remote: RemoteAnswers | None = None,
     ) -> None:
+        self.remote = remote
         self.plan, self.database, self.before, self.scope, self.fresh = plan, database, before, scope, fresh
         self.now, self.retry = now, retry
         self._again_from = retry.position(plan) if retry is not None else None
@@ -313,6 +325,7 @@ class StoredAnswers:
     def __init__(self, baseline: Baseline, found: PlanReport, scratch: Scratch, *, show: int, in_batches: bool) -> None:
         self.baseline, self.found, self.scratch = baseline, found, scratch
         self._show, self._in_batches = show, in_batches
+        self._shared = set[bytes]()  # of what was looked up last, the answers that could be pulled
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
@@ -393,6 +406,7 @@ class StoredAnswers:
             known.append(self.baseline.left(stage, row, task.fingerprint))
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
+        self._shared.clear()
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
         self.scratch.begin()
@@ -410,11 +424,19 @@ class StoredAnswers:
     ) -> dict[bytes, store.EarlierResult]:
         """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not."""
         found: dict[bytes, store.EarlierResult] = {}
-        if self.baseline.database is not None and not self.baseline.fresh:
-            since = self.baseline.since(stage, chosen=chosen)
-            for start in range(0, len(prints), MAX_KEYS):
-                some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
-                found |= await store.earlier_results(self.baseline.database, some, since, workflow)
+        since, remote, database = (
+            self.baseline.since(stage, chosen=chosen),
+            self.baseline.remote,
+            self.baseline.database,
+        )
+        for start in range(0, len(prints) if not self.baseline.fresh else 0, MAX_KEYS):
+            some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
+            if database is not None:
+                found |= await store.earlier_results(database, some, since, workflow)
+            if remote is not None and isinstance(stage, PlannedStage) and (lacking := set(some) - found.keys()):
+                taken = await remote.take(stage, list(lacking), since)
+                found |= {one: result for one, result in taken.items() if result is not None}
+                self._shared |= {one for one, result in taken.items() if result is None}
         return found
 
     async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:
@@ -478,6 +500,7 @@ class StoredAnswers:
             return Parked.PARKED
         reason = self.baseline.reason(stage, row, task.fingerprint)
         found.asked(reason, row.id, lacking, row.times)
+        found.remote += row.times * all(one in earlier or one in self._shared for one in prints)
         found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):
             self._not_called(stage, row)

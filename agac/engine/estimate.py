@@ -279,15 +279,15 @@ class StageForecast(Report):
     those `in_flight` the question is in a batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
-    `sure` are run whatever answers that are not there yet say.
+    `sure` are run whatever answers that are not there yet say; of `run`, those in `remote` are answered there.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
     `rounds` those of one with tools."""
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
-        "undecided", "in_flight", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess", "estimate",
-        "simulated", "batches", "rounds", "least", "most",
+        "undecided", "in_flight", "remote", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess",
+        "estimate", "simulated", "batches", "rounds", "least", "most",
     )  # fmt: skip
 
     stage: AnyStage
@@ -308,6 +308,7 @@ class StageForecast(Report):
     exact: bool = True
     guess: Guess | None = None
     in_flight: int = 0
+    remote: int = 0
     estimate: CostEstimate = LOCAL
     aliases: tuple[dict[str, str | None], ...] = ()
     batches: PlannedBatches | None = None

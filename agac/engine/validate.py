@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
-from agac.core.types import Finish, JSONValue, Message, Reply, Request
+from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage
 from agac.plan.stage import ExtraCheck, PlannedStage
 from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
 
@@ -95,6 +95,16 @@ class Checker:
         """The result, or why the reply is none. `enforced`: the provider held it to the schema, so that asking again
         cannot mend what fails by `format` alone."""
         return _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
+
+    def kept(self, value: JSONValue) -> str | None:
+        """A result of another place as the store has it; None where this stage would not take it as a reply."""
+        text = value
+        if self._wants_json:
+            text = json.dumps(value, ensure_ascii=False)
+        elif self._field is not None:
+            text = value.get(self._field) if isinstance(value, dict) and len(value) == 1 else None
+        checked = self.check(Reply(text, Finish.STOP, Usage(), "")) if isinstance(text, str) else None
+        return checked.text if isinstance(checked, ValidReply) else None
 
     def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:
         """The one for a reply; where patterns may read on, for those of about its length."""

@@ -102,8 +102,18 @@ class PathsFile(FileModel):
 
 
 class RemoteContentFile(FileModel):
-    """What may be fetched from elsewhere (`https://`, `hf://`, `file://`), and how much of it."""
+    """Where answers are shared; what may be fetched from elsewhere (`https://`, `hf://`, `file://`), and how much."""
 
+    url: NonEmpty | None = key(
+        "A folder or `s3://BUCKET/PREFIX` in which a team shares answers; AGAC_REMOTE overrides it.",
+        examples=["s3://team-agac/answers"],
+    )
+    trust: list[Annotated[str, AfterValidator(check.writer_name)]] = key(
+        "Whose answers `agac pull` takes: their names (AGAC_REMOTE_WRITER).", default=[], examples=[["ci", "alice"]]
+    )
+    push: Literal["manual", "auto"] = key(
+        "Whether runs push their answers at their end (`auto`), or `agac push` alone does.", default="manual"
+    )
     allow: list[NonEmpty] = key(
         "Loopback or private hosts and networks (`10.0.0.0/8`), and folders of which `file://` may name files.",
         default=[],
@@ -158,4 +168,6 @@ class ProjectFile(RunRulesFile):
         "How tools are run: by name, a function's `file.py:function`, a server's `docs:search`.", default={}
     )
     mcp: dict[ServerName, McpServerFile] = key("MCP servers by name.", default={})
-    remote: RemoteContentFile = key("What may be fetched from elsewhere.", default=RemoteContentFile())
+    remote: RemoteContentFile = key(
+        "Where answers are shared, and what may be fetched from elsewhere.", default=RemoteContentFile()
+    )

@@ -154,6 +154,9 @@ result_mode = _must(
     lambda value: value != "selectable",
     "{!r} is not supported: nobody selects in a run; write postprocess, or passthrough",
 )
+writer_name = _must(
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z").match, "{!r} is no name of a writer; write letters, digits, . _ -"
+)
 server_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}\Z").match, f"{{!r}} is no name of a server; {_LETTERS}")
 """Short, as it may stand before the names of its tools."""
 

@@ -294,9 +294,37 @@ SELECT coalesce(max(id), 0) FROM result;
 INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: results_by_fingerprint
--- Earlier results for these fingerprints; the newest comes last and wins. Adopted ones are of one workflow alone.
+-- Earlier results for these fingerprints; the newest own one comes last and wins. Adopted ones are of one workflow alone.
 SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? AND (how <> 'adopted'
-    OR endpoint_id IN (SELECT id FROM endpoint WHERE provider = 'adopted' AND base_url = ?)) ORDER BY id;
+    OR endpoint_id IN (SELECT id FROM endpoint WHERE provider = 'adopted' AND base_url = ?)) ORDER BY pack_id IS NULL, id;
+
+-- name: packable
+-- The answers of some rows' tasks that may be pushed, each with what its calls came to.
+SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
+    sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost
+FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
+JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
+LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
+WHERE r.key > ? AND r.key <= ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
+    AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
+    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
+    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
+GROUP BY t.row_key, t.stage, t.replica;
+
+-- name: endpoint_pulled
+-- Who gave an answer of a pack.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (:provider, :base_url, :model, 0) ON CONFLICT DO NOTHING;
+
+-- name: pack_put
+-- A pack of which answers come.
+INSERT INTO pack (writer, name) VALUES (:writer, :pack) ON CONFLICT DO NOTHING;
+
+-- name: result_pulled
+-- An answer of a pack, where none so new is there.
+INSERT INTO result (fingerprint, value, endpoint_id, created_at, how, pack_id)
+SELECT :fingerprint, :value, e.id, :at, :how, p.id FROM endpoint e JOIN pack p ON p.writer = :writer AND p.name = :pack
+WHERE e.provider = :provider AND e.base_url = :base_url AND e.model = :model AND NOT e.simulated
+    AND NOT EXISTS (SELECT 1 FROM result v WHERE v.fingerprint = :fingerprint AND v.created_at >= :since);
 
 -- name: endpoint_adopt
 -- Of adopted results the workflow stands in the place of the address, and the file in that of the model.

@@ -26,6 +26,7 @@ LONG = "a_stage_with_a_name_that_is_much_longer_than_anybody_would_want_it_to_be
 EXCEPT = {
     "completion": "its output is a script for a shell",
     "card lock": "it needs a server; test_mcp_runs.py reads what it prints",
+    **dict.fromkeys(("push", "pull", "remote doctor"), "it needs a remote; test_share.py reads what it prints"),
     "simulate": "serves until it is ended; test_commands.py reads the line of JSON that it begins with",
 }
 """Commands that are not run here, and why."""

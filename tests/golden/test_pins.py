@@ -45,7 +45,8 @@ ADDED = {
         '.max_open_rows: "integer"',
         '.remote.allow[]: "string"', '.remote.http: "boolean"', '.remote.max_mb: "integer"',
         '.remote.timeout: "number"', '.remote.timeout: "string"', '.remote.headers: "object"',
-        '.remote.headers.*: "object"',
+        '.remote.headers.*: "object"', '.remote.url: "string"', '.remote.trust: "array"', '.remote.trust[]: "string"',
+        '.remote.push: "string" ["manual", "auto"]',
         '.remote.headers.*.*: "string"',
         '.defaults.syntax: "string" ["auto", "dollar", "mustache", "brace"]', '.defaults.backend: "string"',
         '.defaults.warm_prefix: "boolean"', *(f".defaults.batch.{rest}" for rest in LATER_RULES),
@@ -92,7 +93,9 @@ def without_added(value: Any, listed: bool) -> Any:
             "go_on",
         }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
-        added |= {"least", "most", "valid"} if value.keys() & {"usd_at_most", "collapsed"} else set()  # of plans
+        added |= (
+            {"least", "most", "valid", "remote"} if value.keys() & {"usd_at_most", "collapsed"} else set()
+        )  # of plans
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}

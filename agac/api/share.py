@@ -1,0 +1,291 @@
+"""`agac push`, `agac pull` and `agac remote doctor`: answers that a team shares in a folder or a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agac.api.project import Project, RunOptions, made_ready, open_project
+from agac.api.sync import blocking
+from agac.core.errors import AgacError, Problem, UsageError, Where
+from agac.core.types import Report, Usd
+from agac.data.object_store import ObjectStore
+from agac.engine.baseline import Baseline, BaselineRun
+from agac.engine.dry_run import dry_run
+from agac.engine.invocation import Scope
+from agac.engine.validate import Checker
+from agac.plan.plan import make_plan
+from agac.plan.stage import LocalStage, PlannedStage
+from agac.providers.table import build_providers
+from agac.spec.loader import workflow_names
+from agac.spec.paths import home_of
+from agac.spec.validation import writer_name
+from agac.store import packs
+from agac.store.db import Database
+from agac.store.packs import Damaged, KnownAnswers, PackedAnswer, endpoint_mark
+from agac.store.rows import EarlierResult, earlier_results
+from agac.store.writer import open_database
+
+FOLDER = "v1"  # of all packs, by writer; the number is that of their form
+READERS = {
+    "AGAC_REMOTE_READ_ONLY": "[^0]", "GITHUB_EVENT_NAME": "pull_request", "CI_MERGE_REQUEST_IID": ".",
+    "BITBUCKET_PR_ID": ".",
+}  # fmt: skip
+"""Variables of jobs that push nothing, with what they begin with there."""
+
+_log = logging.getLogger("agac.run")
+
+
+def _remote(opened: Project) -> ObjectStore:
+    """The project's remote. Raises UsageError where it has none."""
+    url = opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url
+    if not url:
+        remedy = "Write `remote: {url: FOLDER or s3://BUCKET/PREFIX, trust: [NAME]}` into it, or set AGAC_REMOTE."
+        raise UsageError("agac.yml names no remote", remedy=remedy)
+    return ObjectStore(url, home_of(opened.state))
+
+
+def _writer(opened: Project) -> str:
+    """Who pushes. Raises UsageError where this process only reads, or nobody says who it is."""
+    for name in (name for name, begin in READERS.items() if re.match(begin, opened.env.get(name, ""))):
+        remedy = "Push from a job on a protected branch."
+        raise UsageError(f"{name} says that this job only reads the remote", remedy=remedy)
+    try:
+        return str(writer_name(opened.env.get("AGAC_REMOTE_WRITER", "")))
+    except ValueError as error:
+        remedy = "Set it to your name, or the job's, as `ci`."
+        raise UsageError(f"AGAC_REMOTE_WRITER: {error}", remedy=remedy) from None
+
+
+def _committed(opened: Project) -> set[bytes]:
+    """The marks of all endpoints that the project's files name, without a variable of anybody's environment."""
+    rows = build_providers(opened.spec.file.providers, {})[0].values()
+    return {endpoint_mark(row.name, row.base_url) for row in rows if not row.simulated and "://" in row.base_url}
+
+
+class SharedAnswers:
+    """What a plan is told of the remote: to which tasks there are answers of trusted writers; those are pulled where
+    there is a database (`into`), once they are checked. `usd` is what they cost."""
+
+    def __init__(
+        self, opened: Project, known: KnownAnswers, problems: list[Problem], into: Database | None = None
+    ) -> None:
+        self._known, self._problems, self._database = known, problems, into
+        self._committed, self._checkers = _committed(opened), dict[tuple[str, str], Checker]()
+        self.workflow, self.usd, self.writers, self.unfit = "", 0.0, Counter[str](), set[bytes]()
+        self.remote = _remote(opened)
+
+    async def look(self, writers: Sequence[str]) -> None:
+        """Reads the indexes of these writers' packs."""
+        for writer in writers:
+            folder = f"{FOLDER}/{writer}"
+            pattern = re.compile(rf"{re.escape(folder)}/([0-9a-f]{{64}})\.index")
+            found = list(filter(None, map(pattern.fullmatch, sorted(await self.remote.sizes(folder)))))
+            for start in range(0, len(found), 16):
+                some = found[start : start + 16]
+                indexes = await asyncio.gather(*(self.remote.read(one[0], packs.MAX_INDEX) for one in some))
+                for one, index in zip(some, indexes, strict=True):
+                    with self._noting(one[0]):
+                        self._known.add(writer, one[1], index)
+
+    @contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            self._problems.append(Problem(Where(f"{self.remote.url}/{name}"), f"left out: {error}", "warning"))
+
+    async def take(
+        self, stage: PlannedStage, prints: Sequence[bytes], since: float
+    ) -> Mapping[bytes, EarlierResult | None]:
+        """The stage's answers to these fingerprints, given at or after `since`; None: one is there, and not pulled."""
+        rows = [one.provider for one in stage.models if stage.reuse != "never"]
+        marks = sorted(self._committed & {endpoint_mark(row.name, row.base_url) for row in rows})
+        found = self._known.find(prints, marks, since)
+        if self._database is None or not found:
+            return {one[0]: None for one in found}
+        while unread := {(writer, pack) for _, _, writer, pack, answer in found if answer is None}:
+            for writer, pack in unread:
+                name = f"{FOLDER}/{writer}/{pack}.pack"
+                content = await self.remote.read(name, packs.MAX_BYTES)
+                with self._noting(name):
+                    self._known.read(writer, pack, content, time.time())
+            found = self._known.find(prints, marks, since)
+        if (checked := (self.workflow, stage.name)) not in self._checkers:
+            self._checkers[checked] = Checker(stage)
+        taken = dict[bytes, PackedAnswer]()
+        for fingerprint, *_, answer in found:
+            if answer is not None and fingerprint not in taken:
+                value = self._checkers[checked].kept(json.loads(answer.value))
+                taken |= {fingerprint: answer._replace(value=value)} if value is not None else {}
+        self.unfit |= {one[0] for one in found} - taken.keys()
+        self.writers.update(one.writer for one in taken.values())
+        self.usd += sum(one.cost or 0.0 for one in taken.values())
+        await packs.keep_pulled(self._database, list(taken.values()), since)
+        return await earlier_results(self._database, list(taken), since, self.workflow)
+
+
+@asynccontextmanager
+async def shared_answers(opened: Project, problems: list[Problem]) -> AsyncIterator[SharedAnswers | None]:
+    """What a plan is told of the project's remote; None where it has none, or, with a problem, where it is unknown."""
+    with closing(KnownAnswers()) as known:
+        found = None
+        if not opened.untrusted and (opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url):
+            try:
+                found = SharedAnswers(opened, known, problems)
+                await found.look(opened.spec.file.remote.trust)
+            except AgacError as error:
+                where = Where("agac.yml", path="remote.url")
+                problems.append(Problem(where, f"{error.message}; {error.remedy or ''}", "warning"))
+        yield found
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport(Report):
+    """What was pushed: so many new answers in so many packs, which cost `usd`. `there` were pushed before; `kept` were
+    not, as they are too long, hold a secret, or come from an address that agac.yml does not name."""
+
+    remote: str
+    writer: str
+    answers: int
+    packs: int
+    usd: Usd
+    there: int
+    kept: int
+
+
+@blocking
+async def push(*, project: Path | str | None = None) -> PushReport:
+    """Puts the project's own answers that are not there yet into its remote, as packs that never change."""
+    opened = open_project(project, sound=True)
+    async with open_database(opened.store) as database:
+        return await _push(database, opened)
+
+
+async def _push(database: Database, opened: Project) -> PushReport:
+    writer, committed, clean = _writer(opened), _committed(opened), opened.redactor().clean
+    waiting, size, usd, told = list[PackedAnswer](), 0, 0.0, dict.fromkeys(("answers", "packs", "there", "kept"), 0)
+    with closing(KnownAnswers()) as known:
+        shared = SharedAnswers(opened, known, [])
+        await shared.look([writer])
+        async for some in packs.own_answers(database):
+            old = {one[:2] for one in known.find([one.fingerprint for one in some], sorted(committed))}
+            for one in (answer._replace(writer=writer) for answer in some):
+                length = len(one.line())
+                named = endpoint_mark(one.provider, one.base_url) in committed
+                if (one.fingerprint, one.at) in old:
+                    told["there"] += 1
+                elif not named or length > packs.FULL_BYTES or clean(one.value) != one.value:
+                    told["kept"] += 1
+                else:
+                    waiting.append(one)
+                    size, usd = size + length, usd + (one.cost or 0.0)
+                if len(waiting) == packs.FULL_ANSWERS or size > packs.FULL_BYTES:
+                    size = await _put(shared.remote, writer, waiting, told)
+        await _put(shared.remote, writer, waiting, told)
+    return PushReport(shared.remote.url, writer, usd=usd, **told)
+
+
+async def _put(remote: ObjectStore, writer: str, waiting: list[PackedAnswer], told: dict[str, int]) -> int:
+    """Puts a pack of the waiting answers, and then its index, by which it is found: after a kill in between the next
+    push makes the same pack again of the same answers. Leaves nothing waiting: 0 bytes."""
+    if waiting:
+        name, *parts = packs.packed(waiting)
+        for kind, content in zip(("pack", "index"), parts, strict=True):
+            await remote.create(f"{FOLDER}/{writer}/{name}.{kind}", content)
+        told["answers"] += len(waiting)
+        told["packs"] += 1
+        waiting.clear()
+    return 0
+
+
+async def push_at_end(database: Database, opened: Project) -> None:
+    """Pushes after a run where agac.yml says so. What goes wrong is told: it costs the run nothing."""
+    if opened.spec.file.remote.push == "auto":
+        try:
+            await _push(database, opened)
+        except AgacError as error:
+            _log.warning("answers were not pushed: %s. %s", error.message, error.remedy or "")
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport(Report):
+    """What was pulled for tasks of these workflows: answers by their writers, which cost `usd`. `unfit` were left: the
+    stages of today would not take them."""
+
+    remote: str
+    workflows: list[str]
+    answers: int
+    writers: dict[str, int]
+    usd: Usd
+    unfit: int
+    problems: list[Problem]
+
+
+@blocking
+async def pull(workflows: Sequence[str] = (), *, project: Path | str | None = None) -> PullReport:
+    """Takes the answers out of the remote that these workflows (without any: all) would ask for: of trusted writers,
+    from endpoints that agac.yml names, valid by today's schemas; of several the oldest."""
+    opened, problems = open_project(project, sound=True), list[Problem]()
+    names, trust = list(workflows) or workflow_names(opened.spec), opened.spec.file.remote.trust
+    if not trust:
+        problems.append(Problem(Where("agac.yml", path="remote.trust"), "it names no writer to be trusted", "warning"))
+    async with open_database(opened.store) as database:
+        with closing(KnownAnswers()) as known:
+            shared = SharedAnswers(opened, known, problems, database)
+            await shared.look(trust)
+            for shared.workflow in names:
+                ready, checked, options = await made_ready(opened, shared.workflow, RunOptions())
+                plan = make_plan(checked.workflow, checked.models, ready.root, options.selection(), None)
+                before = await BaselineRun.of(database, plan)
+                baseline = Baseline(plan, database, before, scope=Scope(), now=time.time(), remote=shared)
+                report = await dry_run(baseline, partial(checked.rows, plan.selection))
+                functions = [one.name for one in report.stages if isinstance(one.stage, LocalStage) and one.run]
+                if functions and report.calls:
+                    text = f"to pull answers after the function {functions[-1]}, run --until {functions[-1]} before"
+                    problems.append(Problem(Where(shared.workflow), text, "warning"))
+    told = sum(shared.writers.values()), dict(sorted(shared.writers.items())), shared.usd, len(shared.unfit)
+    return PullReport(shared.remote.url, names, *told, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReport(Report):
+    """What a remote is: how many whole packs each writer has there. `create_only`: nothing that is there is ever
+    replaced; None: this process may not push. `forges`: its login may write in the folder of any writer."""
+
+    remote: str
+    packs: dict[str, int]
+    trust: list[str]
+    writer: str
+    create_only: bool | None
+    forges: bool
+    problems: list[Problem]
+
+
+@blocking
+async def remote_doctor(*, project: Path | str | None = None) -> RemoteReport:
+    """Looks at the remote, and tries what this process may do there, which leaves two small objects."""
+    opened = open_project(project, sound=True)
+    remote, problems, writer, create_only, forges = _remote(opened), list[Problem](), "", None, False
+    names = await remote.sizes(FOLDER)
+    found = Counter(name.split("/")[1] for name in names if name.endswith(".index"))
+    try:
+        writer = _writer(opened)
+        won = await asyncio.gather(*(remote.create(f"{FOLDER}/{writer}/probe", content) for content in (b"1", b"2")))
+        create_only = sum(won) < 2 and not await remote.create(f"{FOLDER}/{writer}/probe", b"3")
+        with suppress(AgacError):  # to be refused is good here
+            await remote.create(f"{FOLDER}/_probe/{writer}", b"")
+            forges = True
+    except AgacError as error:
+        problems.append(Problem(Where(remote.url), f"{error.message}. {error.remedy or ''}", "warning"))
+    trust = opened.spec.file.remote.trust
+    return RemoteReport(remote.url, dict(sorted(found.items())), trust, writer, create_only, forges, problems)

@@ -1,0 +1,76 @@
+"""`agac push`, `agac pull` and `agac remote doctor`: answers that a team shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from agac import api
+from agac.cli import main, terminal
+from agac.core.errors import ExitCode
+from agac.core.types import counted, dollars
+
+if TYPE_CHECKING:
+    from agac.api.share import PullReport, PushReport, RemoteReport
+
+
+@click.command(help="Put your own answers into the team's remote, as AGAC_REMOTE_WRITER. Nothing there is replaced.")
+@main.json_option
+@click.pass_obj
+def push(settings: main.Globals, as_json: bool) -> None:
+    report = main.long_running(api.push)(project=settings.project_dir)
+    terminal.print_report(report, _pushed, as_json=as_json, quiet=settings.quiet)
+
+
+def _pushed(report: PushReport) -> Iterator[str]:
+    cost = f" ({dollars(report.usd)})" if report.usd else ""
+    yield f"Pushed {counted(report.answers, 'answer')}{cost} to {report.remote} as {report.writer}"
+    yield from [f"{report.there:,} were there"] if report.there else []
+    if report.kept:
+        yield f"{report.kept:,} stay here: too long, with a secret, or of an address that agac.yml does not name"
+
+
+@click.command(help="Take the answers that workflows would ask for out of the team's remote. Makes no calls.")
+@main.workflow_options("Only for this workflow; may be given more than once.", required=False)
+@main.json_option
+@click.pass_obj
+def pull(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) -> None:
+    report = main.long_running(api.pull)(workflows, project=settings.project_dir)
+    terminal.print_report(report, _pulled, as_json=as_json, quiet=settings.quiet)
+
+
+def _pulled(report: PullReport) -> Iterator[str]:
+    whose = "".join(f"; {count:,} of {writer}" for writer, count in report.writers.items())
+    cost = f" ({dollars(report.usd)})" if report.usd else ""
+    yield f"Pulled {counted(report.answers, 'answer')}{cost} from {report.remote}{whose}"
+    if report.unfit:
+        yield f"{report.unfit:,} were left: the stages of today would not take them"
+    yield from map(str, report.problems)
+
+
+@click.group(cls=main.CommandGroup, help="Look at the folder or bucket in which a team shares answers.")
+def remote() -> None:
+    """The remote that `remote` of agac.yml names."""
+
+
+@remote.command("doctor", help="Show whose answers are in the remote, and try what you may do there.")
+@main.json_option
+@click.pass_obj
+def doctor(settings: main.Globals, as_json: bool) -> int:
+    """Exit 0 fine, 1 where what is there can be replaced."""
+    report = api.remote_doctor(project=settings.project_dir)
+    terminal.print_report(report, _looked, as_json=as_json, quiet=settings.quiet)
+    return ExitCode.FAILED if report.create_only is False else ExitCode.DONE
+
+
+def _looked(report: RemoteReport) -> Iterator[str]:
+    for writer, packs in report.packs.items():
+        yield f"{writer}: {counted(packs, 'pack')}" + ("" if writer in report.trust else ", not trusted")
+    if report.create_only is not None:
+        lasts = "is never replaced" if report.create_only else "can be replaced: do not use this remote"
+        yield f"You may push as {report.writer}; what is there {lasts}"
+    if report.forges:
+        yield "Your login may write in the folder of every writer: to trust one of them is to trust all who have it"
+    yield from map(str, report.problems)

@@ -1,0 +1,153 @@
+"""Answers that a team shares: packs and their indexes, within bounds, and what several of them hold. A pack is somebody
+else's data: it is checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from agac.core.keys import DIGEST_BYTES, digest
+from agac.store.db import Database, change, select, sql
+
+FULL_ANSWERS, FULL_BYTES = 20_000, 8_000_000  # of text: when a pack is full; it is never twice as large
+MAX_BYTES = 32_000_000  # of a pack or an index, packed and unpacked: what is longer is not read
+MAX_INDEX = 1_000_000  # of an index as it is stored: they are read some at a time
+_ENTRY = struct.Struct(f"<{DIGEST_BYTES}s8sd")  # of an index: fingerprint, endpoint_mark, time
+_CLOCKS = 3600.0  # seconds by which the clocks of two machines may differ
+
+
+class Damaged(Exception):
+    """A pack or an index is not what it should be."""
+
+
+class PackedAnswer(NamedTuple):
+    """An answer as it travels. `value` is JSON text, `at` when its writer got it (seconds since 1970), `how` as
+    `records.Result` has it. Then who gave it, and what its calls came to: tokens and dollars, None where not known."""
+
+    fingerprint: bytes
+    value: str
+    at: float
+    how: str
+    provider: str
+    base_url: str
+    model: str
+    input_tokens: int | None
+    output_tokens: int | None
+    cost: float | None
+    writer: str = ""
+    pack: str = ""  # its name
+
+    def line(self) -> bytes:
+        """The answer as a line of a pack, which does not know its own name."""
+        return json.dumps([self.fingerprint.hex(), *self[1:-1]], ensure_ascii=False).encode() + b"\n"
+
+
+def endpoint_mark(provider: str, base_url: str) -> bytes:
+    """Stands for a provider at its address."""
+    return digest(json.dumps([provider, base_url]))[:8]
+
+
+def packed(answers: Iterable[PackedAnswer]) -> tuple[str, bytes, bytes]:
+    """The name of a pack of these answers, which is the hash of its content; its content, and its index."""
+    from zstandard import compress
+
+    ordered = sorted(answers, key=lambda one: one[:3])
+    marks = (_ENTRY.pack(one.fingerprint, endpoint_mark(one.provider, one.base_url), one.at) for one in ordered)
+    content = compress(b"".join(one.line() for one in ordered))
+    return sha256(content).hexdigest(), content, compress(b"".join(marks))
+
+
+def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Iterator[PackedAnswer]:
+    """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or not sound."""
+    if content is None or sha256(content).hexdigest() != name:
+        raise Damaged("it is not the content that its name stands for")
+    for line in _unzipped(content).splitlines():
+        try:
+            fingerprint, *told = json.loads(line)
+            one = PackedAnswer._make([bytes.fromhex(fingerprint), *told, name])
+            json.loads(one.value)
+            for text in one[1:2] + one[3:7]:
+                text.encode()  # a number has no such method
+            is_sound = len(one.fingerprint) == DIGEST_BYTES and one.writer == writer and one.how != "adopted"
+            numbers = (0 <= number < 1 << 53 for number in one[7:10] if number is not None)
+            if not (is_sound and 0 < one.at < now + _CLOCKS and all(numbers)):
+                raise ValueError("it has values that no answer has")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"a line is no answer: {str(error)[:100]}") from None
+        yield one
+
+
+def _unzipped(content: bytes) -> bytes:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    try:
+        found: bytes = ZstdDecompressor(max_window_size=1 << 27).stream_reader(content).read(MAX_BYTES + 1)
+    except ZstdError as error:
+        raise Damaged(f"it cannot be unpacked: {error}") from None
+    if len(found) > MAX_BYTES:
+        raise Damaged(f"it has more than {MAX_BYTES:,} bytes")
+    return found
+
+
+class KnownAnswers:
+    """Answers as indexes tell of them, or packs that were read; in a temporary database, on disk if long."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", check_same_thread=False)
+        self.close = self._db.close
+        columns = "fingerprint, at, writer, pack, mark, told, PRIMARY KEY (fingerprint, at, writer, pack)"
+        self._db.execute(f"CREATE TABLE answer ({columns}) WITHOUT ROWID")
+
+    def _put(self, answers: Iterable[tuple[Any, ...]]) -> None:
+        self._db.executemany("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?, ?)", answers)
+
+    def add(self, writer: str, pack: str, index: bytes | None) -> None:
+        """Takes in the index of a pack. Raises Damaged."""
+        entries = _unzipped(index or b"")
+        if not entries or len(entries) % _ENTRY.size:
+            raise Damaged("it is cut, or too long")
+        self._put((one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries))
+
+    def read(self, writer: str, pack: str, content: bytes | None, now: float) -> None:
+        """Puts what a pack really holds in the place of what its index says: nothing where it raises Damaged."""
+        self._db.execute("DELETE FROM answer WHERE writer = ? AND pack = ?", (writer, pack))
+        for one in list(unpacked(writer, pack, content, now)):
+            mark = endpoint_mark(one.provider, one.base_url)
+            self._put([(one.fingerprint, one.at, writer, pack, mark, json.dumps(one[1:]))])
+
+    def find(
+        self, prints: Sequence[bytes], marks: Sequence[bytes], since: float = 0.0
+    ) -> list[tuple[bytes, float, str, str, PackedAnswer | None]]:
+        """The answers to these fingerprints, of endpoints with these marks, from `since` on (seconds since 1970), the
+        oldest first: fingerprint, time, writer, pack, and the answer where its pack was read."""
+        many, of = (",".join("?" * len(some)) for some in (prints, marks))
+        where = f"fingerprint IN ({many}) AND at >= ? AND mark IN ({of}) ORDER BY at, writer, pack"
+        statement = f"SELECT fingerprint, at, writer, pack, told FROM answer WHERE {where}"  # noqa: S608
+        found = self._db.execute(statement, (*prints, since, *marks))
+        return [(*one, told and PackedAnswer(one[0], *json.loads(told))) for *one, told in found]
+
+
+# What a store gives, and what it takes.
+
+
+async def own_answers(database: Database) -> AsyncIterator[list[PackedAnswer]]:
+    """All answers that may travel, those of some rows at a time: of models that were really asked, which were neither
+    pulled nor adopted, nor made with stand-ins for tools."""
+    (last,) = await select(database, "last_row", int)
+    for after in range(0, last, 1000):
+        yield await select(database, "packable", PackedAnswer, after, after + 1000)
+
+
+async def keep_pulled(database: Database, answers: Sequence[PackedAnswer], since: float) -> None:
+    """Stores answers of packs, as long as nothing so new as `since` is there."""
+
+    def keep(writer: sqlite3.Connection) -> None:
+        told = [one._asdict() | {"since": since} for one in answers]
+        for name in ("endpoint_pulled", "pack_put", "result_pulled"):
+            writer.executemany(sql(name), told)
+
+    await change(database, keep)
