@@ -65,7 +65,10 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
     """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or not sound."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
-    for line in _unzipped(content).splitlines():
+    lines = _unzipped(content).splitlines()
+    if len(lines) > FULL_ANSWERS:
+        raise Damaged(f"it has more than {FULL_ANSWERS:,} answers")
+    for line in lines:
         try:
             fingerprint, *told = json.loads(line)
             one = PackedAnswer._make([bytes.fromhex(fingerprint), *told, name])

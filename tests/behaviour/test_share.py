@@ -294,6 +294,8 @@ def test_a_pack_is_the_content_that_its_name_stands_for() -> None:
     for wrong in (content + b"x", content[:-1], None):
         with pytest.raises(Damaged, match="its name stands for"):
             list(packs.unpacked("ci", name, wrong, now=2000.0))
+    with pytest.raises(Damaged, match="more than 20,000 answers"):
+        read(zstandard.compress(b"1\n" * 20_001))
     with pytest.raises(Damaged, match="cannot be unpacked"):
         read(b"no pack at all")
 
