@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
+    from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.sync import asynchronous
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
     adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
+    acompare_runs = asynchronous(compare_runs)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
     atry_card = asynchronous(try_card)
@@ -94,6 +96,7 @@ _HOMES = {
         "api.report": "ResultRow RowCounts RunReport Sink",
         "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
         "api.run": "RetryChoice Workflow retry retry_choice run_several",
+        "api.run_compare": "RunComparison compare_runs",
         "api.share": "PullReport PushReport RemoteReport pull push remote_doctor",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
@@ -117,18 +120,18 @@ __all__ = [
     "CheckReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode", "GcReport", "GivenRows",
     "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LockReport", "McpServer", "PlanComparison", "PlanReport",
     "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
-    "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunOptions", "RunReport", "RunsReport",
-    "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew",
-    "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "abatch_cancel",
-    "abatch_list", "abatch_status", "abatch_wait", "acompare", "adiff", "adoctor", "aexport", "agc", "agraph",
-    "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
-    "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "astream",
-    "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "diff",
-    "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "lock_card",
-    "map_reduce", "plan", "plan_against", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
-    "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs", "save_drawing", "save_job",
-    "show", "show_card", "show_data", "sql", "status", "stream", "tool", "try_card", "validate", "views", "why",
-    "write_schemas",
+    "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport",
+    "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
+    "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
+    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor",
+    "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess",
+    "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun",
+    "aruns", "ashow", "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
+    "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export",
+    "file_schema", "gc", "graph", "init", "inspect", "lock_card", "map_reduce", "plan", "plan_against", "process",
+    "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice",
+    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
+    "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

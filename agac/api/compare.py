@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions, job_root
 from agac.api.process import process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
+from agac.api.run_compare import Agreement
 from agac.api.status import database_path
 from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
@@ -122,18 +122,12 @@ async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
 
 def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:
     """How many rows both have done, and which share of their results is equal; one row of each is in memory."""
-    rows, equal, fields, same = 0, 0, Counter[str](), Counter[str]()
-    theirs = (row for row in replace(other, kind=None).results() if row.ok)
+    found, theirs = Agreement(), (row for row in replace(other, kind=None).results() if row.ok)
     row = next(theirs, None)
     for mine in replace(first, kind=None).results():
         while row is not None and (row.row_number or 0) < (mine.row_number or 0):
             row = next(theirs, None)
-        if row is None or not mine.ok or row.row_number != mine.row_number:
-            continue
-        rows, equal = rows + 1, equal + (mine.result == row.result)
-        if isinstance(mine.result, dict) and isinstance(row.result, dict):
-            names = [name for name in {**mine.result, **row.result} if name in fields or len(fields) < 100]
-            fields.update(names)
-            same.update(name for name in names if mine.result.get(name) == row.result.get(name))
-    shares = {name: round(same[name] / count, 4) for name, count in fields.items()}
-    return {"rows": rows, "share": round(equal / rows, 4) if rows else None, "fields": shares}
+        if row is not None and mine.ok and row.row_number == mine.row_number:
+            found.add(mine.result, row.result)
+    shares = {name: one.share for name, one in found.fields.items()}
+    return {"rows": found.rows, "share": found.share, "fields": shares}

@@ -40,6 +40,7 @@ COMMANDS = {
     "show": ("inspect", "Show the results of a run, as a table."),
     "runs": ("status", "List all runs and what changed between them."),
     "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
+    "compare": ("review", "Compare the results of two runs, row by row."),
     "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
     "why": ("inspect", "Show why a task was run, and what changed since the last time."),
     "graph": ("project", "Draw a workflow, with the outcomes of its last run."),

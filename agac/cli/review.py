@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
 from agac.cli import main, terminal
 from agac.core.errors import ExitCode
-from agac.core.text import cropped, plain
+from agac.core.text import plain
 from agac.core.types import counted, dollars
-from agac.core.word_diff import Span, as_text, word_diff
+from agac.core.word_diff import Span, as_text, value_diff
 
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
+    from agac.api.run_compare import Agreement, RunComparison
     from agac.api.versions import Version
     from agac.engine.estimate import PlanReport, StageForecast
     from agac.plan.changes import Change
@@ -37,6 +38,59 @@ def diff(settings: main.Globals, ref: str | None, workflows: tuple[str, ...], fo
         lines = diff_lines
     terminal.print_report(report, lines, as_json=as_json or form == "json")
     return ExitCode.DONE if report.ok else ExitCode.USAGE
+
+
+@click.command(help="Compare the results of two runs (their numbers, or `last`), row by row. Makes no calls.")
+@click.argument("first", metavar="RUN_A")
+@click.argument("second", metavar="RUN_B")
+@click.option("--key", metavar="FIELD", help="Match rows by this field of theirs, and not by id.")
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Show so many changed rows.")
+@main.json_option
+@click.pass_obj
+def compare(settings: main.Globals, /, as_json: bool, **which: Any) -> None:
+    report = api.compare_runs(**which, project=settings.project_dir)
+    terminal.print_report(report, lambda found: (*comparison_lines(found), *changed_lines(found)), as_json=as_json)
+
+
+def comparison_lines(report: RunComparison) -> Iterator[str]:
+    """Counts, how far each stage and field agrees, and what the runs took."""
+    runs, rows, by = (report.first, report.second), report.rows, f" by {report.key}" if report.key else ""
+    ended = [f"{one['workflow']}, run {one['run']}{'' if one['complete'] else ' (not finished)'}" for one in runs]
+    yield " compared with ".join(ended)
+    alone = [f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}" for name in ("first", "second")]
+    yield f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; {', '.join(alone)}\n"
+    table = [line for one in report.stages for line in _agreement_rows(one.name, one.agreement)]
+    yield terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
+    for one in runs:
+        times = one["timing_ms"]["duration"]
+        words = map(
+            _known,
+            (one["usd_per_1000_rows"], times["p50"], times["p95"]),
+            (", ${:,.4f} for 1,000 rows", ", calls of {:,.0f} ms", " (p95 {:,.0f} ms)"),
+        )
+        yield f"run {one['run']}: {terminal.cost_of(one['calls'])}{''.join(words)}"
+
+
+def _agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:
+    share, *drift = map(_known, (found.share, found.drift, found.p95), ("{:.1%}", "{:.4g}", "{:.4g}"))
+    yield name, found.rows, found.equal, share, found.alone, *drift
+    for field, one in found.fields.items():
+        yield from _agreement_rows(f"{name}.{field}", one)
+
+
+def _known(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def changed_lines(report: RunComparison) -> Iterator[str]:
+    """What changed in the first rows, and rows of one run alone."""
+    text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
+    rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
+    yield "\n" + terminal.table(("row", "field", "difference"), rows) if rows else ""
+    if (shown := len({one.id for one in report.changed})) < report.rows["changed"]:
+        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: --limit N"
+    for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
+        yield from [f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"] if ids else []
 
 
 def version_words(version: Version) -> str:
@@ -70,10 +124,7 @@ def change_words(change: Change, differing: Callable[[list[Span]], str], shown: 
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
     if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
         return text
-    if isinstance(before, str) and isinstance(now, str) and " " in before + now:
-        return f"{text}: {differing(word_diff(before, now))}"
-    both = ("none" if one is None else one if isinstance(one, str) else json.dumps(one) for one in (before, now))
-    return f"{text}: {shown(' → '.join(cropped(one, 100) for one in both))}"
+    return f"{text}: {value_diff(before, now, differing, shown)}"
 
 
 def counts_words(plan: PlanReport, *, stages: bool = False) -> str:

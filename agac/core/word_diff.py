@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
-from typing import Literal
+from itertools import takewhile
+from operator import eq
+from typing import Any, Literal
 
 from agac.core.text import cropped, escaped, plain
 
@@ -45,6 +48,21 @@ def as_text(spans: Iterable[Span], *, width: int | None = None) -> str:
 def as_markdown(spans: Iterable[Span]) -> str:
     """`~~old~~ **new**` on the lines that they have; what a forge would read or link in the texts is escaped."""
     return _written(spans, escaped, ("~~{}~~", "**{}**"))
+
+
+def value_diff(
+    before: Any, now: Any, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
+) -> str:
+    """Two JSON values: of texts with several words, and of long lists and objects, the words that differ; others as
+    `before → now`. `most`: of each so many characters only, from shortly before the first that differs."""
+    texts = [one if isinstance(one, str) else "none" if one is None else json.dumps(one) for one in (before, now)]
+    if most is not None and max(map(len, texts)) > most:
+        start = max(0, sum(1 for _ in takewhile(bool, map(eq, *texts))) - _AROUND)
+        texts = [one[start : start + most] for one in texts]
+    wordy = isinstance(before, str) and isinstance(now, str) and " " in before + now
+    if wordy or (isinstance(now, list | dict) and before is not None and max(map(len, texts)) > 100):
+        return differing(word_diff(*texts))
+    return shown(" → ".join(cropped(one, 100) for one in texts))
 
 
 def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[str, str]) -> str:

@@ -166,7 +166,12 @@ _LOG_RATIO = math.log(RATIO)
 
 def bucket_of(seconds: float) -> int:
     """The number of the bucket into which a duration falls."""
-    return math.ceil(math.log(min(max(seconds, SHORTEST), LONGEST)) / _LOG_RATIO)
+    return log_bucket(min(max(seconds, SHORTEST), LONGEST))
+
+
+def log_bucket(value: float) -> int:
+    """The number of the bucket into which a value above 0 falls, of any size."""
+    return math.ceil(math.log(value) / _LOG_RATIO)
 
 
 def quantile(histogram: Histogram, share: float) -> float | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select
+from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, sql, translated
 from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts
 from agac.store.runs import InvocationRecord
 
@@ -252,6 +252,27 @@ async def _calls(database: Database, end: str, statement: str, rows: dict[str, i
     while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
         yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
         after = upto
+
+
+RowPair = tuple[RowId, int | None, int | None]  # what a row of two runs is called, its key in each; None: it is in one
+
+
+async def paired_rows(database: Database, first: int, second: int, field: str | None) -> AsyncGenerator[list[RowPair]]:
+    """The rows of two runs in the order of their ids, or of the text in a `field` of theirs, those that stages made
+    too, as they are at one moment, some hundred at a time. Of several that are called alike the first is beside the
+    first. What left the input, or was left out since it repeats an id, is not among them."""
+    values = {"first": first, "second": second, "field": field}
+    with translated(database.path):
+        cursor = await database.reader.at_once(lambda reader: reader.execute(sql("rows_paired"), values))
+        try:
+            while found := await database.reader.at_once(lambda _: cursor.fetchmany(EXPORT_RANGE)):
+                yield found
+        finally:
+            await database.reader.at_once(lambda _: cursor.close())
+
+
+rows_asked: Reads[[int], int] = reads("rows_asked", int, lambda found: found[0])
+"""For how many rows of a run calls were made, those that stages made too."""
 
 
 async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[int, str]]:

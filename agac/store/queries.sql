@@ -609,6 +609,24 @@ FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER
 SELECT row_key, sum(status < 400), sum(input_tokens), sum(output_tokens), sum(cached_tokens), sum(reasoning_tokens), sum(cost)
 FROM attempt WHERE row_key IN (:many) GROUP BY row_key;
 
+-- name: rows_paired
+-- The rows of two runs beside one another, by id or by a field of their data: (that, key in the first, in the second).
+WITH named AS (
+    SELECT CASE WHEN :field IS NULL THEN id
+        ELSE (SELECT CAST(value AS TEXT) FROM json_each(row.data) AS own WHERE own.key = :field) END AS name,
+        run_id = :second AS side, row.key AS row_key, occurrence
+    FROM row WHERE run_id IN (:first, :second) AND state NOT IN (3, 6)
+        AND coalesce(ordinal, origin) IS NOT NULL AND coalesce(place, 0) >= 0
+), counted AS (
+    SELECT *, row_number() OVER (PARTITION BY name, side ORDER BY occurrence, row_key) AS number
+    FROM named WHERE name IS NOT NULL
+)
+SELECT name, max(iif(side, NULL, row_key)), max(iif(side, row_key, NULL)) FROM counted GROUP BY name, number;
+
+-- name: rows_asked
+-- For how many rows of a run calls were made.
+SELECT count(*) FROM row WHERE run_id = ? AND EXISTS (SELECT 1 FROM attempt WHERE row_key = row.key);
+
 -- name: call_last
 -- Whether the last call of an invocation brought no answer, and why. It is looked for among the newest ones only.
 SELECT status IS NULL OR status = 429 OR status >= 500, error_type, error_message FROM attempt

@@ -35,6 +35,7 @@ WORDS: dict[str, list[list[str]]] = {
     "init": [["elsewhere"]],
     "validate": [[], ["-a", "reviews"]],
     "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "."]],
+    "compare": [["1", "2", "--key", "text"]],
     "diff": [["."], [".", "-a", "reviews"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
     "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
