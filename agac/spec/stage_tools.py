@@ -235,6 +235,8 @@ def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) ->
     where = Where("--tool-stubs" if said else "--tools-mode")
     if not tools and (said or overrides.replay is not None or overrides.tools_mode not in (None, "live")):
         yield Problem(where, "has no effect: no stage has tools; leave it out", "warning")
+    elif said and overrides.tools_mode not in (None, "stub"):
+        yield Problem(where, f"stubs are not asked with --tools-mode {overrides.tools_mode}; leave out one of them")
     with suppress(ValueError):  # which was said of a stage
         for name in (read_stubs(Path(said), home) if isinstance(said, str) else said).keys() - known if tools else ():
             yield Problem(

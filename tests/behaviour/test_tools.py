@@ -228,3 +228,13 @@ def test_what_is_said_of_tools_where_there_are_none_is_said(shop: ProjectFolder)
         report = agac.plan("reviews", agac.RunOptions(**options), project=shop.root)  # type: ignore[arg-type]
         said = [str(one) for one in report.warnings if "no stage has tools" in one.message]
         assert said == ([f"{flag}: warning: has no effect: no stage has tools; leave it out"] if flag else [])
+
+
+def test_stubs_beside_a_mode_that_asks_none_are_refused(shop: ProjectFolder) -> None:
+    ran(shop)
+    made = shop.query("SELECT count(*) FROM run")
+    with pytest.raises(agac.SpecError) as refused:
+        ran(shop, tools_mode="record", tool_stubs={"lookup": 1})
+    [said] = refused.value.problems
+    assert str(said) == "--tool-stubs: stubs are not asked with --tools-mode record; leave out one of them"
+    assert shop.query("SELECT count(*) FROM run") == made

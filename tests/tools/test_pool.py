@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import agac
 import agac.tools.pool as pool_module
 from agac.core.errors import UsageError, Where
 from agac.core.redact import Redactor
@@ -235,12 +236,13 @@ def test_errors_are_told_and_not_kept(tmp_path: Path) -> None:
 def test_a_call_is_bounded_in_time_from_its_start(tmp_path: Path) -> None:
     left = threading.Event()
 
-    async def forever() -> str:
-        await asyncio.Event().wait()
-        return ""
-
+    @agac.tool(version="1")  # nothing stands for the event that it holds
     def blocked() -> str:
         left.wait()
+        return ""
+
+    async def forever() -> str:
+        await asyncio.Event().wait()
         return ""
 
     async def main() -> list[ToolOutcome]:
