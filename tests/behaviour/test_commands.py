@@ -39,8 +39,8 @@ def test_agac_and_its_commands_have_help(project: ProjectFolder) -> None:
     names = "init validate run status runs inspect export gc backup card simulate version"
     for name in names.split():
         assert f"\n  {name} " in ran.out
-    assert re.findall(r"^(\w+):\n  (\w+)", ran.out, re.MULTILINE)[-4:] == [
-        ("Run", "validate"), ("Look", "status"), ("Batch", "batch"), ("Project", "init"),
+    assert re.findall(r"^(\w+):\n  (\w+)", ran.out, re.MULTILINE)[-5:] == [
+        ("Run", "validate"), ("Look", "status"), ("Batch", "batch"), ("Share", "push"), ("Project", "init"),
     ]  # fmt: skip
     assert project.agac("help", code=0) == project.agac(code=0) == ran
     asked = (["run", "-h"], ["card", "show", "--help"], ["card"], ["batch"], ["help", "run"], ["help", "batch", "list"])
