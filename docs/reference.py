@@ -55,6 +55,7 @@ from agac.spec.project_models import (
     ProviderSpec,
     RemoteContentFile,
 )
+from agac.spec.test_files import AskedCallFile, ExpectFile, ReplyFile, WorkflowTestFile
 from agac.store.db import migrations, split_script
 from agac.store.query import views
 
@@ -190,6 +191,10 @@ SECTIONS: dict[type[FileModel], str] = {
     McpServerFile: "an-mcp-server",
     ConfirmFile: "confirm_above",
     TelemetryFile: "telemetry",
+    WorkflowTestFile: "a-test",
+    ExpectFile: "expect",
+    ReplyFile: "replies",
+    AskedCallFile: "calls",
     CardFile: "an-agentcard",
     RequestParamsFile: "request_params",
     FunctionToolFile: "function_tools",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.sync import asynchronous
     from agac.api.why import WhyReport, why
+    from agac.api.workflow_tests import WorkflowTestReport, run_tests
     from agac.core.errors import (
         AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
         StoreOutdated, StoreTooNew, UsageError,
@@ -73,7 +74,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     acompare_runs = asynchronous(compare_runs)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
-    atry_card = asynchronous(try_card)
+    atry_card, arun_tests = asynchronous(try_card), asynchronous(run_tests)
 
 _HOMES = {
     name: f"agac.{module}"
@@ -100,6 +101,7 @@ _HOMES = {
         "api.share": "PullReport PushReport RemoteReport pull push remote_doctor",
         "api.status": "StatusReport row_ids status",
         "api.why": "WhyReport why",
+        "api.workflow_tests": "WorkflowTestReport run_tests",
         "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
         "StoreOutdated StoreTooNew UsageError",
         "data.frames": "GivenRows",
@@ -123,15 +125,16 @@ __all__ = [
     "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport",
     "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
     "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
-    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor",
-    "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess",
-    "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun",
-    "aruns", "ashow", "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
-    "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export",
-    "file_schema", "gc", "graph", "init", "inspect", "lock_card", "map_reduce", "plan", "plan_against", "process",
-    "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice",
-    "row_ids", "run", "run_several", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
-    "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
+    "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs",
+    "adiff", "adoctor", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against",
+    "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice",
+    "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel",
+    "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator",
+    "examples", "export", "file_schema", "gc", "graph", "init", "inspect", "lock_card", "map_reduce", "plan",
+    "plan_against", "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve",
+    "retry", "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show",
+    "show_card", "show_data", "sql", "status", "stream", "tool", "try_card", "validate", "views", "why",
+    "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

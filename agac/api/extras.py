@@ -43,6 +43,8 @@ from agac.spec.models import FileModel, WorkflowFile
 from agac.spec.paths import ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
 from agac.spec.stages import StageBuilder
+from agac.spec.test_files import FOLDER as TESTS
+from agac.spec.test_files import WorkflowTestFile
 from agac.spec.validation import CAMEL_CASE
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
@@ -377,7 +379,7 @@ class SchemasReport(Report):
 
 
 def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
-    """Writes all three into `.agac/schemas/` of the project, in place of older ones. Raises UsageError where there is
+    """Writes all of them into `.agac/schemas/` of the project, in place of older ones. Raises UsageError where there is
     no project, and AgacError when the folder cannot be written."""
     opened = open_project(project)
     folder, paths = opened.root / FOLDER, opened.spec.paths
@@ -386,7 +388,7 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
     # an AgentCard in Markdown is no YAML, so editors are not told of it
     patterns = {
         kind: [f"{opened.spec.shown(files)}/*{suffix}" for suffix in (".yml", ".yaml")] if files else ["agac.yml"]
-        for kind, files in (("workflow", paths.workflows), ("project", None), ("card", paths.agentcards))
+        for kind, files in zip(_MODELS, (paths.workflows, None, paths.agentcards, opened.root / TESTS), strict=True)
     }
     for kind in patterns:
         write_whole(folder / f"{kind}.json", json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
@@ -472,6 +474,7 @@ _MODELS: dict[str, tuple[type[FileModel], str]] = {
     "workflow": (WorkflowFile, "agac workflow"),
     "project": (ProjectFile, "agac.yml"),
     "card": (CardFile, "AgentCard"),
+    "test": (WorkflowTestFile, "agac test"),
 }
 
 
@@ -491,7 +494,7 @@ class _AsWritten(GenerateJsonSchema):
 
 
 def file_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 7) of a `workflow`, a `project` (agac.yml) or a `card`. Raises UsageError for others."""
+    """The JSON Schema (draft 7) of a `workflow`, `project` (agac.yml), `card` or `test`. UsageError for others."""
     if kind not in _MODELS:
         raise UsageError(f"no schema of {kind!r}", remedy=f"Choose {', '.join(_MODELS)}.")
     model, title = _MODELS[kind]

@@ -138,7 +138,7 @@ async def inspect(
             report["remote"] = remote
         if row is not None:
             stages, named = recorded_stages(definition), await find_rows(database, record.id, [row])
-            rows = [await _row_report(database, record.id, stages, one, stage) for one in named]
+            rows = [await row_report(database, record.id, stages, one, stage) for one in named]
             met = rows if stage is None else [one for one in rows if one["stages"]]  # they came to the stage
             return InspectReport(root, report, met or rows)
     if stage is not None:
@@ -250,7 +250,7 @@ class ShownPrompt(NamedTuple):
         return self.prints[replica if replica < len(self.prints) else 0]
 
 
-async def _row_report(
+async def row_report(
     database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow, only: str | None
 ) -> dict[str, Any]:
     """The row with its stages, or with the one called `only`."""
@@ -301,7 +301,7 @@ async def write_traces(database: Database, run: int, folder: Path, clean: Callab
     try:
         async for row in (row async for rows in all_rows(database, run) for row in rows):
             shown = re.sub(r"[^A-Za-z0-9._-]+", "_", str(row.id))[:60].strip("._") or "row"
-            about = {"run": run, **await _row_report(database, run, stages, row, None)}
+            about = {"run": run, **await row_report(database, run, stages, row, None)}
             name = f"{shown}-{digest(canonical([row.id, row.occurrence])).hex()[:8]}.json"
             write_whole(folder / name, clean(f"{json.dumps(about, indent=1, ensure_ascii=False)}\n"))
             line = {"id": row.id, "row_number": about["row_number"], "state": about["state"], "file": name}

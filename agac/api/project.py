@@ -210,7 +210,7 @@ class Project:
         if STAND_INS:
             yield STAND_INS[-1]
             return
-        folder = self.root / ".agac"
+        folder = self.state / ".agac"
         folder.mkdir(exist_ok=True)
         try:
             async with embedded_simulator(Settings(state=folder / "simulator.db")) as base_url:

@@ -19,7 +19,7 @@ from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.share import push_at_end
-from agac.api.status import database_path, find_rows, given_flags, go_on, position_of, stored_run
+from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
@@ -29,7 +29,7 @@ from agac.data.sinks import drop_previous
 from agac.data.sources import place_of
 from agac.engine.batch.coordinator import Stale
 from agac.engine.export import keep_previous, target_of
-from agac.engine.invocation import Batching, Clocks, Retry, Scope, ShownReplies, Work
+from agac.engine.invocation import Answers, Batching, Clocks, Retry, Scope, ShownReplies, Work
 from agac.engine.run import Invocation, run_once
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
@@ -66,18 +66,20 @@ async def run(
     """`agac.run` of a workflow: see `agac.api.agents.arun`."""
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
-    return await _invoke(
-        project_of(workflow, project), workflow, options, None, confirm, progress,
-        handle_signals=handle_signals,
-    )  # fmt: skip
+    opened = project_of(workflow, project)
+    return await invoke(opened, workflow, options, None, confirm, progress, handle_signals=handle_signals)
 
 
-async def _invoke(
+async def invoke(
     opened: Project, workflow: WorkflowSource, options: RunOptions, retry: Retry | None, confirm: Confirm | None,
-    progress: Watch | bool, *, handle_signals: bool,
+    progress: Watch | bool, *, handle_signals: bool = False, answers: Answers | None = None,
 ) -> RunReport:  # fmt: skip
-    """One invocation: of the input's rows, or of those that a `retry` chooses."""
+    """One invocation: of the input's rows, or of those that a `retry` chooses; its `answers` may come from elsewhere. A
+    project whose state is in another folder has no outputs written."""
     opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
+    if elsewhere := opened.state != opened.root:
+        output = replace(checked.workflow.output, dir=opened.state / "output", to=None)
+        checked = replace(checked, workflow=replace(checked.workflow, output=output))
     if missing := missing_variables(checked.models, checked.workflow):
         raise SpecError(missing)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
@@ -87,9 +89,9 @@ async def _invoke(
     invocation = Invocation(given=options.given() | dict(built.given if built else {}))
     _refuse_batches(checked.workflow.asking if options.stream else ())
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(database_path(opened.root)))
+        database = await stack.enter_async_context(open_database(opened.store))
         work = await _ready_work(stack, database, opened, checked, options, confirm)
-        work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None)
+        work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None, answers=answers)
         plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
@@ -103,7 +105,7 @@ async def _invoke(
             await _refuse_replay(database, plan.workflow, options.replay)
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
-        if retry is None:
+        if retry is None and not elsewhere:
             left, text = await compare_input(database, plan, work.rows, opened.root)
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
@@ -115,8 +117,9 @@ async def _invoke(
             progress = replies_only if progress else False
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
-        report = await report_of(database, work, invocation, warnings, checked.workflow)
-        await push_at_end(database, opened)
+        report = await report_of(database, work, invocation, warnings, checked.workflow, writes=not elsewhere)
+        if not elsewhere:
+            await push_at_end(database, opened)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:
@@ -223,7 +226,7 @@ def batching_of(
 
     return Batching(
         providers=providers, recorded=partial(recorded_plan, opened, providers, functions=False),
-        folder=opened.root / ".agac" / FOLDER, confirm_stale=agree, wait=options.wait, only_batch=only,
+        folder=opened.state / ".agac" / FOLDER, confirm_stale=agree, wait=options.wait, only_batch=only,
         resume_run=retrieves, only_takes=only_takes,
     )  # fmt: skip
 
@@ -386,7 +389,7 @@ async def retry(
         concurrency=before.concurrency if options.concurrency is None else options.concurrency,
         run_mode=before.run_mode if options.run_mode is None else options.run_mode,
     )  # fmt: skip
-    return await _invoke(opened, record.workflow, merged, due, confirm, progress, handle_signals=handle_signals)
+    return await invoke(opened, record.workflow, merged, due, confirm, progress, handle_signals=handle_signals)
 
 
 def _begun(record: runs.RunRecord, choice: Retry) -> float | None:

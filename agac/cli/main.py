@@ -31,6 +31,7 @@ from agac.spec.paths import PROJECT_FILE, find_project
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
+    "test": ("testing", "Run the tests of workflows: offline, without keys."),
     "run": ("run", "Run a workflow, or resume it."),
     "retry": ("run", "Run failed rows of a run again."),
     "process": ("process", "Ask a model about each row of a file, without a workflow file."),

@@ -304,10 +304,10 @@ def lock_lines(report: LockReport) -> Iterator[str]:
         yield f"{report.file} {'differs' if report.changes else 'is as it was'}"
 
 
-KINDS = ("workflow", "project", "card")
+KINDS = ("workflow", "project", "card", "test")
 
 
-@click.command(help="Print the JSON Schema of workflows, of agac.yml (project) or of AgentCards (card), for editors.")
+@click.command(help="Print the JSON Schema of workflows, agac.yml (project), AgentCards (card) or tests, for editors.")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--write", is_flag=True, help="Write all of them into .agac/schemas/, and show an editor's settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; a schema always is.")

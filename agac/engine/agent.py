@@ -293,7 +293,8 @@ async def open_agents(context: InvocationContext, caller: Caller, since: float) 
         functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
         go_on=context.stop_signal.check, stops=RunStopped,
         later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
-        recorded=agents.recorded, record=work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+        recorded=agents.recorded,
+        record=(work.answers and work.answers.calls) or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )  # fmt: skip
     async with open_tools(stages, tools) as agents.pool:
         yield

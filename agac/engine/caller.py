@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -34,7 +34,7 @@ from agac.engine.validate import Checker, ValidReply, repair_request
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
-from agac.providers.http import Sender, Sending, SocketSender
+from agac.providers.http import HttpReply, Sender, Sending, SocketSender
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
@@ -134,13 +134,15 @@ class CallResult(NamedTuple):
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
-    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet."""
+    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet. `through` stands in
+    the place of the sender."""
 
     sender: Sending
     lane: Lane
     stage_limit: CallLimit
     uncommitted: CallLimit
     wall: Callable[[], float]
+    through: Callable[..., Awaitable[HttpReply | Fault]] | None = field(default=None, kw_only=True)
 
     @cached_property
     def timeout(self) -> Timeout:
@@ -174,7 +176,8 @@ class ModelConnection(Route):
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
         try:
-            http = await self.sender.send(body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins)
+            send = self.through or self.sender.send
+            http = await send(body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins)
         except BaseException as ended:  # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
@@ -341,6 +344,7 @@ class Caller:
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
+        self._answers = context.work.answers
 
     async def ask(
         self,
@@ -468,6 +472,8 @@ class Caller:
     async def _send(self, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
         """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
         active, connection, budgets = attempts.active, attempts.connection, self._budgets
+        if self._answers is not None:
+            connection = replace(connection, through=partial(self._answers.send, attempts, connection.sender.send))
         if not self._proof.made:
             await self._proof.make()
         if budgets is None:

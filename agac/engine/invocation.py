@@ -34,6 +34,8 @@ from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
+    from agac.engine.caller import TaskAttempts
+    from agac.spec.workflow import Timeout
 
 
 UnknownCalls = Literal["ask", "repeat", "skip"]
@@ -146,6 +148,17 @@ class CommitWatcher(Protocol):
         """These rows, tasks and calls are durable now."""
 
 
+class Answers(Protocol):
+    """Stands between tasks and providers in tests of workflows. `calls`: where results of tools are noted; None: as
+    always."""
+
+    calls: Path | None
+
+    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Any:
+        """What comes back for a call, an HttpReply or a Fault; `real` sends it, with the same arguments."""
+        ...
+
+
 class ShownReplies:
     """Replies shown while they are written, one after the other: each below a line that says for whom."""
 
@@ -182,7 +195,7 @@ class Work:
     for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
     more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
     program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
-    `calls` is as in Retry."""
+    `calls` is as in Retry; `answers` stands in the way of each call."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -203,6 +216,7 @@ class Work:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     refresh_tools: bool = False
     calls: UnknownCalls = "ask"
+    answers: Answers | None = None
 
 
 @dataclass(slots=True)

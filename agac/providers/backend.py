@@ -61,6 +61,8 @@ def at_backend(backend: str, providers: Mapping[str, Provider]) -> Provider:
 
 def served_model(row: Provider) -> str:
     """The one model that a server has. Raises Refused where it cannot be asked, or has several."""
+    if row.offline:
+        raise Refused(f"no model is named, and {row.base_url} is not asked offline; name one with `model`")
     headers = {**DIALECTS[row.dialect].headers(row), **row.headers}
     asked = urllib.request.Request(f"{row.base_url}/models", headers=headers)  # noqa: S310
     try:

@@ -217,6 +217,8 @@ class Sender:
         return self._session
 
     def _opened(self, trace: aiohttp.TraceConfig | None = None, **pool: Any) -> aiohttp.ClientSession:
+        if self.settings.provider.offline:
+            raise AssertionError(f"a call to {self.settings.provider.name} was to go out, and it is offline")
         # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self.settings.tls or True, **pool),

@@ -156,6 +156,8 @@ class Provider:
     engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """Of a serving engine of the user's own: what it calls the counters of prompt tokens, and of those that its prefix
     cache had, without `_total`, newest name first (`backend.engine_counts`); None: a service, which has no such."""
+    offline: bool = False
+    """Nothing is ever sent to it: its calls are answered in its place."""
     missing_variables: tuple[str, ...] = ()
     """Variables that the row needs and the environment lacks: an error as soon as the provider is used."""
     secrets: tuple[str, ...] = field(default=(), repr=False)

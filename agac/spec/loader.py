@@ -15,7 +15,7 @@ from agac.spec import paths
 from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, FileModel, StageFile, WorkflowFile
 from agac.spec.paths import Refused, home_of
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_tools import for_no_tool
@@ -25,7 +25,7 @@ from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, Ta
 from agac.spec.yaml import Document, expand, read_yaml
 
 WORKFLOW_SUFFIXES = (".yml", ".yaml")
-File = TypeVar("File", ProjectFile, WorkflowFile)
+File = TypeVar("File", bound=FileModel)
 
 
 def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None, list[Problem]]:
@@ -63,10 +63,10 @@ def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | 
     """A file as it can be read, and every problem; `place` is where the keys belong that stages share. A project need
     not have its file: one with a workflow that was made in Python, or with a store."""
     missing = kind is ProjectFile and not path.exists()
-    return _checked(kind, Document(shown, None, []) if missing else read_yaml(path, shown), place)
+    return checked_file(kind, Document(shown, None, []) if missing else read_yaml(path, shown), place)
 
 
-def _checked(kind: type[File], document: Document, place: str) -> tuple[File | None, Document, list[Problem]]:
+def checked_file(kind: type[File], document: Document, place: str) -> tuple[File | None, Document, list[Problem]]:
     problems, data = list(document.problems), document.data
     if document.empty and kind is WorkflowFile:
         problems.append(document.problem((), "is empty; a workflow has at least input and stages"))
@@ -110,7 +110,7 @@ class BuiltWorkflow:
         if "stages" in keys:
             keys["stages"] = self.tools.written(keys["stages"])
         document = Document(f"Workflow({name!r})", keys, [], places=self.places)
-        self.name, self.read = name, _checked(WorkflowFile, document, _OF_STAGES)
+        self.name, self.read = name, checked_file(WorkflowFile, document, _OF_STAGES)
         problems = list(self.read[2])
         if not re.fullmatch(r"[\w-]+", name):
             problems.insert(0, document.problem(("name",), "has more in it than letters, digits, _ and -"))

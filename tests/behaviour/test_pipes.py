@@ -37,6 +37,7 @@ WORDS: dict[str, list[list[str]]] = {
     "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "."]],
     "compare": [["1", "2", "--key", "text"]],
     "diff": [["."], [".", "-a", "reviews"]],
+    "test": [[], ["-k", "rev"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
     "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
     "resume": [["job_2"]],
@@ -94,6 +95,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> P
     project.run(project.workflow(stages=[stage]))
     project.agac("process", *WORDS["process"][0])
     project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
+    project.write("tests/workflows/reviews.yml", "rows: data/rows.csv\n")
     return project
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "batch", "batches", "diff", "graph", "inspect", "openai", "plan", "process", "project",
-                "run", "share", "status"}  # fmt: skip
+                "run", "share", "status", "testing"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -43,16 +43,16 @@ def test_the_public_names_are_these() -> None:
         "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError", "RunComparison",
         "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport", "StoreCorrupt",
         "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View",
-        "WaitReport", "WhyReport", "Workflow", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
-        "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc", "agraph", "ainspect", "alock_card",
-        "amap_reduce", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor",
-        "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "aruns", "ashow", "astatus", "astream", "atry_card",
-        "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff",
-        "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc", "graph", "init", "inspect",
-        "lock_card", "map_reduce", "plan", "plan_against", "process", "process_plan", "pull", "push", "read_job",
-        "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "runs",
-        "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream", "tool", "try_card",
-        "validate", "views", "why", "write_schemas",
+        "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status",
+        "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc", "agraph", "ainspect",
+        "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
+        "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "arun_tests", "aruns", "ashow",
+        "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait",
+        "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export", "file_schema", "gc",
+        "graph", "init", "inspect", "lock_card", "map_reduce", "plan", "plan_against", "process", "process_plan",
+        "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run",
+        "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql",
+        "status", "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
     for name in agac.api.__all__:

@@ -13,10 +13,12 @@ from pages import ROOT, Block, blocks, pages
 
 from agac import api
 from agac.api import validate
+from agac.api.project import open_project
 from agac.simulator.faults import load_rules, parse_rules, parse_script
+from agac.spec.test_files import find_cases
 
 WITH_YAML = [page for page in pages() if any(block.language == "yaml" for block in blocks(page))]
-SCHEMAS = {kind: Draft7Validator(api.file_schema(kind)) for kind in ("workflow", "project", "card")}
+SCHEMAS = {kind: Draft7Validator(api.file_schema(kind)) for kind in ("workflow", "project", "card", "test")}
 FRAGMENT = "input: {path: data/product_reviews.csv}\nstages:\n  - name: classify\n"
 
 
@@ -48,7 +50,9 @@ def check(block: Block, path: str, folder: Path) -> None:
     target = write(folder, path, block.text)
     if path.startswith(".github/"):
         return  # test_batch_page.py
-    if path in SIMULATED:
+    if path.startswith("tests/workflows/"):
+        assert find_cases(open_project(folder).spec, (), target.stem)[1] == [], block.where
+    elif path in SIMULATED:
         assert load_rules(target, SIMULATED[path]), block.where
     elif target.stem == "broken":
         assert problems(target.stem, folder), f"{block.where}: is not broken"
@@ -82,7 +86,8 @@ def judged(block: Block) -> tuple[str, object] | None:
         return "workflow", {"stages": [{"name": "classify", **data}]}
     if path.stem == "broken" or path.name in SIMULATED or path.parts[0] == ".github":
         return None
-    return ("project" if path.name == "agac.yml" else "card" if path.parts[0] == "agentcards" else "workflow"), data
+    kinds = {"agac.yml": "project", "agentcards": "card", "tests": "test"}
+    return kinds.get(path.parts[0], "workflow"), data
 
 
 @pytest.mark.parametrize("page", WITH_YAML, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -19,9 +19,12 @@ from agac.providers.table import SHIPPED
 from agac.spec.card_models import CardFile
 from agac.spec.models import FileModel, WorkflowFile
 from agac.spec.project_models import ProjectFile
+from agac.spec.test_files import WorkflowTestFile
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS: dict[str, type[FileModel]] = {"workflow": WorkflowFile, "project": ProjectFile, "card": CardFile}
+KINDS: dict[str, type[FileModel]] = {
+    "workflow": WorkflowFile, "project": ProjectFile, "card": CardFile, "test": WorkflowTestFile,
+}  # fmt: skip
 SCHEMAS: dict[str, dict[str, Any]] = {kind: api.file_schema(kind) for kind in KINDS}
 STAGES: dict[str, Any] = {"stages": [{"name": "classify"}]}
 

@@ -1,0 +1,159 @@
+"""Who answers in a test of a workflow, in the place of providers: the simulator, the replies of its file, or replies
+that were recorded once. Nothing goes out but while a test is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agac.core.errors import AgacError, ErrorType
+from agac.core.keys import canonical, digest
+from agac.core.redact import Redactor
+from agac.core.types import Fault, FaultKind, JSONValue, RowId
+from agac.core.word_diff import as_text, word_diff
+from agac.data.files import write_whole
+from agac.engine.caller import TaskAttempts
+from agac.providers.http import HttpReply
+from agac.simulator import anthropic, chat, openai
+from agac.simulator.replies import MARK, AnswerWriter, ApiError
+from agac.simulator.tool_calls import ScriptRule
+from agac.spec.test_files import ReplyFile
+from agac.spec.workflow import Timeout
+
+_APIS = {
+    "openai-chat": (chat.CHAT, chat.CHAT_PARAMETERS), "anthropic": (anthropic.MESSAGES, anthropic.PARAMETERS),
+    "openai-responses": (openai.RESPONSES, openai.RESPONSES_PARAMETERS),
+}  # fmt: skip
+"""How the simulator speaks each dialect, and the parameters that it knows: those of other servers are left out."""
+
+Came = HttpReply | Fault
+
+SHOWN = 160
+"""Characters that are shown of a difference between a recorded request and the one that is made."""
+
+
+def _missing(attempts: TaskAttempts, what: str) -> Fault:
+    place = f"stage {attempts.connection.stage.name!r}, row {attempts.active.new.row.id!r}"
+    return Fault(FaultKind.TASK, ErrorType.PROVIDER_ERROR, f"{place}: {what}; nothing was sent")
+
+
+class SimulatedAnswers:
+    """Answers of the simulator, or those of `rules`: then a call that none of them is for is an error."""
+
+    calls: Path | None = None
+
+    def __init__(self, rules: Sequence[ReplyFile] | None = None) -> None:
+        self._rules, self._writer = rules, AnswerWriter()
+
+    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Came:
+        """As `Answers` says."""
+        stage, row, writer = attempts.connection.stage.name, attempts.active.new.row.id, self._writer
+        if self._rules is not None:
+            rule = next((one for one in self._rules if one.is_for(stage, row, attempts.request)), None)
+            if rule is None:
+                return _missing(attempts, "none of the test's replies is for this call")
+            writer = AnswerWriter(script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])])
+        api, known = _APIS[attempts.connection.model.provider.dialect]
+        data = {key: value for key, value in json.loads(wire).items() if key in known}
+        try:
+            call = api.read(json.dumps(data).encode(), 0, {"anthropic-version": anthropic.VERSION})
+            return HttpReply(200, MARK, api.body(call, writer.answer(call)), 0.0)
+        except ApiError as error:
+            return HttpReply(error.status, MARK, json.dumps(api.error(error)).encode(), 0.0)
+
+
+def as_data(value: Any) -> JSONValue:
+    """A request, or a recording, as JSON, without what is at its default: what later versions add changes no key."""
+    if is_dataclass(value):
+        given = ((one, getattr(value, one.name)) for one in fields(value))
+        return {one.name: as_data(what) for one, what in given if what != one.default}
+    if isinstance(value, dict):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded call: its stage, row and model, the whole request with its turns, and the body of the reply."""
+
+    stage: str
+    row: RowId
+    provider: str
+    model: str
+    request: dict[str, JSONValue]
+    reply: JSONValue
+
+    @cached_property
+    def key(self) -> bytes:
+        """Which calls get this reply: no format of fingerprints is in it."""
+        return digest(canonical([self.provider, self.model, self.request]))
+
+    def difference(self, other: Recording) -> str:
+        """What `other` asks differently: which parts, and the words."""
+        old, new = ({"model": f"{one.provider}/{one.model}", **one.request} for one in (self, other))
+        parts = [part for part in {**old, **new} if old.get(part) != new.get(part)]
+        texts = (canonical({part: one.get(part) for part in parts}) for one in (old, new))
+        return f"{' and '.join(parts)} changed, {as_text(word_diff(*texts), width=SHOWN)}"
+
+
+class Cassette:
+    """The recorded replies of a test: a `file` with a line of JSON for each call, and `tools`, what tools gave, as
+    stubs. Replies come in their order, of equal calls the last again and again. With the `redactor` of the run calls
+    without a reply go out, and what comes is recorded; what tools give is then noted in `calls`."""
+
+    def __init__(self, file: Path, redactor: Redactor | None, calls: Path | None) -> None:
+        """Reads the file, if it is there. Raises AgacError for a line that is no recorded call."""
+        self.file, self.tools, self.calls = file, file.with_name(f"{file.stem}_calls.jsonl"), calls
+        self._redactor, self._seen, self._used = redactor, Counter[bytes](), set[int]()
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        try:
+            self._recordings = [Recording(**json.loads(line)) for line in lines]
+        except (ValueError, TypeError) as error:
+            remedy = "Delete the file, and run `agac test --record`."
+            raise AgacError(f"{file.name} holds no recorded calls: {error}", remedy=remedy) from None
+
+    @property
+    def unused(self) -> list[Recording]:
+        """Recordings that were not asked for."""
+        return [one for place, one in enumerate(self._recordings) if place not in self._used]
+
+    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Came:
+        """As `Answers` says."""
+        asked = self._asked(attempts, None)
+        places, seen = [n for n, one in enumerate(self._recordings) if one.key == asked.key], self._seen[asked.key]
+        self._seen[asked.key] += 1
+        if places and (self._redactor is None or seen < len(places)):
+            self._used.add(place := places[min(seen, len(places) - 1)])
+            return HttpReply(200, {}, json.dumps(self._recordings[place].reply).encode(), 0.0)
+        if self._redactor is None:
+            near = [one for one in self.unused if (one.stage, str(one.row)) == (asked.stage, str(asked.row))]
+            stale = f" (what is recorded is stale: {near[0].difference(asked)})" if near else ""
+            return _missing(attempts, f"no reply is recorded for this call{stale}; record it: `agac test --record`")
+        came: Came = await real(wire, timeout, **how)
+        if isinstance(came, HttpReply) and came.status == 200:
+            self._used.add(len(self._recordings))
+            self._recordings.append(self._asked(attempts, json.loads(came.body)))
+        return came
+
+    def _asked(self, attempts: TaskAttempts, reply: JSONValue) -> Recording:
+        """A call as it is recorded: without secrets."""
+        model, row = attempts.connection.model, attempts.active.new.row.id
+        text = json.dumps([as_data(replace(attempts.request, prefix=None)), reply])
+        request, reply = json.loads(self._redactor.clean(text) if self._redactor is not None else text)
+        return Recording(attempts.connection.stage.name, row, model.provider.name, model.model, request, reply)
+
+    def write(self) -> list[Path]:
+        """Keeps the recordings that were asked for, and what tools gave: the files that there are then."""
+        kept = sorted((self._recordings[place] for place in self._used), key=lambda one: (one.stage, str(one.row)))
+        noted = [file.read_text("utf-8") for file in (self.tools, self.calls) if file is not None and file.is_file()]
+        calls = sorted({line for text in noted for line in text.splitlines()})
+        texts = {self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept], self.tools: calls}
+        for path in (found := [path for path, lines in texts.items() if lines]):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, "\n".join(texts[path]) + "\n")
+        return found

@@ -1,0 +1,281 @@
+"""`agac test`: workflows on the rows of their tests, in the ordinary engine on a store that is thrown away; who answers
+is in `cassettes`. The pytest plugin uses it, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from agac.api.cassettes import Cassette, SimulatedAnswers
+from agac.api.inspect import row_report
+from agac.api.plan import Confirm
+from agac.api.project import Project, RunOptions, open_project
+from agac.api.report import RunReport
+from agac.api.run import invoke
+from agac.api.status import find_rows, stored_run
+from agac.api.sync import calling
+from agac.core.errors import AgacError, SpecError, any_error
+from agac.core.types import Report, RowId, Usd
+from agac.core.word_diff import as_text, word_diff
+from agac.data.files import write_whole
+from agac.data.frames import GivenRows
+from agac.engine.invocation import Answers
+from agac.engine.replay import FinalRows, RowViews
+from agac.plan.stage import recorded_stages
+from agac.spec.guards import Evaluator, GuardFailed
+from agac.spec.json_schema import compiled
+from agac.spec.paths import fetch_nothing
+from agac.spec.test_files import ExpectFile, ReplyFile, WorkflowCase, find_cases
+from agac.store.rows import State
+from agac.store.runs import definition_of
+
+_ENDED = (State.DONE, State.SKIPPED, State.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Report):
+    """What a test expected and what it got; of a row the stage, and what its model was asked there."""
+
+    expected: str
+    got: str
+    row: RowId | None = None
+    stage: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult(Report):
+    """A test that ran; its `result` is passed, failed or error (it could not be judged). `usd`: what its calls would
+    have cost, None: unknown. `stale` are recorded replies that it does not ask for, `written` files that it changed."""
+
+    result: str
+    name: str
+    workflow: str
+    seconds: float
+    calls: int = 0
+    usd: Usd | None = None
+    failures: list[Failure] = field(default_factory=list)
+    error: str | None = None
+    stale: list[str] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTestReport(Report):
+    """The tests that ran; `ok`: all of them passed."""
+
+    ok: bool
+    tests: list[CaseResult]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRow:
+    """A row as the outputs have it. `seen` is what a condition after all stages sees: fields, results by stage, `vars`,
+    and the `result`. `prompts` are by stage; `stage` is where it failed, or was asked last."""
+
+    id: RowId
+    result: Any
+    error: str | None
+    seen: Mapping[str, Any]
+    stage: str | None
+    prompts: Mapping[str, str]
+
+    def failure(self, expected: str, got: str, stage: str | None = None) -> Failure:
+        """Something of this row, at a stage, that was not as expected."""
+        return Failure(expected, got, self.id, stage or self.stage, self.prompts.get(stage or self.stage or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRun:
+    """A workflow that ran offline: its report, the rows of its outputs, and how many replies it got."""
+
+    report: RunReport
+    rows: list[TriedRow]
+    calls: int
+
+
+@calling
+async def run_tests(
+    workflows: Sequence[str] = (), *, word: str | None = None, record: bool = False, update: bool = False,
+    junit: Path | str | None = None, project: Path | str | None = None, confirm: Confirm | None = None,
+) -> WorkflowTestReport:  # fmt: skip
+    """Runs the tests of these workflows, or of all, whose file has the `word` in its name: offline, unless they are to
+    `record` what they lack, which `confirm` may be asked about. `update` writes snapshots, `junit` is a file for the
+    results. Raises UsageError where there is no test, SpecError with all problems of the files."""
+    opened = open_project(project)
+    cases, problems = find_cases(opened.spec, workflows, word)
+    if any_error(problems := [*opened.problems, *problems]):
+        raise SpecError(problems)
+    places = asyncio.Semaphore(8)  # tests at the same time
+
+    async def judged(case: WorkflowCase) -> CaseResult:
+        async with places:
+            with tempfile.TemporaryDirectory(prefix="agac-") as made:
+                return await _judged(opened, case, Path(made), confirm, record=record, update=update)
+
+    found = await asyncio.gather(*map(judged, cases))
+    report = WorkflowTestReport(all(one.result == "passed" for one in found), found)
+    if junit is not None:
+        write_whole(Path(junit), junit_text(report))
+    return report
+
+
+async def try_offline(
+    project: Project, workflow: str, rows: GivenRows | Path, state: Path, answers: Answers, *,
+    confirm: Confirm | None = None, live: bool = False, **options: Any,
+) -> TriedRun:  # fmt: skip
+    """Runs a workflow on rows with its state in the folder `state`; unless it is `live`, nothing goes out to providers
+    and they need no key. Raises what `run` raises."""
+    project = replace(project, state=state)
+    if not live:
+        offline: dict[str, Any] = {"embedded": False, "missing_variables": (), "engine": None, "offline": True}
+        named = project.providers.items()
+        providers = {name: replace(row, base_url=row.base_url or "http://offline/v1", **offline) for name, row in named}
+        project = replace(project, providers=providers, spec=replace(project.spec, fetch=fetch_nothing))
+    given = str(rows) if isinstance(rows, Path) else rows
+    state.mkdir(parents=True, exist_ok=True)
+    chosen = RunOptions(input=given, run_mode="sync", yes=not live, **options)
+    report = await invoke(project, workflow, chosen, None, confirm, False, answers=answers)
+    async with stored_run(state, report.summary["run"]) as (database, record):
+        definition, found = await definition_of(database, record.id), list[TriedRow]()
+        stages = recorded_stages(definition)
+        views = RowViews(stages, definition["vars"], database, wanted=[one.name for one in stages])
+        async for some in FinalRows(definition, inputs=True).rows(database, record.id):
+            seen = await views.ended([one.key for one in some])
+            for row in (one for one in some if one.state in _ENDED):
+                stored = next(one for one in await find_rows(database, record.id, [row.id]) if one.key == row.key)
+                told = (await row_report(database, record.id, stages, stored, None))["stages"]
+                prompts = {one["name"]: "\n\n".join(m["text"] for m in one["prompt"]) for one in told if one["prompt"]}
+                failed = next((one["name"] for one in told if one["outcome"] == "failed"), None)
+                fields, results = seen[row.key].forms[None], seen[row.key].results
+                visible = {**fields, **results, "vars": definition["vars"], "row": fields}
+                error = f"{row.error_type}: {row.error_message}" if row.error_type else None
+                value = None if error or row.value is None else json.loads(row.value)
+                visible["result"], last = value, failed or next(reversed(prompts), None)
+                found.append(TriedRow(row.id, value, error, visible, last, prompts))
+    return TriedRun(report, found, report.summary["calls"]["count"])
+
+
+@calling
+async def try_replies(root: Any, workflow: str, rows: Any, state: Path, replies: Any = None, **how: Any) -> TriedRun:
+    """`try_offline` for the pytest plugin: `replies` are as files of tests have them."""
+    answers = SimulatedAnswers(None if replies is None else [ReplyFile.model_validate(one) for one in replies])
+    return await try_offline(open_project(root), workflow, rows, state, answers, **{"tools_mode": "stub", **how})
+
+
+# What a test expects, compared with what came.
+
+
+async def _judged(
+    project: Project, case: WorkflowCase, state: Path, confirm: Confirm | None, *, record: bool, update: bool
+) -> CaseResult:
+    body, begun, name = case.body, time.monotonic(), case.path.stem
+    recorded, record = body.replies == "recorded", record and body.replies == "recorded"
+    noting = (project.redactor(), state / "calls.jsonl") if record else (None, None)
+    cassette = Cassette(case.path.parent / "recorded" / f"{name}.jsonl", *noting)
+    tools: dict[str, Any] = {"tools_mode": body.tools_mode, "tool_stubs": body.tool_stubs}
+    if recorded and tools == {"tools_mode": "stub", "tool_stubs": None}:
+        stubs = str(cassette.tools) if cassette.tools.is_file() else None
+        tools = {"tools_mode": "record"} if record else tools | {"tool_stubs": stubs}
+    rules = None if isinstance(body.replies, str) else body.replies
+    answers: Answers = cassette if recorded else SimulatedAnswers(rules)
+    about: dict[str, Any] = {"confirm": confirm, "live": record, "vars": body.vars, **tools}
+    try:
+        ran = await try_offline(project, case.workflow, case.input, state, answers, **about)
+    except AgacError as error:
+        problems = error.problems if isinstance(error, SpecError) else [error.message, error.remedy or ""]
+        text = " ".join(map(str, problems)).strip()
+        return CaseResult("error", name, case.workflow, time.monotonic() - begun, error=text)
+    written = cassette.write() if record else []
+    failures = [*_of_run(ran, body.expect), *_of_rows(ran, case)]
+    file = case.path.parent / "snapshots" / f"{name}.json"
+    if body.expect.snapshot:
+        now = {str(one.id): {"error": one.error} if one.error else {"result": one.result} for one in ran.rows}
+        before = json.loads(file.read_text("utf-8")) if file.is_file() else None
+        if update and before != now:
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, json.dumps(now, indent=1, ensure_ascii=False) + "\n")
+            written.append(file)
+        failures += [] if update else _of_snapshot(ran, before, now)
+    stale = [f"stage {one.stage}, row {one.row}" for one in cassette.unused] if recorded and not record else []
+    about = {"calls": ran.calls, "usd": ran.report.summary["calls"]["cost_usd"], "stale": stale, "written": written}
+    ended = "failed" if failures else "passed", name, case.workflow, time.monotonic() - begun
+    return CaseResult(*ended, failures=failures, **about)
+
+
+def _of_run(ran: TriedRun, expect: ExpectFile) -> list[Failure]:
+    counts, results, calls = ran.report.rows._asdict(), len(ran.rows), ran.report.summary["calls"]
+    usd = calls["cost_usd"] if calls["cost_usd"] is not None else math.inf
+    ends = [(f"{some} rows {end}", f"{counts[end]} rows {end}") for end, some in expect.rows.items()]
+    checks = [(expected == got, expected, got) for expected, got in ends]
+    checks += [
+        (not ran.report.stopped, "a run that comes to its end", str(ran.report.stopped)),
+        (expect.results in (None, results), f"{expect.results} results", f"{results} results"),
+        (expect.calls is None or ran.calls <= expect.calls, f"at most {expect.calls} calls", f"{ran.calls} calls"),
+        (
+            expect.usd is None or usd <= expect.usd,
+            f"at most ${expect.usd}",
+            f"${usd}" if usd < math.inf else "no price",
+        ),
+    ]
+    return [Failure(expected, got) for holds, expected, got in checks if not holds]
+
+
+def _of_rows(ran: TriedRun, case: WorkflowCase) -> Iterator[Failure]:
+    validator = compiled(case.schema.body) if case.schema is not None else None
+    stages = [one["name"] for one in ran.report.summary["stages"]]
+    tests = [(guard, Evaluator(guard, stages=stages)) for guard in case.each]
+    written = {row.id for row in ran.rows}
+    for one in [] if case.body.expect.rows.get("failed") else ran.report.summary["errors"]:
+        if (example := one["example"])["id"] not in written:  # of rows of which others were to be made
+            yield Failure("no failed rows", f"{one['type']}: {example['message']}", example["id"], one["stage"])
+    for row in ran.rows:
+        if row.error is not None:
+            yield from [] if case.body.expect.rows.get("failed") else [row.failure("a result", row.error)]
+            continue
+        if row.result is None:
+            continue  # all of it was skipped
+        for wrong in validator.iter_errors(row.result) if validator is not None else ():
+            yield row.failure("a result of the schema", f"{'.'.join(map(str, wrong.instance_path))}: {wrong.message}")
+        for guard, evaluator in tests:
+            try:
+                holds, got = evaluator.test(row.seen), json.dumps(evaluator.values(row.seen), ensure_ascii=False)
+            except GuardFailed as error:
+                holds, got = False, str(error)
+            if not holds:
+                yield row.failure(guard.text, got, next((one for one in guard.names if one in stages), None))
+
+
+def _of_snapshot(ran: TriedRun, before: dict[str, Any] | None, now: dict[str, Any]) -> Iterator[Failure]:
+    if before is None:
+        yield Failure("stored results", "none; write them with `agac test --update`")
+        return
+    rows = {str(one.id): one.failure for one in ran.rows}
+    for name in (one for one in {**before, **now} if before.get(one) != now.get(one)):
+        texts = (json.dumps(one.get(name), ensure_ascii=False, sort_keys=True) for one in (before, now))
+        yield rows.get(name, partial(Failure, row=name))("the snapshot", as_text(word_diff(*texts), width=1_000))
+
+
+def junit_text(report: WorkflowTestReport) -> str:
+    """The results as JUnit's XML, as forges read it."""
+    counts = Counter(one.result for one in report.tests)
+    failed, errors = str(counts["failed"]), str(counts["error"])
+    suite = ET.Element("testsuite", name="agac", tests=str(len(report.tests)), failures=failed, errors=errors)
+    for one in report.tests:
+        case = ET.SubElement(suite, "testcase", classname=one.workflow, name=one.name, time=f"{one.seconds:.3f}")
+        if one.error is not None:
+            ET.SubElement(case, "error", message=one.error)
+        for what in one.failures:
+            message = f"row {what.row}: expected {what.expected}, got {what.got}"
+            ET.SubElement(case, "failure", message=message).text = what.prompt
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,154 @@
+"""Tests of workflows in `tests/workflows/`: the keys of their files, as `spec/models` has those of workflows, and the
+tests as they are found there, with their schemas and conditions compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from agac.core.errors import Problem, UsageError, any_error, listed
+from agac.core.types import AssistantMessage, JSONValue, Request, RowId, Schema, ToolMessage
+from agac.spec import validation as check
+from agac.spec.guards import Guard, compile_guard
+from agac.spec.loader import WORKFLOW_SUFFIXES, checked_file, find_workflow
+from agac.spec.models import FileModel, NonEmpty, key
+from agac.spec.output_schema import load_schema
+from agac.spec.paths import Refused, inside
+from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
+from agac.spec.yaml import read_yaml
+
+FOLDER = "tests/workflows"
+"""Of the project: files of tests; below it `recorded` and `snapshots` hold what agac writes."""
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class AskedCallFile(FileModel):
+    """A call of a tool that a model asks for."""
+
+    name: NonEmpty = Field(description="The tool's name.")
+    arguments: dict[str, JSONValue] = key("The arguments, by name.", default={})
+
+
+class ReplyFile(FileModel):
+    """A reply of a model, and the calls that get it: those for which all of `stage`, `row`, `match`, `turn` hold."""
+
+    stage: NonEmpty | None = key("Only calls of this stage.")
+    row: str | int | None = key("Only calls for the row with this id.")
+    match: NonEmpty | None = key("Only calls with this text in a message, or in a tool's result.")
+    turn: int | None = key("Only this turn of a conversation with tools, from 1.", ge=1)
+    reply: Any = key("What the model says: a text, or a mapping for a stage with a schema.")
+    calls: list[AskedCallFile] = key("The tools that it asks for, in the place of a reply.", default=[])
+
+    @model_validator(mode="after")
+    def _says_one(self) -> Self:
+        if ("reply" in self.model_fields_set) == bool(self.calls):
+            raise check.refused("gives nothing, or two things; write either reply or calls")
+        return self
+
+    def is_for(self, stage: str, row: RowId, request: Request) -> bool:
+        """Whether a call gets this reply."""
+        turn = 1 + sum(isinstance(one, AssistantMessage) for one in request.messages)
+        wanted = self.stage in (None, stage) and self.turn in (None, turn) and str(self.row) in ("None", str(row))
+        results = (one.text for said in request.messages if isinstance(said, ToolMessage) for one in said.results)
+        return wanted and any(
+            (self.match or "") in text for text in (*(one.text for one in request.messages), *results)
+        )
+
+
+Ends = Literal["done", "skipped", "failed", "dropped"]
+Form = Annotated[Any, AfterValidator(check.schema_form)]
+Replies = Literal["simulator", "recorded"] | list[ReplyFile]
+Rows = Annotated[list[dict[str, JSONValue]], Field(min_length=1)]
+
+
+class ExpectFile(FileModel):
+    """What must come of a test's rows."""
+
+    rows: dict[Ends, Count] = key("How many rows of the input end how; without `failed` none may.", default={})
+    results: Count | None = key("How many rows are written, also where stages make or join rows.")
+    each: list[NonEmpty] = key("Conditions (CEL) that hold for each row with a result.", default=[])
+    output_schema: Form = key("The form of each result: a JSON Schema, its path, or `{field: type}`.")
+    calls: Count | None = key("The most calls of models.")
+    usd: Annotated[float, Field(ge=0)] | None = key("The most that the calls may cost, in US dollars.")
+    snapshot: bool = key("Results are those of the stored snapshot; `agac test --update` writes it.", default=False)
+
+
+class WorkflowTestFile(FileModel):
+    """A test of a workflow: rows, who answers, and what must come of it."""
+
+    workflow: NonEmpty | None = key("The workflow; the file's name up to its first dot when left out.")
+    rows: NonEmpty | Rows = Field(description="The rows, or a file of the project with rows.")
+    vars: dict[NonEmpty, str] = key("Values of the workflow's vars.", default={})
+    replies: Replies = key("Who answers: `simulator`, what was `recorded`, or these replies.", default="simulator")
+    tools_mode: Literal["stub", "live"] = key("Whether tools are stubs or recorded, or are called.", default="stub")
+    tool_stubs: dict[NonEmpty, JSONValue] | NonEmpty | None = key("Stubs by tool, or a file of recorded calls.")
+    expect: ExpectFile = key("What must come of it; without it that no row fails.", default=ExpectFile())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowCase:
+    """A test, ready to be run, of the file `path`. `input` are its rows, or the path of their file."""
+
+    path: Path
+    workflow: str
+    body: WorkflowTestFile
+    input: list[dict[str, JSONValue]] | Path
+    each: list[Guard]
+    schema: Schema | None
+
+
+def find_cases(
+    project: ProjectSpec, workflows: Collection[str] = (), word: str | None = None
+) -> tuple[list[WorkflowCase], list[Problem]]:
+    """The tests of these workflows, or of all, whose file has the `word` in its name, and the problems of their files.
+    Raises UsageError where there is none."""
+    folder, found, problems = project.root / FOLDER, list[WorkflowCase](), list[Problem]()
+    wanted = {find_workflow(project, one).stem for one in workflows}
+    files = sorted(one for one in folder.iterdir() if one.suffix in WORKFLOW_SUFFIXES) if folder.is_dir() else []
+    for path in (one for one in files if word is None or word in one.stem):
+        case, wrong = _read(project, path)
+        if case is None or not wanted or case.workflow in wanted:
+            problems += wrong
+            found += [case] if case is not None else []
+    if not found and not problems:
+        remedy = f"There are {listed([one.stem for one in files])}." if files else f"Write {FOLDER}/NAME.yml."
+        raise UsageError("no such test" if files else "there are no tests", remedy=remedy)
+    return found, problems
+
+
+def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[Problem]]:
+    file, document, problems = checked_file(WorkflowTestFile, read_yaml(path, project.shown(path)), "the workflow")
+    if file is None or problems:
+        return None, problems
+    expect, schema, workflow = file.expect, None, file.workflow or path.name.partition(".")[0]
+    given: list[dict[str, JSONValue]] | Path = []
+    try:
+        workflow = find_workflow(project, workflow).stem
+        given = inside(project.root, file.rows) if isinstance(file.rows, str) else file.rows
+        if isinstance(given, Path) and not given.is_file():
+            raise Refused(f"no such file: {file.rows!r}; name one of the project, or write the rows here")
+    except UsageError as error:
+        problems.append(document.problem(("workflow",), f"{error.message}. {error.remedy}"))
+    except Refused as error:
+        problems.append(document.problem(("rows",), str(error)))
+    at = ("expect", "each")
+    guards = [compile_guard(text, document.where((*at, index))) for index, text in enumerate(expect.each)]
+    if expect.output_schema is not None:
+        at = ("expect", "output_schema")
+        schema, wrong = load_schema(expect.output_schema, project, document, at, name=path.stem)
+        problems += wrong
+        if isinstance(schema, PythonSchema):
+            problems.append(document.problem(at, "a Python class is not imported for a test; give a JSON Schema"))
+    problems += [one for _, wrong in guards for one in wrong]
+    if any_error(problems):
+        return None, problems
+    each, known = (
+        [one for one, _ in guards if one is not None],
+        schema.schema if isinstance(schema, JsonSchema) else None,
+    )
+    return WorkflowCase(path, workflow, file, given, each, known), problems
