@@ -24,12 +24,13 @@ from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers, meant_before
 from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import CHARACTERS_A_TOKEN, PlanReport, estimate, needed
+from agac.engine.estimate import CHARACTERS_A_TOKEN, PlanReport, call_seconds, estimate, needed
 from agac.engine.export import lost_store, target_of
 from agac.engine.input_rows import LeftRows, left_rows, moved_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
+from agac.engine.past_usage import PastRun, PastUsage
 from agac.engine.replay import FinalRows
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
@@ -200,7 +201,7 @@ class Quote(NamedTuple):
 
 async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:
     """What the rest of a run of one stage is expected to cost."""
-    rows, stage, run, limits = work.rows, work.plan.asking[0], summary["run"], work.plan.asking[0].provider.limits
+    rows, stage, run = work.rows, work.plan.asking[0], summary["run"]
     ended = summary["rows"]["total"] - summary["rows"]["open"]
     (left,) = (await planned(database, work.plan, work.scope, rows)).stages
     (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
@@ -211,15 +212,11 @@ async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -
         given, made = done.characters // CHARACTERS_A_TOKEN, made // CHARACTERS_A_TOKEN
         counts = [Count(stage.name, "call", "", stage.lane, done.sampled, given, 0, made, 0, 0.0, 0, 0, 0.0, 0)]
     longer /= done.characters or 1
-    now, batch = (
-        estimate(replace(stage, run_mode=mode), left.questions, None, counts, longer=longer)
-        for mode in ("sync", "batch")
-    )
-    took, at_once = summary["timing_ms"]["duration"]["p50"], min(work.plan.concurrency, limits.concurrency or 10_000)
-    paces = ((60, now.calls, limits.rpm), (60, now.input_tokens, limits.tpm), ((took or 0) / 1000, now.calls, at_once))
-    seconds = max(each * many / by for each, many, by in paces if by) if took else None
+    past, took = PastUsage([PastRun(counts, {}, {})]), summary["timing_ms"]["duration"]["p50"]
+    now = estimate(replace(stage, run_mode="sync"), left.questions, None, past, longer=longer)
+    seconds = call_seconds(stage, now, work.plan.concurrency, took / 1000 if took else None)
     answers = [(row.id, row.error_message or json.loads(row.value or "null")) for row in first]
-    return Quote(left.run, now.usd, batch.usd if stage.provider.batch else None, seconds, left.simulated, answers)
+    return Quote(left.run, now.usd, now.ways["batch"], seconds, left.simulated, answers)
 
 
 async def _expected(database: Database, work: Work) -> PlanReport:

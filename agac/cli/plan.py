@@ -17,7 +17,7 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.diff import PlanComparison
-    from agac.engine.estimate import Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
+    from agac.engine.estimate import CostEstimate, Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
 
 COUNTS = {
     "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
@@ -183,6 +183,10 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
     for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
         for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
+    if found.estimate.usd:
+        past = counted(found.estimate.past_tasks, "earlier task") if found.estimate.past_tasks else "a guess of lengths"
+        basis = f" (from {counted(found.sampled, 'prompt')} and {past})"
+        yield _priced(found.estimate, simulated=found.simulated, basis=basis)
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.remote:
@@ -193,7 +197,7 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
             less = f"up to {dollars(primer.saves_usd, simulated=found.simulated)} less"
             yield f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens cached, one more queue wait"
     if found.rounds is not None:
-        yield from _rounds(found.rounds, simulated=found.simulated)
+        yield _rounds(found.rounds)
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{counted(parts, 'more call')}, for parts of large groups"
@@ -204,6 +208,19 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another task"
+
+
+_WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=flex"}
+
+
+def _priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
+    """What calls and batches cost side by side, the range, what both rest on, and how long it takes."""
+    ways = ((usd, _WAYS[way]) for way, usd in found.ways.items() if usd is not None)
+    said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
+    if found.usd_range is not None:
+        said.append(f"8 in 10 times {' to '.join(map(dollars, found.usd_range))}{basis}")
+    said.append("time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}")
+    return ", ".join(said)
 
 
 def _batches(batches: PlannedBatches) -> str:
@@ -218,17 +235,12 @@ def _batches(batches: PlannedBatches) -> str:
     return f"{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
 
 
-def _rounds(rounds: PlannedRounds, *, simulated: bool) -> Iterator[str]:
-    """How many rounds of batches conversations take, and what other ways cost."""
+def _rounds(rounds: PlannedRounds) -> str:
+    """How many rounds of batches conversations take."""
     wait = "each waits in the provider's queue"
     if rounds.wait_s is not None:
         wait = f"together {duration(rounds.wait_s)}, as batches took before"
-    yield f"about {rounds.expected:.2g} rounds of batches, one a turn, {rounds.at_most} at most: {wait}"
-    ways = {"in batches": rounds.batch_usd, "by calls": rounds.sync_usd, "with service_tier=flex": rounds.flex_usd}
-    costs = {way: usd for way, usd in ways.items() if usd is not None}
-    if len(costs) > 1:
-        shown = ", ".join(f"{dollars(usd, simulated=simulated, about='~')} {way}" for way, usd in costs.items())
-        yield f"{shown}, which read a conversation's beginning from the cache where the provider has one"
+    return f"about {rounds.expected:.2g} rounds of batches, one a turn, {rounds.at_most} at most: {wait}"
 
 
 def _guessed(guess: Guess) -> str:
@@ -262,6 +274,12 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
+    if report.usd:
+        yield f"  {_priced(report, simulated=simulated)}"
+    if (error := report.past_error) is not None:
+        which = "the last estimate was" if error.estimates == 1 else f"the last {error.estimates} estimates were"
+        off = f"{abs(error.off):.0%} {'low' if error.off < 0 else 'high'}" if abs(error.off) >= 0.005 else "right"
+        yield f"  {which} {off}"
     yield from _guesses(running)
     for budget in report.budgets:
         yield f"  {terminal.spent_line(budget, simulated)}"

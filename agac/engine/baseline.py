@@ -14,6 +14,7 @@ from agac.engine.effects import RowProgress, is_leave
 from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
+from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
 from agac.engine.settle import outcome_of_vote
 from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
@@ -32,9 +33,6 @@ from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
 SAMPLE = 200  # requests of a stage that are rendered to be measured, where what they are made of is not there yet
-
-HISTORY_RUNS = 5
-"""Newest runs of a workflow that are looked at: for one to compare with, and for what calls took before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -378,6 +376,7 @@ class StoredAnswers:
 
     def measure(self, stage: PlannedStage, row: ForecastRow, further: int = 0) -> None:
         """Takes a prompt into the sample, with so many characters that are not there yet."""
+        self.of(stage).rough = True
         if self.of(stage).sampled < SAMPLE:
             prepared = self.prompt(stage, row)
             if prepared is None:  # it names fields that are not there yet

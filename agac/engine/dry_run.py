@@ -12,18 +12,23 @@ dry_groups   derived rows, and groups once all members are known
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from agac.core.errors import Problem
-from agac.core.types import Row
-from agac.engine.baseline import HISTORY_RUNS, Baseline, ForecastRow, StoredAnswers
+from agac.core.types import Outcome, Row
+from agac.engine.baseline import Baseline, ForecastRow, StoredAnswers
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
-from agac.engine.estimate import PlanReport, StageForecast, estimate, planned_batches, planned_rounds
+from agac.engine.estimate import PlanReport, StageForecast, call_seconds, estimate, planned_batches, planned_rounds
+from agac.engine.estimate import request_characters as characters_of
 from agac.engine.executor import LevelStages, Task
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
+from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import planned_primer
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
@@ -32,7 +37,7 @@ from agac.spec.workflow import InputSpec
 from agac.store.batches import lane_times, open_batches
 from agac.store.records import NewRow
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
-from agac.store.runs import counters, row_counts, run_ids
+from agac.store.runs import counters, row_counts
 from agac.store.scratch import Scratch
 
 Rows = Callable[[], Iterator[Row]]  # begins to read the input, each time it is called
@@ -63,33 +68,58 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
     for one in found.stages:  # whether it is run for a row that leaves in another branch depends on which is first
         beside = (other for other in dropping if one.name not in other.ancestors and other is not one.stage)
         one.sure *= all(other.name in one.stage.ancestors for other in beside)
-    await _estimate(baseline, found.stages)
+    await _estimate(baseline, found)
     return found
 
 
-async def _estimate(baseline: Baseline, stages: Sequence[StageForecast]) -> None:
+async def _estimate(baseline: Baseline, found: PlanReport) -> None:
     """Adds what the tasks of each stage will take, by the history of the workflow's newest runs."""
-    database = baseline.database
-    numbers = (await run_ids(database, baseline.plan.workflow))[:HISTORY_RUNS] if database is not None else []
-    counts = [count for number in numbers for count in await counters(database, number)] if database else []
-    for found in stages:
-        stage = found.stage
+    database, plan = baseline.database, baseline.plan
+    past = await PastUsage.read(database, plan.workflow, plan.asking)
+    found.past_error, staying = past.error(plan.asking), dict[str, float]()
+    for one in found.stages:
+        stage, part = one.stage, _part_asked(one, staying, past)
         if not isinstance(stage, PlannedStage):
             continue
-        characters = found.characters / found.sampled if found.sampled else None
-        if characters is not None and stage.schema is not None:
-            characters += len(str(stage.schema.body))
-        other = any(change in reason for reason in found.reasons for change in why.OTHER_TEXT)
+        characters = characters_of(stage, one.characters / one.sampled) if one.sampled else None
+        other = any(change in reason for reason in one.reasons for change in why.OTHER_TEXT)
         longer = None if other else 1.0
-        primer = planned_primer(stage, stage.models[0], found.questions)
+        primer = planned_primer(stage, stage.models[0], one.questions)
         risks = primer.risks_usd if primer is not None else 0.0
-        found.estimate = estimate(stage, found.questions, characters, counts, longer=longer, risks=risks)
-        found.aliases = baseline.short_names(stage)
+        about: dict[str, Any] = {"longer": longer, "risks": risks, "part": part, "rough": one.rough}
+        one.estimate = estimate(stage, one.questions, characters, past, exact=one.exact, **about)
+        one.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
-        found.batches = planned_batches(stage, found.questions, characters, times, primer)
-        if stage.agent_spec is not None and found.batches is not None and found.questions:
-            found.rounds = planned_rounds(stage, found.questions, found.estimate, times)
+        one.batches = planned_batches(stage, one.questions, characters, times, primer)
+        if one.batches is None:
+            seconds = call_seconds(stage, one.estimate, plan.concurrency, past.seconds(stage))
+        else:
+            rounds = one.estimate.calls / (one.questions or 1) if stage.agent_spec is not None else 1
+            seconds = times.p50 * rounds if times else None
+        one.estimate = replace(one.estimate, seconds=seconds if one.questions else 0.0)
+        if stage.agent_spec is not None and one.batches is not None and one.questions:
+            one.rounds = planned_rounds(stage, one.questions, one.estimate, times)
+            one.estimate.ways.update(sync=one.rounds.sync_usd, flex=one.rounds.flex_usd)  # by calls caches help more
+
+
+_ASKED = (Outcome.DONE, Outcome.REUSED, Outcome.FAILED)
+GUESSED_PART = 2 / 3  # of tasks passes a guard that nobody can decide yet, and of which no run tells
+
+
+def _part_asked(found: StageForecast, staying: dict[str, float], past: PastUsage) -> float:
+    """Which part of a stage's tasks is expected to be asked: guards that nobody can decide yet pass over so many as in
+    earlier runs, and so many rows leave or fail upstream. `staying`: the part of rows that go on after each stage, to
+    which this one is added."""
+    stage, run = found.stage, found.run or 1
+    came = math.prod(staying[name] for name in stage.ancestors)
+    asked, left = past.part(stage.name, *_ASKED), past.part(stage.name, Outcome.DROPPED, Outcome.FAILED)
+    passes = 1.0 if not found.undecided else GUESSED_PART if asked is None else asked
+    part = 1 - (1 - passes) * found.undecided / run
+    if left is None:
+        left = (1 - part) * (stage.otherwise == "drop")
+    staying[stage.name] = 1 - left * found.run / (run + found.reuse + found.skipped)
+    return part * (1 - (1 - came) * (found.run - found.sure) / run)
 
 
 class DryWalk:

@@ -3,16 +3,16 @@ what is left; and what one call costs at most."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, floor, log10
+from math import ceil, exp, floor, hypot, log10, sqrt
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
 from agac.core.keys import snapshot
-from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all
+from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all, usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
+from agac.engine.past_usage import Z80, PastError, PastUsage
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.providers.provider import BatchTraits, Price
@@ -20,15 +20,24 @@ from agac.spec.graph import Makes
 from agac.spec.tools import AgentSpec
 from agac.spec.workflow import BatchRules, RunMode
 from agac.store.batches import LaneTimes
-from agac.store.records import FIRST, TURN
-from agac.store.runs import Count
+from agac.store.history import Seconds
+
+Way = Literal["sync", "batch", "flex"]
+WAYS: tuple[Way, ...] = ("sync", "batch", "flex")
+Ways = Annotated[
+    dict[str, float | None], lambda ways: {way: None if one is None else usd(one) for way, one in ways.items()}
+]
+Range = Annotated[tuple[float, float], lambda bounds: [usd(one) for one in bounds]]
 
 CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate(Report):
-    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too."""
+    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too. In
+    eight of ten cases it lies in `usd_range`, by `past_tasks` of earlier runs. `ways`: the same by calls (`sync`), in
+    batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`: by what calls, or batches, of its
+    lane took before; None: unknown."""
 
     calls: int
     input_tokens: int
@@ -36,59 +45,78 @@ class CostEstimate(Report):
     usd: Usd | None
     usd_at_most: Usd | None
     basis: Literal["history", "sample", "guess", "local"]
+    past_tasks: int = 0
+    usd_range: Range | None = None
+    ways: Ways = field(default_factory=dict)
+    seconds: Seconds | None = None
 
 
-LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local")  # of a stage that asks no model
-
-
-def _history(counts: Iterable[Count], stage: str, lane: str) -> tuple[float, float, float] | None:
-    """What calls of a stage with one model took before, in the mean, by the roll-ups of earlier runs: tokens in, tokens
-    out, and calls a task; None when none of its calls was answered by the model."""
-    own = [c for c in counts if c.stage == stage]
-    calls_made = (c for c in own if c.outcome == "call" and c.output_tokens)
-    answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]  # by a more exact name
-    calls = sum(c.tasks for c in answered)
-    if not calls:
-        return None
-    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
-    held = sum(c.tasks for c in answered if not c.error_type)
-    ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
-    if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
-        if not any(c.tasks for c in own if c.outcome in ("done", "failed")):
-            return None  # none of them has ended
-        ended = begun  # of a conversation each turn is a call that holds
-    given, made = (
-        sum(tokens) / calls for tokens in zip(*((c.input_tokens, c.output_tokens) for c in answered), strict=True)
-    )
-    return given, made, max(calls / ended, 1.0)
+LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local", seconds=0.0)  # of a stage that asks no model
 
 
 def estimate(
-    stage: PlannedStage, tasks: int, characters: float | None, counts: Iterable[Count], *, longer: float | None,
-    risks: float = 0.0,
+    stage: PlannedStage, tasks: int, characters: float | None, past: PastUsage, *, longer: float | None,
+    risks: float = 0.0, part: float = 1.0, exact: bool = True, rough: bool = False,
 ) -> CostEstimate:  # fmt: skip
-    """What `tasks` will take, each replica of one being one. `characters`: of a request, in the mean of a sample; None
-    when nothing could be rendered. The history's input counts where these requests are so many times as long (`longer`;
-    None: they are others), or nothing could be rendered. `risks`: dollars that a primer adds at most."""
-    most, past = stage.params.max_tokens, _history(counts, stage.name, stage.lane)
-    given, a_task = (characters or 0.0) / CHARACTERS_A_TOKEN, 1.0
-    if past is not None:
-        before, made, a_task = past
-        known = longer is not None or characters is None or stage.agent_spec is not None  # what turns add counts more
-        given = before * (longer or 1.0) if known else given
-    else:  # a rough size of an answer of this shape: its names and a short value each
-        made = 250.0  # tokens of a free answer, whose length nothing tells
-        if stage.schema is not None:
-            made = 10.0 + 15 * json.dumps(stage.schema.body).count('"type"')
+    """What `tasks` will take, each replica of one being one; `part` of them is expected to be asked. `characters`: of a
+    request, in the mean of a sample; None when nothing could be rendered. The history's input counts by how many times
+    as long these requests are, or where it is said (`longer`; None: they are others), or nothing could be rendered.
+    `risks`: dollars that a primer adds at most. `exact`: the number of tasks rests on no guess;
+    `rough`: texts of requests do."""
+    most, known, expected = stage.params.max_tokens, past.usage(stage), tasks * part
+    learned = past.tokens.get(stage.lane)
+    given, a_task, cached = (characters or 0.0) / (learned or CHARACTERS_A_TOKEN), 1.0, 0.0
+    rough_given, rough_made = 0.1 if learned else 0.2, 0.0  # the relative errors of what is a guess
+    if known is not None:
+        _, made, a_task, cached, _ = known
+        if stage.agent_spec is None and not rough:
+            longer = past.longer(stage, characters) or longer
+        if longer is not None or characters is None or stage.agent_spec is not None:  # what turns add counts more
+            given, rough_given = known.given * (longer or 1.0), 0.0
+    else:  # a free answer is taken to be half as long as its request, another one to be of its usual shape
+        shaped = len(snapshot(dummy_answer(stage))) / CHARACTERS_A_TOKEN
+        made = shaped if stage.shape is not None else min(given / 2, 250.0)
+        rough_made = 0.5
         made = min(made, most) if most else made
         if stage.agent_spec is not None:  # it asks for tools once, and then answers
             a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, made + GUESSED_RESULT)
-    calls = round(tasks * a_task)
+    moved, beyond = past.correction(stage)
+    calls, each = round(expected * a_task), expected * a_task * moved
+    usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
+    model, mode = stage.models[0], stage.run_mode
+    ways = {way: _dollars(model, each, usage, way) for way in WAYS}
+    whole, at_most, bounds = ways[mode], summed([_at_most(stage, tasks, given), risks]), None
+    offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
+    if whole:
+        input_part = (_dollars(model, each, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
+        variance = (input_part * rough_given) ** 2 + ((1 - input_part) * rough_made) ** 2 + beyond
+        number = (1 - part) + (not exact)  # of each task: it may not come, or others with it
+        if known is not None:
+            variance += (past.spreads.get(stage.name, 1.0) + number) * (1 / expected + 1 / known.tasks)
+        else:
+            variance += number / expected + (0.5 * number) ** 2
+        factor = exp(Z80 * sqrt(variance))
+        bounds = whole / factor, whole * factor if at_most is None else max(min(whole * factor, at_most), whole)
     return CostEstimate(
-        calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made),
-        usd=_dollars(stage.models[0], calls, given, made, batch=stage.run_mode == "batch"),
-        usd_at_most=summed([_at_most(stage, tasks, given), risks]), basis="guess" if past is None else "history",
+        calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made), usd=whole,
+        usd_at_most=at_most, basis="guess" if known is None else "history", past_tasks=known.tasks if known else 0,
+        usd_range=bounds, ways={way: one if offered.get(way, True) else None for way, one in ways.items()},
     )  # fmt: skip
+
+
+def request_characters(stage: PlannedStage, texts: float) -> float:
+    """Of a request whose messages have so many: with its schema, which a simulator does not count as tokens."""
+    return texts + (len(str(stage.schema.body)) if stage.schema is not None and not stage.provider.simulated else 0)
+
+
+def call_seconds(stage: PlannedStage, found: CostEstimate, concurrency: int, a_call: float | None) -> float | None:
+    """How long the calls of a stage take, so many at once, by its lane's limits and the seconds that a call takes."""
+    limits = stage.provider.limits
+    paces = (
+        (60, found.calls, limits.rpm), (60, found.input_tokens, limits.tpm),
+        (a_call or 0.0, found.calls, min(concurrency, limits.concurrency or concurrency)),
+    )  # fmt: skip
+    return max(each * many / by for each, many, by in paces if by) if a_call is not None else None
 
 
 GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
@@ -114,8 +142,9 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     take over what batches leave, they cost what calls do."""
     costs, asked = [], given
     rules = stage.batch
-    batch = stage.run_mode == "batch" and (rules.deadline is None or rules.on_deadline == "wait")
-    again = batch and rules.retry != "sync"
+    waits = rules.deadline is None or rules.on_deadline == "wait"
+    way: Way = "batch" if stage.run_mode == "batch" and waits else "sync"
+    again: Way = "sync" if rules.retry == "sync" else way
     for position, model in enumerate(stage.models):
         most = model.params.max_tokens
         if most is None or model.server_tools:  # what these find is read too
@@ -124,18 +153,20 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
         if stage.agent_spec is not None:  # one call of a tool a turn, whose result is as long as it may be
             longest = max((tool.max_chars for tool in stage.agent_spec.tools), default=0) / CHARACTERS_A_TOKEN
             calls, given = tasks * stage.most_turns, _grown(stage, asked, stage.most_turns, most + longest)
-        costs.append(_dollars(model, calls, given, most, batch=again if position else batch))
-        repair = given + most + 300  # tokens of what a re-ask says beside the prompt and the last reply
-        costs.append(_dollars(model, tasks * stage.repair, repair, most, batch=again))
+        costs.append(_dollars(model, calls, Usage(round(given), most), again if position else way))
+        repair = Usage(round(given + most + 300), most)  # with what a re-ask says beside the prompt and the last reply
+        costs.append(_dollars(model, tasks * stage.repair, repair, again))
     return summed(costs)
 
 
-def _dollars(model: PlannedModel, calls: int, given: float, made: float, *, batch: bool) -> float | None:
-    if not calls:
-        return 0.0
-    tier = BATCH if batch and model.provider.batch is not None else model.params.service_tier
-    one = cost(Usage(round(given), round(made)), price_of(model.provider, model.model, tier))
+def _dollars(model: PlannedModel, calls: float, usage: Usage, way: Way) -> float | None:
+    one = cost(usage, _price(model, way)) if calls else 0.0
     return None if one is None else one * calls
+
+
+def _price(model: PlannedModel, way: Way) -> Price | None:
+    batch = BATCH if way == "batch" and model.provider.batch is not None else None
+    return price_of(model.provider, model.model, "flex" if way == "flex" else batch or model.params.service_tier)
 
 
 TEXT = "x" * 60  # a field of text: a dozen words
@@ -287,7 +318,7 @@ class StageForecast(Report):
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
         "undecided", "in_flight", "remote", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess",
-        "estimate", "simulated", "batches", "rounds", "least", "most",
+        "sampled", "estimate", "simulated", "batches", "rounds", "least", "most",
     )  # fmt: skip
 
     stage: AnyStage
@@ -303,6 +334,7 @@ class StageForecast(Report):
     blocked_reasons: Annotated[dict[str, Reason], by_count] = field(default_factory=dict)
     sampled: int = 0
     characters: int = 0
+    rough: bool = False  # some of what was measured is not there yet, and of an assumed size
     collapsed: int = 0  # tasks, of those whose prompt is known, that would take the answer of an equal one
     parts: int = 0
     exact: bool = True
@@ -374,12 +406,13 @@ class PlanReport(Report):
 
     `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
-    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested."""
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested. `past_error`:
+    how far the estimates of earlier runs were off; None: none was made from history."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
-        "output_tokens", "usd", "usd_at_most", "budgets", "confirm_above", "wants_yes", "prompts", "least", "most",
-        "valid",
+        "output_tokens", "usd", "usd_at_most", "usd_range", "ways", "seconds", "past_error", "budgets", "confirm_above",
+        "wants_yes", "prompts", "least", "most", "valid",
     )  # fmt: skip
 
     workflow: str
@@ -392,6 +425,7 @@ class PlanReport(Report):
     prompts: list[SamplePrompt] = field(default_factory=list)
     budgets: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    past_error: PastError | None = None
 
     @property
     def segments(self) -> list[list[str]]:
@@ -438,6 +472,28 @@ class PlanReport(Report):
         """So many do at most; None: that is not known."""
         known = [one.most for one in self.stages if one.most is not None]
         return sum(known) if len(known) == len(self.stages) else None
+
+    @property
+    def usd_range(self) -> Range | None:
+        """The dollars between which it lies in eight of ten cases; what stages differ by is taken as independent."""
+        known = [(one.usd, one.usd_range) for one in (stage.estimate for stage in self.stages)]
+        if self.usd is None:
+            return None
+        off = (hypot(*(bounds[side] - (usd or 0.0) for usd, bounds in known if bounds)) for side in (0, 1))
+        low, high = off
+        return max(self.usd - low, 0.0), self.usd + high
+
+    @property
+    def ways(self) -> Ways:
+        """Expected dollars if all stages were asked so, as far as they can: see `CostEstimate`."""
+        found = [one.estimate.ways for one in self.stages if one.stage.asks]
+        sums = {way: summed(one["sync"] if one[way] is None else one[way] for one in found) for way in WAYS}
+        return {way: usd if any(one[way] is not None for one in found) else None for way, usd in sums.items()}
+
+    @property
+    def seconds(self) -> Seconds | None:
+        """How long it takes, at the speed of earlier calls and batches; None: that of a stage is not known."""
+        return summed(one.estimate.seconds for one in self.stages)
 
     @property
     def calls(self) -> int:

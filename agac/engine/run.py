@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +17,14 @@ from agac.engine.agent import open_agents
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
 from agac.engine.caller import Caller, fields, open_connections
 from agac.engine.effects import ActiveRow
+from agac.engine.estimate import estimate, request_characters
 from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
+from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
@@ -31,7 +33,7 @@ from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
 from agac.engine.tasks import AnswerSource, Tasks, open_functions
 from agac.engine.telemetry import cost_of
-from agac.plan.plan import run_settings
+from agac.plan.plan import Plan, run_settings
 from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
@@ -229,7 +231,7 @@ class Invocation:
     `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
     store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does. `serving` are facts of
-    prefixes and slots, at first those of the last invocation."""
+    prefixes and slots, at first those of the last invocation; `past` is what was known of calls before it."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -250,6 +252,7 @@ class Invocation:
     accepted: str | None = None
     ledger: Ledger | None = None
     serving: dict[str, Any] = field(default_factory=dict)
+    past: PastUsage = field(default_factory=PastUsage)
 
     @property
     def finished(self) -> bool:
@@ -285,6 +288,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
         last_of_workflow = await runs.last_invocation(database, plan.workflow)
         invocation.serving = last_of_workflow.invocation.body.get("serving", {}) if last_of_workflow else {}
+        invocation.past = await PastUsage.read(database, plan.workflow, plan.asking)
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
@@ -452,6 +456,20 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
         if (last := totals.waiting_for) is not None:
             body["waiting_for"] = {"type": last.type, "message": last.message}
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
+    statements += _estimates(context.plan, invocation)
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
     await context.ledger.end(*statements)
+
+
+def _estimates(plan: Plan, invocation: Invocation) -> Iterator[tuple[str, Any]]:
+    """What the stages were expected to take, by what was known before and by the requests that were made: with what
+    came, the next plan says how far this was off. It costs no second look at the rows."""
+    for stage in plan.asking:
+        own = invocation.totals.stages[stage.name]
+        if own.requests:
+            size = request_characters(stage, own.characters / own.requests)
+            found = estimate(stage, own.requests, size, invocation.past, longer=1.0)
+            about = stage.lane, found.basis, own.requests, None if stage.agent_spec else size
+            took = found.calls, found.input_tokens, found.output_tokens, found.usd, *(found.usd_range or (None, None))
+            yield "estimate_keep", (invocation.run, stage.name, *about, *took)

@@ -34,7 +34,8 @@ from agac.store.writer import Ledger
 class StageTotals:
     """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
     the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now. `cost` is in
-    USD, of the calls whose price is known; `unpriced` and `simulated` count calls."""
+    USD, of the calls whose price is known; `unpriced` and `simulated` count calls. `requests` of `characters` in all
+    were asked for."""
 
     done: int = 0
     reused: int = 0
@@ -46,6 +47,8 @@ class StageTotals:
     cost: float = 0.0
     unpriced: int = 0
     simulated: int = 0
+    requests: int = 0
+    characters: int = 0
     last_error: tuple[RowError, RowId] | None = None
 
     @property

@@ -41,7 +41,8 @@ VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
 _OF_A_RUN = (
-    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
+    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop",
+    "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
     "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",

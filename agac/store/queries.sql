@@ -480,6 +480,30 @@ ON CONFLICT (run_id, stage, outcome, error_type, model) DO UPDATE SET count = co
 SELECT stage, outcome, error_type, model, count AS tasks, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
     unpriced, simulated, held_cost, held_tokens, cache_write_tokens, server_tools FROM counter WHERE run_id = ? AND count <> 0;
 
+-- name: estimate_keep
+-- What a stage of a run was expected to take; what is kept of it stays.
+INSERT INTO estimate VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: estimates
+-- What the stages of a run were expected to take.
+SELECT stage, lane, basis, tasks, characters, usd, low, high FROM estimate WHERE run_id = ?;
+
+-- name: lane_lengths
+-- Characters and counted tokens of requests in the mean, of the newest stages that a lane was asked at.
+SELECT e.characters, sum(c.input_tokens) * 1.0 / sum(c.count)
+FROM (SELECT * FROM estimate WHERE lane = ? AND characters > 0 ORDER BY run_id DESC LIMIT 20) e
+JOIN counter c ON c.run_id = e.run_id AND c.stage = e.stage AND c.outcome = 'call' AND c.output_tokens > 0
+GROUP BY e.run_id, e.stage;
+
+-- name: usage_spreads
+-- How tasks of a workflow differ in cost, of the newest calls, by stage: the variance as a part of the square of the mean.
+SELECT stage, max(avg(usd * usd) / (avg(usd) * avg(usd)) - 1, 0.0) FROM (
+    SELECT v_stages.stage, sum(a.cost) AS usd
+    FROM attempt a JOIN event ON event.id = a.event_id JOIN run ON run.id = event.run_id AND run.workflow = ?
+    JOIN v_stages ON v_stages.definition_hash = run.definition_hash AND v_stages.position = a.stage
+    WHERE a.id > (SELECT max(id) FROM attempt) - 10000 GROUP BY a.row_key, a.stage, a.replica
+) WHERE usd > 0 GROUP BY stage;
+
 -- name: timing_add
 -- Moves a histogram by what a commit counted.
 INSERT INTO timing (run_id, stage, measure, bucket, count) VALUES (?, ?, ?, ?, ?)
@@ -735,6 +759,10 @@ DELETE FROM counter WHERE run_id = ?;
 -- name: gc_timings_drop
 -- The histograms of a run without rows.
 DELETE FROM timing WHERE run_id = ?;
+
+-- name: gc_estimates_drop
+-- What a run without rows was expected to take.
+DELETE FROM estimate WHERE run_id = ?;
 
 -- name: gc_run_events_drop
 -- The invocations of a run without rows.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from agac.store.db import Database, Reads, first, reads, select
+from agac.store.db import Database, Reads, by, first, reads, select
 
 KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
 
@@ -71,6 +71,20 @@ class Count(NamedTuple):
     server_tools: int = 0
 
 
+class KeptEstimate(NamedTuple):
+    """What so many `tasks` of a stage of a run were expected to take, by the store as it was before them; eight of ten
+    times the dollars lie between `low` and `high`. `characters`: of a request in the mean."""
+
+    stage: str
+    lane: str
+    basis: str
+    tasks: int
+    characters: float | None
+    usd: float | None
+    low: float | None
+    high: float | None
+
+
 class WrittenFiles(NamedTuple):
     """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
 
@@ -86,11 +100,14 @@ definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str,
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
 counters: Reads[[int], list[Count]] = reads("counters", Count)
+estimates: Reads[[int], dict[str, KeptEstimate]] = reads("estimates", KeptEstimate, by("stage"))
 run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str, Any])
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
 """In seconds since 1970; None: the input was not read to its end, or is being read."""
 
+lane_lengths: Reads[[str], list[tuple[float, float]]] = reads("lane_lengths", tuple[float, float])
+usage_spreads: Reads[[str], dict[str, float]] = reads("usage_spreads", tuple[str, float], dict)
 newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
 superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
 run_ids: Reads[[str | None], list[int]] = reads("run_ids", int)

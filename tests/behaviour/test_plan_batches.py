@@ -135,7 +135,7 @@ def test_a_plan_in_words_says_which_stage_is_asked_how(batching: ProjectFolder) 
     assert [stage["run_mode"] for stage in report["stages"]] == [None, "batch", "sync"]
     assert report["stages"][2]["batches"] is None
     shown = batching.agac("plan", "-a", "reviews", "--run-mode", "sync").out
-    assert (" mode " in shown, "batch" in shown) == (False, False)
+    assert (" mode " in shown, "at batch price" in shown) == (False, False)
     assert "Run it with: agac run -a reviews --run-mode sync" in shown
     assert planned(batching, run_mode="sync")["segments"] == [["keep", "say", "more"]]
 

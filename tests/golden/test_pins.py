@@ -71,6 +71,13 @@ GROWN = re.compile(
 """The same: formats that are more than they were, mappings that came whole."""
 
 
+ESTIMATED = {
+    "estimate", "sampled", "calls", "input_tokens", "output_tokens", "usd", "usd_at_most", "usd_range", "ways",
+    "seconds", "past_error", "tokens",
+}  # fmt: skip
+"""What a plan expects, which gets better: `bench/estimates.py` compares it with what runs cost."""
+
+
 LATER = {"competitor_research", "repo_questions"}
 """Workflows that came since the first golden files, which therefore do not list them."""
 
@@ -98,6 +105,7 @@ def without_added(value: Any, listed: bool) -> Any:
         )  # of plans
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
+        added |= ESTIMATED if {"estimate", "segments", "max_errors"} & value.keys() else set()
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}
     if isinstance(value, list):
         kept = (one for one in value if not (listed and str(one).endswith("/filtered.jsonl")) and str(one) not in LATER)

@@ -1,0 +1,156 @@
+"""What earlier runs of a workflow tell of the calls of its stages: tokens, how much tasks differ, how long calls took,
+how many characters a token has, how far earlier estimates were off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import fmean
+from typing import NamedTuple
+
+from agac.core.types import Outcome, dollars_in_all
+from agac.engine.telemetry import merged, quantile
+from agac.plan.stage import PlannedStage
+from agac.store.db import Database
+from agac.store.history import Timings, timings
+from agac.store.records import FIRST, TURN
+from agac.store.runs import Count, KeptEstimate, counters, estimates, lane_lengths, run_ids, usage_spreads
+
+HISTORY_RUNS = 5  # the newest ones, which are looked at for one to compare with and for what calls took
+Z80 = 1.2816  # so many standard deviations to both sides hold 80 % of a normal distribution
+FEW = 10  # tasks below which an earlier estimate says nothing of the next one
+
+
+class StageUsage(NamedTuple):
+    """What calls of a stage took in the mean: tokens in and out, the part of the input read from a cache, and calls a
+    task. `tasks` have ended."""
+
+    given: float
+    made: float
+    calls: float
+    cached: float
+    tasks: int
+
+
+class PastError(NamedTuple):
+    """How far the estimates of earlier runs were off: in the mean `off` of what came, negative where they were low."""
+
+    estimates: int
+    off: float
+
+
+class PastRun(NamedTuple):
+    """The roll-ups of a run, and what each of its stages had been expected to take."""
+
+    counts: list[Count]
+    kept: Mapping[str, KeptEstimate]
+    times: Timings
+
+    def compared(self, stage: PlannedStage) -> tuple[KeptEstimate, int, float, float] | None:
+        """An estimate that was made from history, how many tasks ended, what they were expected to cost, and did."""
+        kept, now = self.kept.get(stage.name), usage_of(self.counts, stage)
+        if kept is None or kept.basis != "history" or not kept.usd or now is None:
+            return None
+        came = dollars_in_all(c.cost for c in self.counts if c.stage == stage.name and c.outcome == "call")
+        return kept, now.tasks, kept.usd / kept.tasks * now.tasks, came
+
+
+@dataclass(frozen=True, slots=True)
+class PastUsage:
+    """Of the newest runs of a workflow, the last one first. `spreads`: the relative variance of what a stage's tasks
+    cost; `tokens`: characters a token of a lane, in the mean. Nothing of it needs a look at every row."""
+
+    runs: Sequence[PastRun] = ()
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    async def read(database: Database | None, workflow: str, stages: Iterable[PlannedStage]) -> PastUsage:
+        """What the store knows; nothing without one."""
+        if database is None:
+            return PastUsage()
+        numbers = (await run_ids(database, workflow))[:HISTORY_RUNS]
+        runs = [
+            PastRun(await counters(database, one), await estimates(database, one), await timings(database, one))
+            for one in numbers
+        ]
+        tokens = dict[str, float]()
+        for lane in {stage.lane for stage in stages}:
+            if lengths := [(characters, given) for characters, given in await lane_lengths(database, lane) if given]:
+                tokens[lane] = fmean(characters / given for characters, given in lengths)
+        return PastUsage(runs, await usage_spreads(database, workflow) if numbers else {}, tokens)
+
+    def usage(self, stage: PlannedStage) -> StageUsage | None:
+        """Of all the runs; None when none of the stage's calls was answered by its model."""
+        return usage_of((count for run in self.runs for count in run.counts), stage)
+
+    def longer(self, stage: PlannedStage, characters: float | None) -> float | None:
+        """How many times as long as before the stage's requests are; None: not known."""
+        kept = [one for run in self.runs if (one := run.kept.get(stage.name)) and one.lane == stage.lane]
+        tasks = sum(one.tasks for one in kept if one.characters)
+        before = sum((one.characters or 0.0) * one.tasks for one in kept)
+        return characters * tasks / before if characters and before else None
+
+    def part(self, stage: str, *outcomes: Outcome) -> float | None:
+        """The part of the stage's tasks that ended so; None: none has ended."""
+        ends = dict.fromkeys(Outcome, 0)
+        for count in (count for run in self.runs for count in run.counts if count.stage == stage):
+            if count.outcome in ends:
+                ends[Outcome(count.outcome)] += count.tasks
+        return sum(ends[one] for one in outcomes) / sum(ends.values()) if any(ends.values()) else None
+
+    def seconds(self, stage: PlannedStage) -> float | None:
+        """How long a call of the stage took, half of them no longer; else one of its lane; None: none was made."""
+        lane = {stage.name} | {c.stage for run in self.runs for c in run.counts if c.model == stage.lane}
+        for names in ({stage.name}, lane):
+            found = merged(h for run in self.runs for (s, m), h in run.times.items() if s in names and m == "duration")
+            if (middle := quantile(found, 0.5)) is not None:
+                return middle
+        return None
+
+    def correction(self, stage: PlannedStage) -> tuple[float, float]:
+        """By what an estimate is multiplied, and what its relative variance has more, as earlier ones were off. It
+        moves only where all say the same beyond what chance would do: what runs took is in the history already."""
+        errors, variances = list[float](), list[float]()
+        for kept, tasks, expected, came in filter(None, (run.compared(stage) for run in self.runs)):
+            if kept.low and kept.high and expected and came and min(kept.tasks, tasks) >= FEW:
+                errors.append(log(came / expected))
+                variances.append((log(kept.high / kept.low) / 2 / Z80) ** 2)
+        if len(errors) < 2:
+            return 1.0, 0.0
+        mean, number = fmean(errors), len(errors)
+        chance = max(fmean(variances), fmean((error - mean) ** 2 for error in errors)) / number
+        moved = mean * number / (number + 1) if mean**2 > 4 * chance else 0.0
+        beyond = fmean((error - moved) ** 2 for error in errors) - fmean(variances)
+        return exp(moved), max(beyond, 0.0) * number / (number + 1)
+
+    def error(self, stages: Sequence[PlannedStage]) -> PastError | None:
+        """How far the estimates of the last runs were off, but for guesses; None: there is none."""
+        found = ([one for stage in stages if (one := run.compared(stage))] for run in self.runs)
+        sums = ((sum(one[2] for one in run), sum(one[3] for one in run)) for run in found)
+        off = [expected / came - 1 for expected, came in sums if expected and came]
+        return PastError(len(off), round(fmean(off), 4)) if off else None
+
+
+def usage_of(counts: Iterable[Count], stage: PlannedStage) -> StageUsage | None:
+    """What calls of a stage with its model took, by the roll-ups of some runs."""
+    own = [c for c in counts if c.stage == stage.name]
+    calls_made = (c for c in own if c.outcome == "call" and c.output_tokens)
+    lane = stage.lane
+    answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]  # by a more exact name
+    calls = sum(c.tasks for c in answered)
+    if not calls:
+        return None
+    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
+    held = sum(c.tasks for c in answered if not c.error_type)
+    ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
+    if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
+        if not any(c.tasks for c in own if c.outcome in ("done", "failed")):
+            return None  # none of them has ended
+        ended = begun  # of a conversation each turn is a call that holds
+    given, made, cached = (
+        sum(getattr(c, f"{kind}_tokens") for c in answered) for kind in ("input", "output", "cached")
+    )
+    return StageUsage(given / calls, made / calls, max(calls / ended, 1.0), cached / given if given else 0.0, ended)
