@@ -48,6 +48,7 @@ from agac.spec.models import (
 from agac.spec.project_models import (
     BatchApiFile,
     LimitsFile,
+    LintFile,
     McpServerFile,
     PathsFile,
     PriceFile,
@@ -169,6 +170,7 @@ SECTIONS: dict[type[FileModel], str] = {
     ProjectFile: "agacyml",
     PathsFile: "paths",
     RemoteContentFile: "remote",
+    LintFile: "lint",
     ProviderSpec: "a-provider",
     BatchApiFile: "a-batch-api",
     LimitsFile: "limits",

@@ -32,6 +32,8 @@ COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
     "test": ("testing", "Run the tests of workflows: offline, without keys."),
+    "fmt": ("project", "Make the white space of YAML files regular."),
+    "lint": ("project", "Find what is allowed and seldom meant."),
     "run": ("run", "Run a workflow, or resume it."),
     "retry": ("run", "Run failed rows of a run again."),
     "process": ("process", "Ask a model about each row of a file, without a workflow file."),

@@ -1,4 +1,4 @@
-"""The project: `init`, `validate`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `backup`, `simulate`."""
+"""The project: `init`, `validate`, `fmt`, `lint`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `simulate`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ import click
 from agac import __version__, api
 from agac.cli import main, terminal
 from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table
-from agac.core.errors import AgacError, ExitCode, UsageError, requirements
+from agac.core.errors import AgacError, ExitCode, Problem, UsageError, requirements
 from agac.core.text import is_unicode, plain
 from agac.core.types import counted, dollars
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
+from agac.spec.paths import project_root
 
 if TYPE_CHECKING:
     from agac.api.agents import TrialReport
@@ -79,6 +80,55 @@ def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) 
         elif not settings.quiet:
             print_text(f"{counted(len(report.workflows), 'workflow')} valid: {', '.join(report.workflows) or 'none'}")
     return ExitCode.DONE if report.ok else ExitCode.USAGE
+
+
+@click.command(help="Make the white space of YAML files regular: of these, or of all files of the project.")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 where a file would change.")
+@click.option("--diff", "as_diff", is_flag=True, help="Like --check, and show what would change.")
+@main.json_option
+@click.pass_obj
+def fmt(settings: main.Globals, files: tuple[Path, ...], check: bool, as_diff: bool, as_json: bool) -> int:
+    """Exit 0 all are regular now, 1 some would change, 2 some cannot be read."""
+    check = check or as_diff
+    report = api.fmt(files, check=check, project=settings.project_dir)
+    word = "would change" if check else "changed"
+    lines = [one if as_diff else f"{word}: {file}" for file, one in report.changed.items()]
+    if not report.changed and not report.problems:
+        lines = [f"{counted(report.unchanged, 'file')} regular"]
+    terminal.print_report(report, lambda _: lines, as_json=as_json, quiet=settings.quiet or not lines)
+    terminal.print_problems([] if as_json else report.problems, sys.stderr)
+    return ExitCode.USAGE if report.problems else ExitCode.FAILED if report.changed and check else ExitCode.DONE
+
+
+@click.command(help="Find what is allowed and seldom meant: unused vars, secrets, models that move, missing budgets.")
+@main.workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "github"]), default="text", help="How to print.")
+@main.json_option
+@click.pass_obj
+def lint(settings: main.Globals, workflows: tuple[str, ...], form: str, as_json: bool) -> int:
+    """Exit 0 nothing was found, 1 something was, 2 a file has errors."""
+    report = api.lint(workflows, project=settings.project_dir)
+    found = [*report.problems, *report.findings]
+    lines = [_annotation(one, settings) if form == "github" else str(one) for one in found]
+    if not lines and form == "text" and not settings.quiet:
+        lines = [f"{counted(len(report.workflows), 'workflow')}: nothing found"]
+    terminal.print_report(report, lambda _: lines, as_json=as_json, quiet=not lines)
+    return ExitCode.USAGE if report.problems else ExitCode.FAILED if found else ExitCode.DONE
+
+
+def _annotation(found: Problem, settings: main.Globals) -> str:
+    """A line that GitHub Actions shows beside that of the file, whose path is relative to the folder of the job."""
+    rule, where = getattr(found, "rule", None), found.where
+    file = terminal.from_here(project_root(settings.project_dir) / where.file)
+    keys = {"file": file, "line": where.line, "col": where.column, "title": f"agac {rule or 'validate'}"}
+    said = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in keys.items() if value is not None)
+    message = f"{where.path}: {found.message}" if where.path else found.message
+    return f"::{'warning' if rule else 'error'} {said}::{_escaped(message)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{more}" else sign for sign in text)
 
 
 def running() -> dict[str, Any]:

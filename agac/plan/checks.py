@@ -16,10 +16,11 @@ from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel
 from agac.providers.backend import at_backend, served_model
 from agac.providers.model_string import ModelRef, parse_model
-from agac.providers.prices import lacks_tier, price_of
+from agac.providers.prices import dated_versions, lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
 from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
+from agac.spec.lint import LintFinding, Texts, readers
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused
 from agac.spec.stages import said
@@ -335,3 +336,38 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
                 )
                 problems.append(Problem(where, message))
     return list(dict.fromkeys(problems))
+
+
+# Findings of `agac lint` that need models and prices.
+
+_DEAR = 5.0  # dollars per million output tokens: small models cost less
+
+
+def lint_models(workflow: Workflow, models: Models, texts: Texts, stages: Where) -> Iterator[LintFinding]:
+    """What is found of a workflow's models; `stages` is where its stages begin. Prices are looked up of paid ones
+    alone: to import them takes a third of a second."""
+    rules = workflow.rules
+    paid = [(stage, n, one) for stage in workflow.calling for n, one in enumerate(models[stage.name]) if _is_paid(one)]
+    bounds = (rules.project, rules.workflow, rules.confirm_above, *(stage.budget for stage in workflow.asking))
+    if paid and all(bound is None for bound in bounds):
+        names = ", ".join(sorted({one.provider.name for *_, one in paid}))
+        message = f"{names} costs money, and nothing limits a run; write `budget: {{usd: 5}}` into the file"
+        yield LintFinding(stages, message, rule="missing-budget")
+    for stage, number, one in paid:
+        named, price = f"{one.provider.name}/{one.model}", price_of(one.provider, one.model)
+        users = readers(stage.name, workflow, texts)
+        if price is not None and price.output > _DEAR and users and users <= {"when", "filter"}:
+            message = f"only guards use {stage.name!r}, and {named} costs ${price.output:g} per million output tokens; "
+            yield LintFinding(stage.at("model"), message + "compare a smaller model", rule="expensive-model-on-filter")
+        dated = dated_versions(one.provider, one.model)
+        if dated or one.model.endswith("latest"):
+            remedy = f", such as {one.provider.name}/{dated[-1]}" if dated else ""
+            message = f"the maker of {named} may put another model behind this name; name a dated version{remedy}"
+            yield LintFinding(stage.at("fallback" if number else "model"), message, rule="unpinned-model")
+
+
+def _is_paid(model: PlannedModel) -> bool:
+    """Whether its calls cost money, as far as is known without its price."""
+    own = model.provider.prices.get(model.model) or model.provider.prices.get("*")
+    listed = model.provider.price_id is not None if own is None else bool(own.input or own.output)
+    return listed and not model.provider.simulated

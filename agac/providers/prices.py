@@ -3,6 +3,7 @@ A price that nobody knows is None: it is said, not guessed, and never 0."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -79,6 +80,20 @@ def cost(usage: Usage, price: Price | None) -> float | None:
     kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
     fresh = (usage.input_tokens - cached - written) * price.input
     return (fresh + kept + cached * cached_price + usage.output_tokens * price.output) / 1_000_000 + uses
+
+
+def dated_versions(provider: Provider, model: str) -> list[str]:
+    """Names of a model with a date or number of a version at their end that the price library knows, the oldest first.
+    Where there are none, there may still be some."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    def named(clause: Any) -> list[str]:
+        inner = [name for one in getattr(clause, "or_", ()) for name in named(one)]
+        return [*inner, *([clause.equals] if hasattr(clause, "equals") else [])]
+
+    found = (row for one in get_snapshot().providers if one.id == provider.price_id for row in one.models)
+    names = {name for row in found for name in (row.id, *named(row.match))}
+    return sorted(name for name in names if re.fullmatch(re.escape(model) + r"[-@]\d{3,4}(-?\d\d-?\d\d)?", name))
 
 
 _COLUMNS = {

@@ -136,7 +136,7 @@ def workflow_keys(root: Path) -> list[Problem]:
 
 def input_paths(project: ProjectSpec) -> list[str]:
     """The paths and patterns from which the project's workflows read rows, as far as their files can be read."""
-    read = (_read_workflow(path, project.shown(path))[0] for path in _workflow_files(project))
+    read = (_read_workflow(path, project.shown(path))[0] for path in workflow_files(project))
     inputs = (one for file in read if file is not None for one in (file.input, file.inputs) if one is not None)
     texts = (re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ())
     return [path for text in texts if (path := PurePosixPath(text).as_posix()) != "."]
@@ -144,10 +144,10 @@ def input_paths(project: ProjectSpec) -> list[str]:
 
 def workflow_names(project: ProjectSpec) -> list[str]:
     """The names of the project's workflows: its files' names without suffix, sorted."""
-    return sorted({file.stem for file in _workflow_files(project)})
+    return sorted({file.stem for file in workflow_files(project)})
 
 
-def _workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
+def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
     """The files of all workflows, or of those called `name`, in their folder and below it."""
     found = (file for suffix in WORKFLOW_SUFFIXES for file in project.paths.workflows.rglob(f"*{suffix}"))
     return sorted(file for file in found if name in ("*", file.stem) and file.is_file())
@@ -164,7 +164,7 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     except Refused as error:
         raise UsageError(str(error)) from None
     if not name.endswith(WORKFLOW_SUFFIXES):
-        files = list({path.resolve(): path for path in [*files, *_workflow_files(project, name)]}.values())
+        files = list({path.resolve(): path for path in [*files, *workflow_files(project, name)]}.values())
     if not files:
         known = workflow_names(project)
         remedy = f"Workflows in {project.shown(folder)}/: {listed(known)}."

@@ -155,6 +155,18 @@ class McpServerFile(FileModel):
         return self
 
 
+RuleName = Literal[
+    "unused-var", "unused-stage", "schema-without-descriptions", "prompt-without-fields", "expensive-model-on-filter",
+    "unpinned-model", "secret-in-yaml", "missing-budget", "unknown-rule",
+]  # fmt: skip
+
+
+class LintFile(FileModel):
+    """What `agac lint` looks for; `spec.lint` has what each rule means."""
+
+    ignore: list[RuleName] = key("Rules that this project leaves out.", default=[], examples=[["unpinned-model"]])
+
+
 class ProjectFile(RunRulesFile):
     """agac.yml; nothing in it is required."""
 
@@ -171,3 +183,4 @@ class ProjectFile(RunRulesFile):
     remote: RemoteContentFile = key(
         "Where answers are shared, and what may be fetched from elsewhere.", default=RemoteContentFile()
     )
+    lint: LintFile = key("What `agac lint` looks for.", default=LintFile())

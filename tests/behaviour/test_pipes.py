@@ -34,6 +34,8 @@ EXCEPT = {
 WORDS: dict[str, list[list[str]]] = {
     "init": [["elsewhere"]],
     "validate": [[], ["-a", "reviews"]],
+    "fmt": [[], ["--check"]],
+    "lint": [["-a", "reviews"], ["-a", "reviews", "--format", "github"]],
     "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "."]],
     "compare": [["1", "2", "--key", "text"]],
     "diff": [["."], [".", "-a", "reviews"]],

@@ -1,0 +1,100 @@
+"""`agac fmt` and `agac lint`: how the files of a project are written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agac.api.project import defined, open_project
+from agac.core.errors import Problem, SpecError, any_error
+from agac.core.types import Report
+from agac.data.files import write_whole
+from agac.plan.checks import lint_models
+from agac.spec import loader
+from agac.spec.agent_cards import card_names, find_card
+from agac.spec.format import formatted
+from agac.spec.lint import LintFinding, card_files, file_findings, secrets, stage_texts, without_ignored
+from agac.spec.paths import PROJECT_FILE, Unusable, home_of, read_text
+from agac.spec.workflow import Overrides
+from agac.spec.yaml import read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class FormatReport(Report):
+    """The files that `fmt` wrote, or would write, each with what differs as a unified diff; how many others there are;
+    and which cannot be read."""
+
+    changed: dict[str, str]
+    unchanged: int
+    problems: list[Problem]
+
+
+def fmt(files: Sequence[Path | str] = (), *, check: bool = False, project: Path | str | None = None) -> FormatReport:
+    """Makes the white space of these YAML files and cards regular, or of all of the project: agac.yml, its workflows,
+    their tests and its cards. What is loaded of a file stays the same. A file is replaced in one step; with `check`
+    nothing is written. Raises UsageError where there is neither a project nor a file."""
+    changed: dict[str, str] = {}
+    problems: list[Problem] = []
+    found = {Path(file): str(file) for file in files} or dict(_files(project))
+    for path, shown in found.items():
+        try:
+            before, raw = read_text(path, shown), path.read_bytes()
+            after = formatted(before, shown, card=path.suffix in (".md", ".markdown"))
+        except (SpecError, Unusable) as error:
+            problems += error.problems if isinstance(error, SpecError) else [error.problem]
+            continue
+        written = after.replace("\n", "\r\n") if raw.partition(b"\n")[0].endswith(b"\r") else after
+        if written.encode() == raw:
+            continue
+        lines = list(difflib.unified_diff(before.split("\n"), after.split("\n"), shown, shown, lineterm=""))
+        changed[shown] = "\n".join(lines) or f"{shown}: line ends, or a byte order mark"
+        if not check:
+            mode = path.stat().st_mode
+            write_whole(path.resolve(), written, "Nothing was changed in it.")
+            path.chmod(mode)
+    return FormatReport(changed, len(found) - len(changed) - len({one.where.file for one in problems}), problems)
+
+
+def _files(project: Path | str | None) -> Iterator[tuple[Path, str]]:
+    """The files of a project that are YAML or begin with it."""
+    spec = open_project(project, untrusted=True).spec  # what its variables hold does not matter
+    yield home_of(spec.root) / PROJECT_FILE, PROJECT_FILE
+    tests = sorted((spec.root / "tests" / "workflows").rglob("*.y*ml"))
+    cards = [path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None]
+    yield from ((path, spec.shown(path)) for path in [*loader.workflow_files(spec), *tests, *cards])
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport(Report):
+    """What `lint` found in these workflows, in their cards and in agac.yml. `problems` are errors as `validate` has
+    them: of a workflow with any, only its cards and its text were searched for secrets."""
+
+    workflows: list[str]
+    findings: list[LintFinding]
+    problems: list[Problem]
+
+
+def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = None) -> LintReport:
+    """Looks for what is allowed and seldom meant, in these workflows or in all of the project. Nothing is asked.
+    Raises UsageError for a workflow that does not exist, SpecError where agac.yml cannot be read."""
+    opened = open_project(project)
+    spec, home = opened.spec, home_of(opened.root)
+    names = list(workflows) or loader.workflow_names(spec)
+    files, findings, problems = {home / PROJECT_FILE}, list[LintFinding](), list(opened.problems)
+    for name in names:
+        workflow, models, found = defined(opened, name, Overrides())
+        problems += found
+        files.add(path := loader.find_workflow(spec, name))
+        if workflow is not None:
+            files |= {file for _, file in card_files(workflow)}
+        if workflow is not None and not any_error([*opened.problems, *found]):
+            document = read_yaml(path, spec.shown(path))
+            texts = stage_texts(workflow, document, home)
+            findings += file_findings(workflow, document, texts)
+            findings += lint_models(workflow, models, texts, document.where(("stages",), key=True))
+    read = {spec.shown(file): read_text(file, spec.shown(file)) for file in sorted(files)}
+    findings += [one for shown, text in read.items() for one in secrets(text, shown)]
+    errors = loader.in_order(one for one in problems if one.severity == "error")
+    return LintReport([*map(str, names)], without_ignored(findings, read, spec.file.lint.ignore), errors)

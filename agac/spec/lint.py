@@ -1,0 +1,153 @@
+"""What `agac lint` finds in a project's files, and the comments that leave findings out. What needs models and prices
+is found in `plan/checks`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+from agac.core.errors import Problem, Where, did_you_mean
+from agac.core.redact import KEY_SHAPE, SECRET_START
+from agac.spec.operations import Python
+from agac.spec.output_schema import is_json_schema
+from agac.spec.project_models import RuleName
+from agac.spec.workflow import JsonSchema, Workflow, WrittenStage, family
+from agac.spec.yaml import Document
+
+RULES: tuple[RuleName, ...] = get_args(RuleName)  # docs/reference/lint.md explains them
+_IGNORE = re.compile(r"#\s*agac:\s*ignore\[([^\]\n]*)\]")
+_WORD = re.compile(r"[A-Za-z0-9_+/=.-]{20,}")
+Texts = Mapping[str, Mapping[str, str]]
+"""The texts of each stage by key, those of files that a key names included; its cards stand under `agent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding(Problem):
+    """What a rule found."""
+
+    JSON_KEYS: ClassVar = ("rule", "**where", "message")
+
+    rule: RuleName = "unknown-rule"
+
+    def __str__(self) -> str:
+        return f"{Problem.__str__(self)} [{self.rule}]"
+
+
+def card_files(workflow: Workflow) -> Iterator[tuple[str, Path]]:
+    """The files of the cards that each stage uses, those of the agents that it may call included; no remote ones."""
+    agents = ((stage.name, one.card) for stage in workflow.stages for one in family(stage))
+    yield from ((name, card.path) for name, card in agents if card is not None and not card.remote)
+
+
+def stage_texts(workflow: Workflow, document: Document, home: Path) -> Texts:
+    """Of a sound workflow. Paths are relative to `home`."""
+    given: Any = document.data
+    texts = {one["name"]: {key: _text(value, home) for key, value in one.items()} for one in given["stages"]}
+    for name, card in card_files(workflow):
+        texts[name]["agent"] += card.read_text("utf-8", "replace")
+    return texts
+
+
+def _text(value: Any, home: Path | None = None) -> str:
+    """All texts of a value, keys included, and what is in the file that it names."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return "".join(f"{key}\n{_text(one)}" for key, one in pairs)
+    file = home / value if home and isinstance(value, str) and "\n" not in value else None
+    return f"{value}\n{file.read_text('utf-8', 'replace') if file and file.is_file() else ''}"
+
+
+def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:
+    """Who uses the results of the stage `name`: the keys of other stages in which its name stands, `*` for a stage that
+    gets them without naming it, and `output`."""
+    found = {"output"} if name in workflow.output.stages else set()
+    others = (pair for other, keys in texts.items() if other != name for pair in keys.items())
+    found |= {key for key, text in others if key not in ("name", "needs") and re.search(rf"\b{name}\b", text)}
+    after = {name}
+    for stage in workflow.stages:  # in the order in which a row meets them
+        if not after.isdisjoint(stage.needs):
+            after.add(stage.name)
+            by_default = stage.asks and not {"prompt", "template"} & texts[stage.name].keys()
+            found |= {"*"} if stage.group or isinstance(stage.operation, Python) or by_default else set()
+    return found
+
+
+def file_findings(workflow: Workflow, document: Document, texts: Texts) -> Iterator[LintFinding]:
+    """What the rules find that need the files of a sound workflow alone."""
+    given: Any = document.data
+    everywhere = _text(given | {"vars": None}) + _text([dict(keys) for keys in texts.values()])
+    for name in workflow.vars:
+        if not re.search(rf"\bvars\.{name}\b|\bvars\[.{name}.\]|\{{\{{\s*{name}\s*\}}\}}", everywhere):
+            message = f"is used nowhere; remove it, or write ${{vars.{name}}}"
+            yield LintFinding(document.where(("vars", name), key=True), message, rule="unused-var")
+    written = {one["name"]: one.get("output_schema") for one in given["stages"]}
+    for stage in workflow.asking:
+        if stage.makes is None and not stage.may_drop and not readers(stage.name, workflow, texts):
+            message = "its results are not written, and no later stage uses them; remove it, or use them"
+            yield LintFinding(stage.at(""), message, rule="unused-stage")
+        if _lacks_descriptions(stage, written[stage.name]):
+            message = "none of its fields has a description, by which a model knows what to give"
+            yield LintFinding(stage.at("output_schema"), message, rule="schema-without-descriptions")
+        if not any(text.placeholders for text in (stage.prompt, *(one.content for one in stage.examples))):
+            message = "has no placeholder: every row asks the same; name a field of the row, as ${text}"
+            yield LintFinding(stage.at("prompt"), message, rule="prompt-without-fields")
+
+
+def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
+    """Whether a stage has a JSON Schema with fields and no description; the shorthand cannot have any."""
+    schema = stage.output_schema
+    if (
+        not isinstance(schema, JsonSchema)
+        or schema.model
+        or (isinstance(written, dict) and not is_json_schema(written))
+    ):
+        return False
+    fields = [schema.schema.body.get(key) for key in ("properties", "$defs", "definitions")]
+    return bool(fields[0]) and not _described(fields)
+
+
+def _described(part: Any) -> bool:
+    if isinstance(part, dict) and isinstance(part.get("description"), str):
+        return True
+    return any(map(_described, part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()))
+
+
+def secrets(text: str, shown: str) -> Iterator[LintFinding]:
+    """Words of a file that look like keys; no message holds any of them."""
+    for number, line in enumerate(text.split("\n"), 1):
+        for word in (found for found in _WORD.finditer(line) if _is_secret(found[0])):
+            message = f"a word of {len(word[0])} signs looks like a key; write ${{MY_KEY}}, and put it into .env"
+            yield LintFinding(Where(shown, number, word.start() + 1), message, rule="secret-in-yaml")
+
+
+def _is_secret(word: str) -> bool:
+    if SECRET_START.match(word) and KEY_SHAPE.match(word):
+        return True
+    bits = -sum(times / len(word) * math.log2(times / len(word)) for times in Counter(word).values())
+    kinds = all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9].*[0-9].*[0-9]"))
+    return len(word) >= 28 and kinds and "." not in word and bits > 4.2  # a hash in hexadecimal has 4 at most
+
+
+def without_ignored(
+    found: Iterable[LintFinding], texts: Mapping[str, str], off: Collection[RuleName]
+) -> list[LintFinding]:
+    """The findings that no rule in `off` made and no comment of their file ignores, and comments with names that are no
+    rules. A comment counts for its line, and on a line of its own for the next one that is none."""
+    ignored, kept = set[tuple[str, int | None, str]](), list(found)
+    for file, text in texts.items():
+        own: list[str] = []  # the names of comments on lines of their own, for the line below them
+        for number, line in enumerate(text.split("\n"), 1):
+            comment = _IGNORE.search(line)
+            names = [name.strip() for name in comment[1].split(",")] if comment else []
+            ignored |= {(file, number, name) for name in [*own, *names]}
+            own = [*own, *names] if line.lstrip().startswith("#") else []
+            for name in set(names).difference(RULES):
+                message = f"there is no rule {name!r}; {did_you_mean(name, RULES, 'rules')}"
+                kept.append(LintFinding(Where(file, number, line.index("#") + 1), message))
+    left = [one for one in kept if one.rule not in off and (one.where.file, one.where.line, one.rule) not in ignored]
+    return sorted(dict.fromkeys(left), key=lambda one: (one.where.file, one.where.line or 0, one.rule))

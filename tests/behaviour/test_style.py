@@ -1,0 +1,178 @@
+"""`agac fmt` and `agac lint`, by the command, and what pre-commit runs."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from support.project import ProjectFolder
+
+import agac
+from agac.spec.project_models import RuleName
+
+ROOT = Path(__file__).parents[2]
+UGLY = "input:   data/rows.csv\nstages:\n- name:  one   # first\n  prompt: ${text}\n\n\n"
+GOOD = "input: data/rows.csv\nstages:\n- name: one   # first\n  prompt: ${text}\n"
+PAID = {
+    "paid": {"dialect": "openai-chat", "base_url": "http://127.0.0.1:9/v1", "prices": {"*": {"input": 1, "output": 9}}}
+}
+
+
+@pytest.fixture
+def ugly(project: ProjectFolder) -> Path:
+    project.numbered(1)
+    project.agac("fmt", code=0)
+    path = project.root / "workflows" / "ugly.yml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"\xef\xbb\xbf" + UGLY.replace("\n", "\r\n").encode())
+    return path
+
+
+def test_check_and_diff_write_nothing_and_then_the_file_is_formatted_once(project: ProjectFolder, ugly: Path) -> None:
+    before = ugly.read_bytes()
+    assert project.agac("fmt", "--check", code=1).out == "would change: workflows/ugly.yml\n"
+    shown = project.agac("fmt", "--diff", code=1).out
+    assert "-input:   data/rows.csv\n+input: data/rows.csv\n" in shown
+    assert ugly.read_bytes() == before
+    ugly.chmod(0o600)
+    assert project.agac("fmt", code=0).out == "changed: workflows/ugly.yml\n"
+    assert ugly.read_bytes() == GOOD.replace("\n", "\r\n").encode()
+    assert os.name == "nt" or ugly.stat().st_mode & 0o777 == 0o600
+    assert project.agac("fmt", "--check", "--json", code=0).json == {"changed": {}, "unchanged": 2, "problems": []}
+
+
+def test_of_a_card_only_the_front_matter_is_formatted(project: ProjectFolder) -> None:
+    card = project.write("agentcards/support.md", "---\nmodel:  simulator/small\n---\nBe  kind.   \n\n\n- one\n")
+    project.agac("fmt", str(card), code=0)
+    assert card.read_text("utf-8") == "---\nmodel: simulator/small\n---\nBe  kind.   \n\n\n- one\n"
+    readme = project.write("agentcards/README.md", "No   card\n\n\n\nat all")
+    project.agac("fmt", "--check", str(readme), code=0)
+
+
+def test_a_file_that_cannot_be_read_stays_and_the_others_are_formatted(project: ProjectFolder, ugly: Path) -> None:
+    broken = project.write("workflows/broken.yml", "a:   [1\n")
+    ran = project.agac("fmt", code=2)
+    assert ran.out == "changed: workflows/ugly.yml\n"
+    assert "workflows/broken.yml:2:1: " in ran.err
+    assert broken.read_text("utf-8") == "a:   [1\n"
+
+
+def found(project: ProjectFolder, *names: str) -> list[tuple[str, int]]:
+    report = agac.lint(names, project=project.root)
+    assert not report.problems
+    return [(one.rule, one.where.line or 0) for one in report.findings]
+
+
+KEY = "sk-proj-" + "a1B2c3D4e5" * 3
+WORKFLOW = f"""input: data/rows.csv
+vars: {{tone: kind, lost: 1}}
+defaults: {{model: paid/m-latest}}
+stages:
+- name: gate
+  prompt: "Is ${{text}} fine?"
+  output_schema: {{fine: boolean}}
+- name: lost
+  needs: gate
+  prompt: "Always {KEY}"
+  output_schema: schemas/s.json
+- name: reply
+  needs: gate
+  when: gate.fine
+  prompt: "A ${{vars.tone}} answer to ${{text}}"
+output: {{stages: reply}}
+"""
+FOUND = [
+    ("unused-var", 2), ("expensive-model-on-filter", 3), ("unpinned-model", 3), ("missing-budget", 4),
+    ("unused-stage", 8), ("prompt-without-fields", 10), ("secret-in-yaml", 10), ("schema-without-descriptions", 11),
+]  # fmt: skip
+
+
+@pytest.fixture
+def linted(project: ProjectFolder) -> Path:
+    project.write("data/rows.csv", "text\nx\n")
+    project.write("schemas/s.json", '{"type": "object", "properties": {"description": {"type": "string"}}}')
+    project.write("agac.yml", yaml.safe_dump({"providers": PAID}))
+    return project.write("workflows/w.yml", WORKFLOW)
+
+
+def test_every_rule_finds_its_mistake_and_no_message_shows_a_key(project: ProjectFolder, linted: Path) -> None:
+    assert sorted(found(project), key=lambda one: one[1]) == FOUND
+    ran = project.agac("lint", code=1)
+    assert KEY not in ran.out + ran.err
+    assert "workflows/w.yml:2:20: vars.lost: is used nowhere; remove it, or write ${vars.lost} [unused-var]" in ran.out
+    first = project.agac("lint", "-a", "w", "--json", code=1).json["findings"][0]
+    assert first | {"message": ""} == {
+        "rule": "unused-var", "file": "workflows/w.yml", "line": 2, "column": 20, "path": "vars.lost", "message": "",
+    }  # fmt: skip
+    github = project.agac("lint", "--format", "github", code=1).out.splitlines()
+    assert github[0].startswith(
+        "::warning file=workflows/w.yml,line=2,col=20,title=agac unused-var::vars.lost: is used"
+    )
+
+
+def test_comments_and_agac_yml_leave_findings_out_and_unknown_names_are_told(
+    project: ProjectFolder, linted: Path
+) -> None:
+    text = WORKFLOW.replace("stages:\n- name: gate", "# agac: ignore[missing-budget]\n# why\nstages:\n- name: gate")
+    linted.write_text(text.replace("lost: 1}", "lost: 1}  # agac: ignore[unused-var, unusd-stage]"), "utf-8")
+    off = ["expensive-model-on-filter", "unpinned-model", "secret-in-yaml", "prompt-without-fields"]
+    project.write("agac.yml", yaml.safe_dump({"providers": PAID, "lint": {"ignore": off}}))
+    assert found(project) == [("unknown-rule", 2), ("unused-stage", 10), ("schema-without-descriptions", 13)]
+    assert "there is no rule 'unusd-stage'; did you mean 'unused-stage'?" in project.agac("lint", code=1).out
+    project.write("agac.yml", "lint: {ignore: [unusd-stage]}\n")
+    assert "did you mean 'unused-stage'?" in project.agac("validate", code=2).out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output": {}, "stages": [{"name": "a", "prompt": "${text}"}]},
+        {"budget": 5, "stages": [{"name": "a", "prompt": "${text}", "model": "paid/m"}]},
+        {"stages": [{"name": "a", "prompt": "${text}"}, {"name": "b", "needs": "a", "group_by": []}]},
+        {"vars": {"x": 1}, "stages": [{"name": "a", "prompt": "{{vars.x}} {{text}}", "syntax": "mustache"}]},
+    ],
+)
+def test_what_is_meant_is_left_alone(project: ProjectFolder, linted: Path, change: dict[str, Any]) -> None:
+    base = {"input": "data/rows.csv", "defaults": {"model": "simulator/small"}}
+    if "group_by" in change["stages"][-1]:
+        change["stages"][-1]["prompt"] = "Sum up ${rows_json}"
+    linted.write_text(yaml.safe_dump(base | change), "utf-8")
+    assert found(project) == []
+
+
+def test_errors_are_told_and_secrets_are_found_all_the_same(project: ProjectFolder, linted: Path) -> None:
+    linted.write_text(WORKFLOW.replace("needs: gate", "needs: gat", 1), "utf-8")
+    ran = project.agac("lint", "--json", code=2)
+    assert [one["path"] for one in ran.json["problems"]] == ["stages[1].needs"]
+    assert [one["rule"] for one in ran.json["findings"]] == ["secret-in-yaml"]
+
+
+def test_a_dated_version_that_the_price_library_knows_is_named(project: ProjectFolder, linted: Path) -> None:
+    stages = [{"name": "a", "prompt": "${text}", "model": "openai/gpt-4.1-mini"}]
+    keys = {"input": "data/rows.csv", "budget": 5, "defaults": {"max_tokens": 9}, "stages": stages}
+    linted.write_text(yaml.safe_dump(keys), "utf-8")
+    ran = project.agac("lint", code=1)
+    assert "name a dated version, such as openai/gpt-4.1-mini-2025-04-14 [unpinned-model]" in ran.out
+    linted.write_text(yaml.safe_dump(keys).replace("4.1-mini", "4.1-mini-2025-04-14"), "utf-8")
+    assert found(project) == []
+
+
+def test_every_rule_is_explained() -> None:
+    page = (ROOT / "docs/reference/lint.md").read_text("utf-8")
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(get_args(RuleName))
+
+
+def test_the_shipped_files_are_clean_for_every_hook() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert [hook["id"] for hook in hooks] == ["agac-validate", "agac-fmt", "agac-lint"]
+    assert agac.fmt(check=True, project=ROOT).changed == {}
+    assert agac.lint(project=ROOT).findings == []
+    for hook in hooks:
+        words = shlex.split(hook["entry"])
+        program = str(Path(sys.executable).parent / words[0])
+        ran = subprocess.run([program, *words[1:]], cwd=ROOT, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr
