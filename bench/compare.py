@@ -17,7 +17,7 @@ from workspace import workspace
 
 OTHERS = """UPDATE result SET value = json_set(value, '$.reason', 'Another reason ' || id)
 WHERE id % 10 = 0 AND id IN (SELECT result_id FROM row WHERE run_id = 2)"""
-COMMANDS = (("1", "2"), ("1", "2", "--key", "review"))
+COMMANDS = (("1", "2"), ("1", "2", "--key", "review"), ("1", "2", "--html", "page.html", "--force"))
 
 
 def main() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import csv
+import html
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -13,11 +18,13 @@ from agac.cli import main, terminal
 from agac.core.errors import ExitCode
 from agac.core.text import plain
 from agac.core.types import counted, dollars
-from agac.core.word_diff import Span, as_text, value_diff
+from agac.core.word_diff import Span, as_html, as_text, value_diff
+from agac.data.files import AtomicFile, refuse_target, write_whole
+from agac.data.text_formats import safe_cell_text
 
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
-    from agac.api.run_compare import Agreement, RunComparison
+    from agac.api.run_compare import Agreement, FieldChange, RunComparison
     from agac.api.versions import Version
     from agac.engine.estimate import PlanReport, StageForecast
     from agac.plan.changes import Change
@@ -45,10 +52,15 @@ def diff(settings: main.Globals, ref: str | None, workflows: tuple[str, ...], fo
 @click.argument("second", metavar="RUN_B")
 @click.option("--key", metavar="FIELD", help="Match rows by this field of theirs, and not by id.")
 @click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Show so many changed rows.")
+@click.option("--html", "page", metavar="FILE", type=Path, help="Write a page with 2,000 rows, and a csv with more.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
 @main.json_option
 @click.pass_obj
-def compare(settings: main.Globals, /, as_json: bool, **which: Any) -> None:
-    report = api.compare_runs(**which, project=settings.project_dir)
+def compare(settings: main.Globals, /, page: Path | None, force: bool, as_json: bool, **which: Any) -> None:
+    shown = None if page is None else ComparePage(page, force=force)
+    report = api.compare_runs(**which, changed=shown.add if shown else None, project=settings.project_dir)
+    for file in shown.written(comparison_lines(report)) if shown is not None else ():
+        terminal.say(f"Wrote {terminal.from_here(file)}")
     terminal.print_report(report, lambda found: (*comparison_lines(found), *changed_lines(found)), as_json=as_json)
 
 
@@ -88,9 +100,65 @@ def changed_lines(report: RunComparison) -> Iterator[str]:
     rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
     yield "\n" + terminal.table(("row", "field", "difference"), rows) if rows else ""
     if (shown := len({one.id for one in report.changed})) < report.rows["changed"]:
-        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: --limit N"
+        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: --limit N, --html FILE"
     for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
         yield from [f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"] if ids else []
+
+
+_REMEDY = "Name a file elsewhere, or make room there."
+PAGE_ROWS, PAGE_TEXT = 2_000, 4_000  # changed rows of a page, and characters of a value from where it differs
+
+# Nothing may be loaded or sent: what models wrote is shown, whatever it is.
+_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>agac compare</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'">
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<style>
+body { font: 15px/1.4 system-ui, sans-serif; margin: 2em } table { border-collapse: collapse; width: 100% }
+th, td { border-top: 1px solid #8888; padding: .3em; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+td:last-child { white-space: pre-wrap } pre { overflow-x: auto }
+del { background: light-dark(#fdd, #612) } ins { background: light-dark(#dfd, #152); text-decoration: none }
+</style><h1>agac compare</h1>
+"""
+
+
+class ComparePage:
+    """Takes changed rows one by one: the first are for the page, which opens offline, more for a csv file beside it.
+    Raises UsageError where one of the files is there already, unless `force`."""
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        self._files = path.with_suffix(".html"), path.with_suffix(".csv")
+        for file in self._files:
+            refuse_target(file, {}, "compare.html", force=force)
+        self._rows, self._table, self._csv = 0, list[str](), AtomicFile(self._files[1], _REMEDY)
+        click.get_current_context().call_on_close(self._csv.abort)
+        self._writer = csv.writer(SimpleNamespace(write=self._csv.append))
+        self._writer.writerow(("id", "field", "before", "now"))
+
+    def add(self, changes: list[FieldChange]) -> None:
+        """Takes a row: of long values the page has the parts that differ, the csv file has them whole."""
+        self._rows += 1
+        for one in changes:
+            if self._rows > PAGE_ROWS:
+                self._writer.writerow(map(safe_cell_text, one))
+            else:
+                diff = value_diff(one.before, one.now, as_html, _in_html, PAGE_TEXT)
+                self._table.append(f"<tr><td>{_in_html(str(one.id))}<td>{_in_html(one.field)}<td>{diff}\n")
+
+    def written(self, lines: Iterable[str]) -> Iterator[Path]:
+        """Writes the page, which begins with these lines, and the csv file where there are more rows."""
+        page, more = self._files
+        if self._rows > PAGE_ROWS:
+            self._csv.commit()
+            what = counted(self._rows - PAGE_ROWS, "more changed row")
+            self._table.append(f'<tr><td colspan=3><a href="./{quote(more.name)}">{what}</a>')
+            yield more
+        head = f"{_HEAD}<pre>{_in_html(chr(10).join(lines))}</pre>\n<table><tr><th>Row<th>Field<th>Difference\n"
+        write_whole(page, f"{head}{''.join(self._table)}</table>\n", _REMEDY)
+        yield page
+
+
+def _in_html(text: str) -> str:
+    return html.escape(plain(text))
 
 
 def version_words(version: Version) -> str:

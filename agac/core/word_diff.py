@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -48,6 +49,11 @@ def as_text(spans: Iterable[Span], *, width: int | None = None) -> str:
 def as_markdown(spans: Iterable[Span]) -> str:
     """`~~old~~ **new**` on the lines that they have; what a forge would read or link in the texts is escaped."""
     return _written(spans, escaped, ("~~{}~~", "**{}**"))
+
+
+def as_html(spans: Iterable[Span]) -> str:
+    """`<del>old</del> <ins>new</ins>`, everything else escaped."""
+    return _written(spans, lambda text: html.escape(plain(text)), ("<del>{}</del>", "<ins>{}</ins>"))
 
 
 def value_diff(

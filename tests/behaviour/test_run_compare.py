@@ -1,7 +1,9 @@
-"""`agac compare RUN RUN`: results side by side, what each run took."""
+"""`agac compare RUN RUN`: results side by side, what each run took, and the page that opens offline."""
 
+import csv
 import json
 from collections.abc import Callable
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -145,6 +147,62 @@ def test_what_cannot_be_compared_is_said(two: ProjectFolder) -> None:
     with answering(lambda _: Step("x"), two):
         two.run(two.workflow("others", stages=stages, output={"stages": ["a", "b"]}))
     assert "run 1 and run 3 have no stage of the same name" in two.agac("compare", "1", "3", code=2).err
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its tags with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.text = list[tuple[str, dict[str, str | None]]](), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_opens_offline_and_shows_hostile_text_as_text(two: ProjectFolder) -> None:
+    ended = two.agac("compare", "1", "2", "--html", "page.html", code=0)
+    assert "Wrote page.html" in ended.err
+    text = (two.root / "page.html").read_text("utf-8")
+    page = Page(text)
+    names = {tag for tag, _ in page.tags}
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
+    assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in page.tags for name in attrs)
+    policy = next(attrs["content"] or "" for _, attrs in page.tags if "http-equiv" in attrs)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
+    assert not [one for one in ("url(", "@import", "://") if one in text]
+    assert {"name": "color-scheme", "content": "light dark"} in [attrs for _, attrs in page.tags]
+    assert "<script>alert(1)</script> & \\x1b[31m" in page.text
+    assert "a note of <del>some</del><ins>other</ins> words" in text
+    assert not (two.root / "page.csv").exists()
+    assert "page.html exists" in two.agac("compare", "1", "2", "--html", "page.html", code=2).err
+    two.agac("compare", "1", "2", "--html", "page.html", "--force", code=0)
+    assert sorted(one.name for one in two.root.glob("*page*")) == ["page.html"]
+
+
+def test_rows_beyond_those_of_the_page_are_in_a_csv_file(
+    two: ProjectFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agac.cli.main import cli
+
+    monkeypatch.setattr(review, "PAGE_ROWS", 1)
+    ran(
+        two, differing({2: {"note": "=HYPERLINK(1)"}, 3: {"score": -3}, 4: {"mood": "a\r\nb"}}), prompt="Third: ${text}"
+    )
+    monkeypatch.chdir(two.root)
+    with pytest.raises(SystemExit):
+        cli(["compare", "1", "3", "--html", "my page.html"])
+    page = Page((two.root / "my page.html").read_text("utf-8"))
+    assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["./my%20page.csv"]
+    assert "2 more changed rows" in page.text
+    with (two.root / "my page.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [
+            ["id", "field", "before", "now"], ["r-3", "judge.score", "3", "-3"], ["r-4", "judge.mood", "good", "a\r\nb"]
+        ]  # fmt: skip
 
 
 def test_numbers_of_any_size_and_many_fields_are_counted() -> None:
