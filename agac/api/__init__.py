@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.style import FormatReport, LintReport, fmt, lint
     from agac.api.sync import asynchronous
+    from agac.api.trial import StageTrial, trial
     from agac.api.why import WhyReport, why
     from agac.api.workflow_tests import WorkflowTestReport, run_tests
     from agac.core.errors import (
@@ -102,6 +103,7 @@ _HOMES = {
         "api.share": "PullReport PushReport RemoteReport pull push remote_doctor",
         "api.status": "StatusReport row_ids status",
         "api.style": "FormatReport LintReport fmt lint",
+        "api.trial": "StageTrial trial",
         "api.why": "WhyReport why",
         "api.workflow_tests": "WorkflowTestReport run_tests",
         "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
@@ -125,18 +127,19 @@ __all__ = [
     "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport",
     "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer",
     "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
-    "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StatusReport",
-    "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
-    "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
+    "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial",
+    "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport",
+    "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc", "agraph",
     "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
     "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "arun_tests", "aruns", "ashow",
-    "astatus", "astream", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait",
-    "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export", "file_schema", "fmt", "gc",
-    "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "plan", "plan_against", "process", "process_plan",
-    "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run",
-    "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status",
-    "stream", "tool", "try_card", "validate", "views", "why", "write_schemas",
+    "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
+    "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export",
+    "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "plan", "plan_against",
+    "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry",
+    "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show",
+    "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why",
+    "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

@@ -43,7 +43,7 @@ from agac.spec.inputs import INPUTS
 from agac.spec.paths import home_of, output_folder, project_root, refused_by_windows
 from agac.spec.project_models import McpServerFile
 from agac.spec.tools import ToolsMode
-from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, Workflow
+from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, StageChange, Workflow
 from agac.spec.yaml import Unresolved
 from agac.store import runs
 from agac.store.db import open_for_reading
@@ -109,7 +109,7 @@ class RunOptions(CommonOptions):
     `refetch` takes remote content as it is now, also for a run that began with another; `refresh_tools` calls tools
     again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
     makes one call at a time, and shows its reply on standard error while it is written; `export_traces` is a folder,
-    relative to the current one, for a file with the calls, turns and tools of each row."""
+    relative to the current one, for a file with the calls, turns and tools of each row; `change` is of one stage."""
 
     input: Path | str | GivenRows | None = None
     concurrency: int | None = None
@@ -119,6 +119,7 @@ class RunOptions(CommonOptions):
     until: str | None = None
     retry_failed: bool = True
     accept_store: bool = False
+    change: StageChange | None = None
 
     def given(self) -> dict[str, Any]:
         """What makes the run another one, by the name of its flag. What holds for one invocation alone is not in it."""

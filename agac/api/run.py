@@ -90,7 +90,7 @@ async def invoke(
     _refuse_batches(checked.workflow.asking if options.stream else ())
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
-        work = await _ready_work(stack, database, opened, checked, options, confirm)
+        work = await ready_work(stack, database, opened, checked, options, confirm)
         work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None, answers=answers)
         plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
@@ -127,7 +127,7 @@ async def invoke(
         return report
 
 
-async def _ready_work(
+async def ready_work(
     stack: AsyncExitStack, database: Database, opened: Project, checked: CheckedWorkflow, options: RunOptions,
     confirm: Confirm | None,
 ) -> Work:  # fmt: skip

@@ -228,6 +228,8 @@ def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
+    if "trial" in given:
+        words, given = ["agac", "try", *words[2:]], given["trial"]
     if "job" in given:
         return f"agac resume {job_alias(record.id)}"
     if given.get("in_python"):

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial, reduce, wraps
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -44,6 +45,7 @@ COMMANDS = {
     "runs": ("status", "List all runs and what changed between them."),
     "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
     "compare": ("review", "Compare the results of two runs, row by row."),
+    "try": ("review", "Ask a changed stage for a sample of rows, and compare the answers with the stored ones."),
     "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
     "why": ("inspect", "Show why a task was run, and what changed since the last time."),
     "graph": ("project", "Draw a workflow, with the outcomes of its last run."),
@@ -212,7 +214,8 @@ class LazyGroup(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), name)
         if ctx.resilient_parsing:
             return add_completions(command, cmd_name)
         return command

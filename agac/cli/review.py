@@ -1,4 +1,4 @@
-"""`agac diff`: what a change of the project's files does, for people, for comments, and as JSON."""
+"""`agac diff`, `agac compare` and `agac try`: what changes do, for people, for comments, and as JSON."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from agac.data.text_formats import safe_cell_text
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
     from agac.api.run_compare import Agreement, FieldChange, RunComparison
+    from agac.api.trial import StageTrial
     from agac.api.versions import Version
     from agac.engine.estimate import PlanReport, StageForecast
     from agac.plan.changes import Change
@@ -159,6 +160,63 @@ class ComparePage:
 
 def _in_html(text: str) -> str:
     return html.escape(plain(text))
+
+
+@click.command(
+    name="try", help="Ask a changed stage for a sample of rows, beside the stored answers of the version before."
+)
+@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
+@click.option("--stage", metavar="STAGE", required=True, help="The stage to try, as it is in the files.")
+@click.option("--prompt", type=click.Path(dir_okay=False), metavar="FILE", help="Try this prompt.")
+@click.option("-m", "--model", metavar="MODEL", help="Try this model.")
+@click.option(
+    "--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows (default 30), with --within at most."
+)
+@click.option("--within", metavar="PERCENT", help="Ask until the share of altered rows is known this closely: 1%.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0.")
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Show so many changed rows.")
+@main.budget_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
+@main.json_option
+@click.pass_obj
+def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **given: Any) -> int:
+    """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
+    from agac.cli.run import read_budget
+
+    given |= {"budget": read_budget(given["budget"]), "within": _share(given["within"])}
+    report = main.long_running(api.trial)(
+        workflow, stage, **given, project=settings.project_dir, progress=not settings.quiet, confirm=terminal.confirmed,
+        handle_signals=True,
+    )  # fmt: skip
+    terminal.print_report(report, trial_lines, as_json=as_json)
+    return report.exit_code
+
+
+def _share(text: str | None) -> float | None:
+    """`1%` as 0.01."""
+    if text is None:
+        return None
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise click.UsageError(f"--within {text}: give a percentage, such as 1%") from None
+
+
+def trial_lines(report: StageTrial) -> Iterator[str]:
+    compared, altered = report.comparison, report.altered
+    yield from comparison_lines(compared)
+    yield ""
+    if report.failed:
+        yield f"Failed: {counted(report.failed, 'row')}; look at them with: agac inspect {compared.second['run']}"
+    if missing := report.tried - report.failed - compared.rows["both"]:
+        yield f"Not compared: {counted(missing, 'row')}: left the input, without stored results upstream, or not asked"
+    if report.stopped:
+        yield f"Stopped: {report.stopped}"
+    if altered is not None:
+        cost = terminal.price(report.rest_usd, simulated=report.simulated)
+        rest = f"the rest would cost {cost}" if report.rest else "none are left to ask"
+        yield f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the {report.rows:,} rows; {rest}"
+    yield from changed_lines(compared)
 
 
 def version_words(version: Version) -> str:

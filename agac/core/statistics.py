@@ -16,9 +16,9 @@ class Interval(NamedTuple):
     high: float
 
     @property
-    def half(self) -> float:
-        """Half of its width: what stands after ±."""
-        return (self.high - self.low) / 2
+    def reach(self) -> float:
+        """How far the farther bound lies off: what stands after ±."""
+        return max(self.high - self.middle, self.middle - self.low)
 
 
 def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 0.95) -> Interval:
@@ -32,8 +32,8 @@ def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 
     known = n if of is None else n * (of - 1) / (of - n)
     square = _z(confidence) ** 2 / known
     centre = (share + square / 2) / (1 + square)
-    reach = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
-    return Interval(0.0 if hits == 0 else centre - reach, share, 1.0 if hits == n else centre + reach)
+    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return Interval(0.0 if hits == 0 else centre - half, share, 1.0 if hits == n else centre + half)
 
 
 def mean(values: Sequence[float], *, confidence: float = 0.95) -> Interval:

@@ -272,6 +272,8 @@ class StageBuilder:
         return card
 
     def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, names: tuple[str, ...]) -> Template | None:
+        if (change := self.overrides.change) and change.stage == written.name and change.prompt is not None:
+            return self._noted(templates.compile_template(*change.prompt, syntax))
         if written.prompt is not None and written.template is not None:
             message = "give either prompt or template, not both"
             self.problems.append(self.document.problem((*path, "template"), message, key=True))
@@ -312,6 +314,8 @@ class StageBuilder:
         """What each level says of a stage, weakest first, and where each of its keys stands."""
         of_card: dict[str, Any] = {"model": card.keys.model} if card and card.keys.model is not None else {}
         typed: dict[str, Any] = {key: value for key in _TYPED if (value := getattr(self.overrides, key)) is not None}
+        if (change := self.overrides.change) and change.stage == written.name and change.model is not None:
+            typed["model"] = change.model
         if is_child and of_card:  # the command line changes the model of the agent that is asked
             typed.pop("model", None)
         shared, own, short = self.project.file.defaults, self.file.defaults, dict[str, Where]()

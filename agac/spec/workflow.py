@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
@@ -14,7 +14,7 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
 from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
-from agac.spec.templates import NO_TEXT, Template, sound_template
+from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
 
 if TYPE_CHECKING:
@@ -562,11 +562,20 @@ class ProjectSpec:
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
 
+class StageChange(NamedTuple):
+    """What is tried of one stage in place of what the files say: another model, another prompt."""
+
+    stage: str
+    model: str | None
+    prompt: PlacedText | None
+
+
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
     typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's.
-    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken."""
+    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken. A
+    `change` is of one stage."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
@@ -583,3 +592,4 @@ class Overrides:
     replay: int | None = None
     max_turns: int | None = None
     trust_card: bool = False
+    change: StageChange | None = None

@@ -150,7 +150,7 @@ def padded(values: Sequence[Any]) -> list[Any]:
 _SLICE = 512
 
 
-def slices(keys: Sequence[int]) -> Iterator[list[int]]:
+def slices(keys: Sequence[T]) -> Iterator[list[T]]:
     """The keys, as many at a time as one statement takes."""
     return (list(keys[start : start + _SLICE]) for start in range(0, len(keys), _SLICE))
 

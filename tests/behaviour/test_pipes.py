@@ -40,6 +40,7 @@ WORDS: dict[str, list[list[str]]] = {
     "compare": [["1", "2", "--key", "text"]],
     "diff": [["."], [".", "-a", "reviews"]],
     "test": [[], ["-k", "rev"]],
+    "try": [["-a", "reviews", "--stage", LONG, "--model", "local/small", "--yes"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
     "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
     "resume": [["job_2"]],

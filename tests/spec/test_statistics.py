@@ -22,8 +22,8 @@ def test_wilsons_interval_is_that_of_the_published_table(hits: int, n: int, low:
 
 def test_what_is_known_whole_is_sure_and_what_is_nearly_known_nearly() -> None:
     assert proportion(3, 40, of=40) == Interval(0.075, 0.075, 0.075)
-    assert proportion(3, 40, of=50).half < proportion(3, 40, of=500).half < proportion(3, 40).half
-    assert proportion(3, 40, of=10**9).half == pytest.approx(proportion(3, 40).half)
+    assert proportion(3, 40, of=50).reach < proportion(3, 40, of=500).reach < proportion(3, 40).reach
+    assert proportion(3, 40, of=10**9).reach == pytest.approx(proportion(3, 40).reach)
     assert proportion(40, 40).high == 1.0
 
 
@@ -47,7 +47,7 @@ def test_a_mean_reaches_as_far_as_the_table_of_t_says(n: int, t: float) -> None:
     spread = math.sqrt(sum((one - fmean(values)) ** 2 for one in values) / (n - 1))
     found = mean(values)
     assert found.middle == fmean(values)
-    assert found.half == pytest.approx(t * spread / math.sqrt(n), rel=3e-5)
+    assert found.reach == pytest.approx(t * spread / math.sqrt(n), rel=3e-5)
 
 
 def test_a_mean_of_one_value_has_no_bounds() -> None:
