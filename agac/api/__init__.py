@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     acompare_runs = asynchronous(compare_runs)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
-    atry_card, arun_tests = asynchronous(try_card), asynchronous(run_tests)
+    atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
 _HOMES = {
     name: f"agac.{module}"

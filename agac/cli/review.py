@@ -95,13 +95,13 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def changed_lines(report: RunComparison) -> Iterator[str]:
+def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -> Iterator[str]:
     """What changed in the first rows, and rows of one run alone."""
     text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
     rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
     yield "\n" + terminal.table(("row", "field", "difference"), rows) if rows else ""
     if (shown := len({one.id for one in report.changed})) < report.rows["changed"]:
-        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: --limit N, --html FILE"
+        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: {more}"
     for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
         yield from [f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"] if ids else []
 
@@ -216,7 +216,7 @@ def trial_lines(report: StageTrial) -> Iterator[str]:
         cost = terminal.price(report.rest_usd, simulated=report.simulated)
         rest = f"the rest would cost {cost}" if report.rest else "none are left to ask"
         yield f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the {report.rows:,} rows; {rest}"
-    yield from changed_lines(compared)
+    yield from changed_lines(compared, "--limit N")
 
 
 def version_words(version: Version) -> str:
