@@ -46,6 +46,7 @@ _VARIES = (
     (re.compile(r"(\): \w+(, \w+)? in )[\d,.]+ m?s\b"), r"\g<1>3 ms"),
     (re.compile(r"calls of [\d,]+ ms \(p95 [\d,]+ ms\)"), "calls of 3 ms (p95 9 ms)"),
     (re.compile(r"\b(half|one) took .*"), r"\1 took 1s"),
+    (re.compile(r"(\), | to [~$\d.]+, )about \d+[smhd]( \d+[smhd])?$"), r"\1about 1s"),
     (re.compile(r"Prefix cache: .*"), "Prefix cache: 90.0% of prompt tokens"),
     (re.compile(r"\b(msg)?batch_[0-9a-z]{12,}"), r"\1batch_abc123"),
     (re.compile(r"\b\d+[smhd]( \d+[smh])? (ago|old)\b"), r"1s \2"),

@@ -255,6 +255,8 @@ def open_project(
     providers, found = build_providers(written, env, lambda path: at(path, key=len(path) == 2))
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
+    if untrusted:  # no server is asked for its models
+        providers = {name: replace(row, offline=True) for name, row in providers.items()}
     for name, text in spec.file.aliases.items():  # whether or not a workflow uses them
         wrong = alias_problem(name, providers)
         others = {key: value for key, value in spec.file.aliases.items() if key != name}

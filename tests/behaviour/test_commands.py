@@ -115,7 +115,7 @@ MISSPELT = [
     (["card", "show", "suport"], "error: no agent 'suport'; did you mean 'support'?"),
     (["completion"], "error: one of bash, zsh, fish is missing\n  For example: `agac completion bash`."),
     (["completion", "tcsh"], "error: 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"),
-    (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card'\n"),
+    (["schema", "foo"], "error: 'foo' is not one of 'workflow', 'project', 'card', 'test'\n"),
     (["retry"], "error: RUN is missing\n  For example: `agac retry last`."),
     (["why", "last", "r-1", "repyl"], "Did you mean 'reply'"),
     (["why", "last", "r-1"], "error: STAGE is missing\n  For example: `agac why last ROW reply`."),

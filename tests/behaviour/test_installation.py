@@ -124,17 +124,21 @@ def test_ci_may_read_only_pins_its_actions_and_makes_what_the_makefile_has() -> 
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def test_the_hook_of_pre_commit_validates_the_project(project: ProjectFolder) -> None:
-    [hook] = yaml.safe_load(text_of(".pre-commit-hooks.yaml"))
-    assert (hook["language"], hook["pass_filenames"]) == ("python", False)
-    program, *words = hook["entry"].split()
-    assert program in PROJECT["scripts"]
-    project.workflow(rows=1)
-    project.agac(*words, code=0)
-    assert hook["always_run"]  # a prompt may have any ending, inputs are looked at, and a file may be deleted
-    project.workflow(promt="x")
-    project.agac(*words, code=2)
-    assert f"id: {hook['id']}" in text_of("docs/guide/installing.md")
+def test_the_hooks_of_pre_commit_look_at_the_project(project: ProjectFolder) -> None:
+    hooks = yaml.safe_load(text_of(".pre-commit-hooks.yaml"))
+    said, guide = {"agac-validate": (0, 2), "agac-fmt": (0, 0), "agac-lint": (0, 2)}, text_of("docs/guide/installing.md")
+    assert [hook["id"] for hook in hooks] == [*said]
+    for hook in hooks:
+        assert (hook["language"], hook["pass_filenames"]) == ("python", False)
+        program, *words = hook["entry"].split()
+        assert program in PROJECT["scripts"]
+        sound, broken = said[hook["id"]]
+        project.workflow(rows=1)
+        project.agac(*words, code=sound)
+        assert hook["always_run"]  # a prompt may have any ending, inputs are looked at, and a file may be deleted
+        project.workflow(promt="x")
+        project.agac(*words, code=broken)
+        assert f"id: {hook['id']}" in guide
 
 
 def test_the_container_runs_without_rights_and_keeps_its_state_in_a_volume() -> None:

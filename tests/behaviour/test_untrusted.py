@@ -1,5 +1,7 @@
 """Files of a pull request from elsewhere are looked at: none of their Python is imported, and they see no variable."""
 
+import socket
+
 import pytest
 from support.project import ProjectFolder
 
@@ -72,3 +74,14 @@ def test_no_server_is_asked_for_rows(project: ProjectFolder, monkeypatch: pytest
     project.workflow(stages=[{"name": "far", "prompt": "https://example.org/prompt.md"}], rows=1)
     report = agac.validate(project=project.root, untrusted=True)
     assert "is not fetched here" in str(report.problems[0])
+
+
+def test_no_server_is_asked_for_its_models(project: ProjectFolder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        project.write("agac.yml", f"defaults: {{backend: 'vllm://127.0.0.1:{server.getsockname()[1]}'}}\n")
+        project.workflow(rows=1, stages=[{"name": "asked", "prompt": "${text}"}], defaults={})
+        report = agac.validate(project=project.root, untrusted=True)
+        assert "no model is named, and" in str(report.problems[0])
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()

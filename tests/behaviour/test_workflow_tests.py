@@ -340,6 +340,6 @@ def test_reviews(agac_workflow):
     assert agac_workflow("reviews", rows={ROWS!r}).rows[1].seen["classify"]["reason"]
 """,
     )
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "agac.pytest_plugin", "test_mine.py"]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     ran = to_its_end(words, reviews.root)
     assert "2 passed" in ran.out, ran.out + ran.err
