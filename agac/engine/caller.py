@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -205,13 +205,17 @@ class ModelConnection(Route):
     async def _enter(self, body: bytes) -> LanePermit:
         """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not
         get there, cancelled ones too, gives its places back."""
-        with ExitStack() as entered:
-            for limit in (self.stage_limit, self.uncommitted):
-                await limit.enter()
-                entered.callback(limit.leave)
-            permit = await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
-            entered.pop_all()  # it is called, and leaves once its answer came
-        return permit
+        await self.stage_limit.enter()
+        try:
+            await self.uncommitted.enter()
+            try:
+                return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+            except BaseException:  # cancelled, or the run stops
+                self.uncommitted.leave()
+                raise
+        except BaseException:  # the same, at either of the two that come after it
+            self.stage_limit.leave()
+            raise
 
 
 @asynccontextmanager
