@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agac.cli.plan import TOTALS, comparison_rows, plan_rows
-from agac.cli.review import bounds_words, change_words, cost_words, counts_words, version_words
+from agac.cli import figures
+from agac.cli.figures import TOTALS, comparison_rows, plan_rows
 from agac.core.errors import Problem
 from agac.core.text import escaped, plain, unlinked
 from agac.core.types import counted
@@ -51,22 +51,22 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
-    yield f"**{counted(len(report.workflows), 'workflow')} changed: {counts_words(report.all)}**"
+    yield f"**{counted(len(report.workflows), 'workflow')} changed: {figures.counts_words(report.all)}**"
     yield from _problem_lines(report.problems)
     header = ("Workflow", "Stage", "Stay valid", "To run", "Expected cost")
     stages = [(one.workflow, stage) for one in report.workflows if one.plan for stage in one.plan.stages]
     rows = [
-        [code(name), code(one.name), one.reuse, bounds_words(one), cost_words(PlanReport(name, [one]))]
+        [code(name), code(one.name), one.reuse, figures.bounds_words(one), figures.cost_words(PlanReport(name, [one]))]
         for name, one in stages
         if one.stage.asks
     ]
     yield from ("", table(header, rows, numbers=(2, 3, 4))) if rows else ()
     for one in report.workflows:
         yield from _problem_lines(one.problems)
-        texts = (change_words(change, as_markdown, escaped) for change in one.changes)
+        texts = (figures.change_words(change, as_markdown, escaped) for change in one.changes)
         lines = ["- " + text.rstrip().replace("\n", "<br>\n  ") for text in texts]
         yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(lines), 'change')}", lines))
-    yield from ("", f"<sub>Compared with {escaped(version_words(report.against))}.</sub>")
+    yield from ("", f"<sub>Compared with {escaped(figures.version_words(report.against))}.</sub>")
 
 
 def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
@@ -78,9 +78,9 @@ def plan_lines(report: Any) -> Iterator[str]:
     """A plan, or two of them side by side."""
     plan = getattr(report, "now", report)
     header, rows = plan_rows(plan)
-    yield f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, {cost_words(plan)}"
+    yield f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, {figures.cost_words(plan)}"
     cells = [[code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)] for row in rows]
     yield from ("", table(header, cells, numbers=range(2, len(header))))
     if against := getattr(report, "against", None):
         yield from ("", table(["", *TOTALS], comparison_rows(report), numbers=range(1, len(TOTALS) + 1)))
-        yield from ("", f"<sub>Beside {escaped(version_words(against))}.</sub>")
+        yield from ("", f"<sub>Beside {escaped(figures.version_words(against))}.</sub>")

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.review import version_words
+from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, plan_rows, version_words
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
-    from agac.api.diff import PlanComparison
     from agac.engine.estimate import CostEstimate, Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
-
-COUNTS = {
-    "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
-    "blocked": "blocked",
-}  # fmt: skip
 
 MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
 
@@ -61,7 +54,7 @@ def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bo
         return
     lines: Callable[[Any], Iterator[str]] = partial(_lines, workflows)
     if markdown:
-        lines = import_module("agac.cli.markdown").plan_lines
+        from agac.cli.markdown import plan_lines as lines
     terminal.print_text("\n\n".join("\n".join(lines(report)) for report in reports))
 
 
@@ -69,25 +62,6 @@ def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:
     yield from plan_lines(getattr(report, "now", report), workflows)
     if against := getattr(report, "against", None):
         yield from ("", f"Beside {version_words(against)}:", terminal.table(["", *TOTALS], comparison_rows(report)))
-
-
-TOTALS = ("rows", "reuse", "run", "calls", "tokens in", "out", "cost")
-
-
-def comparison_rows(report: PlanComparison) -> list[list[object]]:
-    """What both versions come to, and the difference."""
-    from agac.api.diff import totals
-
-    simulated = any(one.simulated for one in report.now.stages)
-
-    def shown(name: str, found: Mapping[str, Any], number: type[int] = int) -> list[object]:
-        *numbers, usd = found.values()
-        sign = "" if number is int else "-" if (usd or 0) < 0 else "+"
-        cost = "price not known" if usd is None else dollars(abs(usd), simulated=simulated, about=sign)
-        return [name, *map(number, numbers), cost]
-
-    before = [shown("before", totals(report.before))] if report.before else []
-    return [*before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
@@ -141,36 +115,6 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
             path.append(following[0])
         paths.append(" → ".join(path))
     return paths
-
-
-def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
-    """The names of the columns, and a row for each stage."""
-    names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
-    if not any(stage.in_flight for stage in report.stages):
-        names.remove("in_flight")
-    modes = ["mode"] if any(stage.batches for stage in report.stages) else []
-    rows = list[list[object]]()
-    for stage in report.stages:
-        expected, number = stage.estimate, int if stage.exact else InexactNumber
-        numbers = [getattr(stage, name) for name in names]
-        numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
-        cost = "price not known"
-        if expected.usd is not None:
-            about = "" if stage.exact or not expected.usd else "~"
-            cost = dollars(expected.usd, simulated=stage.simulated, about=about)
-        rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
-    words = [COUNTS[name] for name in names]
-    return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
-
-
-class SignedNumber(int):
-    def __format__(self, spec: str) -> str:
-        return format(int(self), f"+{spec}")
-
-
-class InexactNumber(int):
-    def __format__(self, spec: str) -> str:
-        return f"~{int(self):{spec}}" if self else "0"
 
 
 def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:

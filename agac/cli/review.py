@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,11 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.cli.figures import change_words, counts_words, version_words
 from agac.core.errors import ExitCode
 from agac.core.text import plain
-from agac.core.types import counted, dollars
-from agac.core.word_diff import Span, as_html, as_text, value_diff
+from agac.core.types import counted
+from agac.core.word_diff import as_html, as_text, value_diff
 from agac.data.files import AtomicFile, refuse_target, write_whole
 from agac.data.text_formats import safe_cell_text
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from agac.api.diff import DiffReport
     from agac.api.run_compare import Agreement, FieldChange, RunComparison
     from agac.api.trial import StageTrial
-    from agac.api.versions import Version
-    from agac.engine.estimate import PlanReport, StageForecast
-    from agac.plan.changes import Change
 
 
 @click.command(help="Show what changed since REF, what stays valid, and what a run would cost. Makes no calls.")
@@ -219,15 +217,6 @@ def trial_lines(report: StageTrial) -> Iterator[str]:
     yield from changed_lines(compared, "--limit N")
 
 
-def version_words(version: Version) -> str:
-    """`v1 (1a2b3c4d, 2026-01-02)`, `the last commit shared with main (1a2b3c4d, 2026-01-02; main has 3 more)`."""
-    if version.commit is None:
-        return version.ref
-    name = f"the last commit shared with {version.main}" if version.main else version.ref
-    more = f"; {version.main} has {counted(version.behind, 'more commit')}" if version.behind else ""
-    return f"{name} ({version.commit[:8]}, {version.as_json()['made_at'][:10]}{more})"
-
-
 def diff_lines(report: DiffReport) -> Iterator[str]:
     yield f"Compared with {version_words(report.against)}"
     yield from map(str, report.problems)
@@ -238,38 +227,3 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         yield from (f"  {line}" for text in lines for line in text.splitlines())
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")
-
-
-def change_words(change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str]) -> str:
-    """A change with what differs of its text, or with what becomes of an answer's fields and of who reads them."""
-    text, before, now = shown(change.text), change.before, change.now
-    if change.what == "renamed":
-        return f"{text}; its stored results stay valid"
-    if change.fields:
-        broken = f"; breaking for {', '.join(change.breaks)}" if change.breaks else ""
-        return f"{text}: {shown('; '.join(change.fields) + broken)}"
-    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
-        return text
-    return f"{text}: {value_diff(before, now, differing, shown)}"
-
-
-def counts_words(plan: PlanReport, *, stages: bool = False) -> str:
-    """What stays valid, what would run (at which `stages`), and at what price."""
-    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.stage.asks and one.most != 0]
-    where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
-    valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
-    return f"{valid}; {bounds_words(plan)} tasks would run{where}, {cost_words(plan)}"
-
-
-def bounds_words(found: StageForecast | PlanReport) -> str:
-    """`10`, `10 to 20`, `at least 10`."""
-    least, most = found.least, found.most
-    return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
-
-
-def cost_words(plan: PlanReport) -> str:
-    """What a plan is expected to cost."""
-    if plan.usd is None:
-        return "price not known"
-    simulated = any(one.simulated for one in plan.stages if one.run)
-    return dollars(plan.usd, simulated=simulated, about="" if plan.exact else "~")

@@ -1,0 +1,114 @@
+"""What plans, versions and changes say, in words and figures: for text, and for comments of pull requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agac.cli import terminal
+from agac.core.types import counted, dollars
+from agac.core.word_diff import Span, value_diff
+
+if TYPE_CHECKING:
+    from agac.api.diff import PlanComparison
+    from agac.api.versions import Version
+    from agac.engine.estimate import PlanReport, StageForecast
+    from agac.plan.changes import Change
+
+COUNTS = {
+    "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
+    "blocked": "blocked",
+}  # fmt: skip
+
+
+def version_words(version: Version) -> str:
+    """`v1 (1a2b3c4d, 2026-01-02)`, `the last commit shared with main (1a2b3c4d, 2026-01-02; main has 3 more)`."""
+    if version.commit is None:
+        return version.ref
+    name = f"the last commit shared with {version.main}" if version.main else version.ref
+    more = f"; {version.main} has {counted(version.behind, 'more commit')}" if version.behind else ""
+    return f"{name} ({version.commit[:8]}, {version.as_json()['made_at'][:10]}{more})"
+
+
+def change_words(change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str]) -> str:
+    """A change with what differs of its text, or with what becomes of an answer's fields and of who reads them."""
+    text, before, now = shown(change.text), change.before, change.now
+    if change.what == "renamed":
+        return f"{text}; its stored results stay valid"
+    if change.fields:
+        broken = f"; breaking for {', '.join(change.breaks)}" if change.breaks else ""
+        return f"{text}: {shown('; '.join(change.fields) + broken)}"
+    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
+        return text
+    return f"{text}: {value_diff(before, now, differing, shown)}"
+
+
+def counts_words(plan: PlanReport, *, stages: bool = False) -> str:
+    """What stays valid, what would run (at which `stages`), and at what price."""
+    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.stage.asks and one.most != 0]
+    where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
+    valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
+    return f"{valid}; {bounds_words(plan)} tasks would run{where}, {cost_words(plan)}"
+
+
+def bounds_words(found: StageForecast | PlanReport) -> str:
+    """`10`, `10 to 20`, `at least 10`."""
+    least, most = found.least, found.most
+    return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
+
+
+def cost_words(plan: PlanReport) -> str:
+    """What a plan is expected to cost."""
+    if plan.usd is None:
+        return "price not known"
+    simulated = any(one.simulated for one in plan.stages if one.run)
+    return dollars(plan.usd, simulated=simulated, about="" if plan.exact else "~")
+
+
+def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
+    """The names of the columns, and a row for each stage."""
+    names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
+    if not any(stage.in_flight for stage in report.stages):
+        names.remove("in_flight")
+    modes = ["mode"] if any(stage.batches for stage in report.stages) else []
+    rows = list[list[object]]()
+    for stage in report.stages:
+        expected, number = stage.estimate, int if stage.exact else InexactNumber
+        numbers = [getattr(stage, name) for name in names]
+        numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
+        cost = "price not known"
+        if expected.usd is not None:
+            about = "" if stage.exact or not expected.usd else "~"
+            cost = dollars(expected.usd, simulated=stage.simulated, about=about)
+        rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
+    words = [COUNTS[name] for name in names]
+    return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
+
+
+class SignedNumber(int):
+    def __format__(self, spec: str) -> str:
+        return format(int(self), f"+{spec}")
+
+
+class InexactNumber(int):
+    def __format__(self, spec: str) -> str:
+        return f"~{int(self):{spec}}" if self else "0"
+
+
+TOTALS = ("rows", "reuse", "run", "calls", "tokens in", "out", "cost")
+
+
+def comparison_rows(report: PlanComparison) -> list[list[object]]:
+    """What both versions come to, and the difference."""
+    from agac.api.diff import totals
+
+    simulated = any(one.simulated for one in report.now.stages)
+
+    def shown(name: str, found: Mapping[str, Any], number: type[int] = int) -> list[object]:
+        *numbers, usd = found.values()
+        sign = "" if number is int else "-" if (usd or 0) < 0 else "+"
+        cost = "price not known" if usd is None else dollars(abs(usd), simulated=simulated, about=sign)
+        return [name, *map(number, numbers), cost]
+
+    before = [shown("before", totals(report.before))] if report.before else []
+    return [*before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
