@@ -30,9 +30,8 @@ DOWNLOAD_PIECE = 2**18
 MAX_FILE_BYTES = 512 * 2**20
 MAX_BODY_BYTES = 256_000_000
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
-MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
 
-CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
+CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata")
 MAX_MESSAGE_REQUESTS = 100_000
 CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -175,10 +174,10 @@ class BatchCall:
             raise self.format.not_found(batch_id)
         return batch
 
-    def listed(self, **bounds: int | None) -> list[Batch]:
-        """The batches of the family, the newest first; some show up late."""
+    def listed(self, last: Batch | None) -> list[Batch]:
+        """The batches of the family that are older than the `last` one known, the newest first; some show up late."""
         now = self.store.now()
-        found = self.store.batches(self.family, **bounds)
+        found = self.store.batches(self.family, before=last.seq if last else None)
         return [batch for batch in found if not batch.hidden_by("batch_list_lag", now)]
 
     def written(self, batch: Batch) -> dict[str, Any]:
@@ -221,7 +220,7 @@ class OpenAiCall(BatchCall):
             self.order = read_order(read_object(await self.http.read()), self.family)
 
     def add_file(self) -> Answer:
-        content, name, purpose, kept_seconds = self.upload
+        content, name, purpose = self.upload
         now = self.store.now()
         file_id = self.store.new_id("file-", self.number, now)
         path = self.store.folder / f".upload-{file_id}"
@@ -229,14 +228,13 @@ class OpenAiCall(BatchCall):
             shutil.copyfileobj(content, kept)
         lag = next((rule.value("times") for rule in self.rules if rule.kind == "batch_file_lag"), 0)
         self.store.count("files")
-        return file_object(self.store.add_file(file_id, path, name, purpose, now + kept_seconds, lag))
+        return file_object(self.store.add_file(file_id, path, name, purpose, now + INPUTS_KEPT, lag))
 
     def list_files(self) -> Answer:
-        """GET /files: the newest first, or the oldest with `order=asc`."""
+        """GET /files: the newest first."""
         query, size = self.http.query, self.page_size(10_000, 10_000)
-        newest = query.get("order", "desc") != "asc"
-        found = self.store.files(query.get("purpose"), query.get("after"), newest=newest)
-        return list_page(map(file_object, found[: size + 1]), size)
+        found = self.store.files(query.get("purpose"), query.get("after"))
+        return {"object": "list"} | list_page(map(file_object, found[: size + 1]), size)
 
     def file(self) -> StoredFile:
         file = self.store.file(self.id)
@@ -272,7 +270,7 @@ class OpenAiCall(BatchCall):
         last = self.store.batch(after, self.family) if after is not None else None
         if after is not None and last is None:
             raise ApiError(400, f"Invalid 'after': no such batch: {after}", param="after")
-        return list_page(map(self.written, self.listed(before=last.seq if last else None)), size)
+        return {"object": "list"} | list_page(map(self.written, self.listed(last)), size)
 
 
 class MessageCall(BatchCall):
@@ -317,17 +315,8 @@ class MessageCall(BatchCall):
         return self.created(batch)
 
     def list_batches(self) -> Answer:
-        query, size = self.http.query, self.page_size(20, 1000)
-        after, before = query.get("after_id"), query.get("before_id")
-        if before is not None:
-            found = self.listed(after=self.found(before).seq)
-            shown = found[-size:]
-        else:
-            found = self.listed(before=None if after is None else self.found(after).seq)
-            shown = found[:size]
-        data = [self.written(batch) for batch in shown]
-        ids = [one["id"] for one in data] or [None]
-        return {"data": data, "has_more": len(found) > size, "first_id": ids[0], "last_id": ids[-1]}
+        after, size = self.http.query.get("after_id"), self.page_size(20, 1000)
+        return list_page(map(self.written, self.listed(self.found(after) if after is not None else None)), size)
 
     def results(self) -> Answer:
         batch = self.found(self.id)
@@ -371,11 +360,11 @@ MESSAGE_ROUTES: list[Route] = [
 
 
 def list_page(found: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of OpenAI's list, of which at least one more than fits was looked up."""
+    """A page of a list, of which at least one more than fits was looked up."""
     entries = list(found)
     data = entries[:limit]
     ids = [item["id"] for item in data] or [None]
-    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(entries) > limit}
+    return {"data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(entries) > limit}
 
 
 def file_mentions(path: Path, text: str) -> bool:
@@ -383,9 +372,9 @@ def file_mentions(path: Path, text: str) -> bool:
         return any(mentions(line, text) for line in lines)
 
 
-async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str, float]:
-    """The bytes of the file in a multipart body, its name and its purpose, and for how many seconds it is to be kept;
-    raises ApiError for an upload that OpenAI refuses."""
+async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str]:
+    """The bytes of the file in a multipart body, its name and its purpose; raises ApiError for an upload that OpenAI
+    refuses."""
     try:
         fields = await http.post()
     except web.HTTPRequestEntityTooLarge as wrong:
@@ -406,20 +395,7 @@ async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str, float]:
     if not file.file.seek(0, os.SEEK_END):
         raise ApiError(400, "The file is empty.", param="file")
     file.file.seek(0)
-    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
-    unsaid = anchor is None and seconds is None
-    kept_seconds = INPUTS_KEPT if unsaid else read_kept_seconds(anchor, seconds, "expires_after")
-    return file.file, file.filename, purpose, kept_seconds
-
-
-def read_kept_seconds(anchor: object, seconds: object, param: str) -> float:
-    """How long something is kept after its creation; raises ApiError."""
-    if anchor != "created_at":
-        raise invalid(f"{param}.anchor", "'created_at'")
-    kept = int(str(seconds)) if str(seconds).isdecimal() else 0
-    if not MIN_KEPT_S <= kept <= MAX_KEPT_S:
-        raise invalid(f"{param}.seconds", f"an integer from {MIN_KEPT_S} to {MAX_KEPT_S}")
-    return float(kept)
+    return file.file, file.filename, purpose
 
 
 def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
@@ -434,13 +410,8 @@ def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
         raise invalid("endpoint", " or ".join(OPENAI_ENDPOINTS), "invalid_value")
     if data["completion_window"] != "24h":
         raise invalid("completion_window", "'24h'", "invalid_value")
-    metadata, kept = data.get("metadata"), data.get("output_expires_after")
-    check_metadata(metadata)
-    if kept is not None:
-        if not isinstance(kept, dict):
-            raise invalid("output_expires_after", "an object")
-        kept = read_kept_seconds(kept.get("anchor"), kept.get("seconds"), "output_expires_after")
-    return {"endpoint": endpoint, "input_id": data["input_file_id"], "metadata": metadata, "kept_seconds": kept}
+    check_metadata(metadata := data.get("metadata"))
+    return {"endpoint": endpoint, "input_id": data["input_file_id"], "metadata": metadata}
 
 
 def check_metadata(metadata: Any) -> None:

@@ -80,9 +80,7 @@ class Batch:
     created_at: float
     seconds: float
     expires_at: float | None
-    window: str = "24h"
     metadata: dict[str, str] | None = None
-    kept_seconds: float | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
     number: int = 0
     model: str = ""
@@ -347,15 +345,15 @@ class BatchStore:
         return next(iter(self.files(file_id=file_id)), None)
 
     def files(
-        self, purpose: str | None = None, after: str | None = None, *, file_id: str | None = None, newest: bool = True
+        self, purpose: str | None = None, after: str | None = None, *, file_id: str | None = None
     ) -> list[StoredFile]:
-        """The one with an id, or those of one purpose or of all after the one named, the newest or the oldest first."""
+        """The one with an id, or those of one purpose or of all after the one named, the newest first."""
         rows = self.rows(
             "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "
             "WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?1) AND purpose = COALESCE(?2, purpose) "
-            "AND id = COALESCE(?3, id) AND (?4 IS NULL OR seq * ?5 > (SELECT seq * ?5 FROM file WHERE id = ?4)) "
-            "ORDER BY seq * ?5",
-            (self.now(), purpose, file_id, after, -1 if newest else 1),
+            "AND id = COALESCE(?3, id) AND (?4 IS NULL OR seq < (SELECT seq FROM file WHERE id = ?4)) "
+            "ORDER BY seq DESC",
+            (self.now(), purpose, file_id, after),
         )
         return [StoredFile(*row) for row in rows]
 
@@ -425,11 +423,11 @@ class BatchStore:
         assert batch is not None
         return batch
 
-    def batches(self, family: str, *, before: int | None = None, after: int | None = None) -> list[Batch]:
-        """Batches, the newest first: those older than number `before`, or newer than number `after`."""
+    def batches(self, family: str, *, before: int | None = None) -> list[Batch]:
+        """Batches, the newest first: all, or those older than number `before`."""
         rows = self.rows(
-            "SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? AND seq > ? ORDER BY seq DESC",
-            (family, 2**62 if before is None else before, -1 if after is None else after),
+            "SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? ORDER BY seq DESC",
+            (family, 2**62 if before is None else before),
         )
         return [read_batch(stored) for (stored,) in rows]
 
@@ -438,7 +436,7 @@ class BatchStore:
 
 
 def read_batch(stored: str) -> Batch:
-    return Batch(**json.loads(stored))
+    return Batch(**{name: value for name, value in json.loads(stored).items() if name in Batch.__slots__})
 
 
 def short(digest: bytes) -> int:

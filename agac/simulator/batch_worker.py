@@ -380,10 +380,10 @@ class BatchWorker:
             path.unlink()
             return None
         file_id = self.result_id(batch, kind)
-        kept = RESULTS_FILE_KEPT if batch.kept_seconds is None else batch.kept_seconds
         if self.store.file(file_id) is None:
             assert batch.ended_at is not None
-            self.store.add_file(file_id, path, f"{batch.id}_{kind}.jsonl", "batch_output", batch.ended_at + kept)
+            expires = batch.ended_at + RESULTS_FILE_KEPT
+            self.store.add_file(file_id, path, f"{batch.id}_{kind}.jsonl", "batch_output", expires)
             if batch.fault("batch_gone"):
                 self.store.delete_file(file_id)
         return file_id

@@ -295,7 +295,7 @@ class OpenAiBatches:
         return {
             "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "model": batch.model or None,
             "errors": {"object": "list", "data": batch.errors} if batch.errors and not hidden else None,
-            "input_file_id": batch.input_id, "completion_window": batch.window, "status": batch.status(now),
+            "input_file_id": batch.input_id, "completion_window": "24h", "status": batch.status(now),
             "output_file_id": None if hidden else batch.output_id, "error_file_id": None if hidden else batch.error_id,
             "created_at": int(batch.created_at),
             "in_progress_at": int(batch.created_at) if batch.validated and batch.ended != "failed" else None,
