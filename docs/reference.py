@@ -302,7 +302,7 @@ def simulator_settings() -> str:
     rows = [
         (f"`--{flag.name}`", flag.help, f"`{default}`" if default not in (None, True) else "")
         for _, flag, default in setting_flags()
-        if flag.public and flag.name != "port"
+        if flag.name != "port"
     ]
     return table(("flag", "what it does", "default"), rows)
 

@@ -528,10 +528,8 @@ class WithKinds(click.Command):
 
 
 def setting_options(function: Callable[..., None]) -> Callable[..., None]:
-    """An option for each public setting of the simulator, as it is declared there."""
+    """An option for each setting of the simulator, as it is declared there."""
     for name, flag, default in reversed([*setting_flags()]):
-        if not flag.public:
-            continue
         default = PORT if name == "port" else default
         if flag.kind is bool:
             option = click.option(f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help)

@@ -326,14 +326,6 @@ class MessageCall(BatchCall):
             raise ApiError(404, f"The results of Message Batch {batch.id} are no longer available.")
         return self.existing(batch.output_id or f"{batch.id}.output")
 
-    def delete(self) -> Answer:
-        """DELETE /v1/messages/batches/ID: only of a batch that has ended."""
-        batch = self.found(self.id)
-        if not batch.ended:
-            raise ApiError(400, f"Message Batch {batch.id} is in progress: cancel it, and delete it once it has ended.")
-        self.store.delete_batch(batch)
-        return {"id": batch.id, "type": "message_batch_deleted"}
-
 
 Route = tuple[str, str, str, Effect]
 OPENAI_ROUTES: list[Route] = [
@@ -355,7 +347,6 @@ MESSAGE_ROUTES: list[Route] = [
     ("GET", "/{id}", "poll", MessageCall.get_batch),
     ("GET", "/{id}/results", "download", MessageCall.results),
     ("POST", "/{id}/cancel", "cancel", MessageCall.cancel),
-    ("DELETE", "/{id}", "delete", MessageCall.delete),
 ]
 
 

@@ -101,7 +101,6 @@ class Batch:
     output_id: str | None = None
     error_id: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
-    deleted: bool = False
     seq: int = 0
 
     def fault(self, kind: str) -> dict[str, Any] | None:
@@ -400,21 +399,15 @@ class BatchStore:
             self.count("cancelled")
             self.save(batch)
 
-    def delete_batch(self, batch: Batch) -> None:
-        batch.deleted = True
-        self.save(batch)
-        if batch.output_id:
-            self.file_path(batch.output_id).unlink(missing_ok=True)
-
     def save(self, batch: Batch) -> None:
         self.db().execute(
             "UPDATE batch SET ended = ?, told = ? WHERE seq = ?",
-            (2 if batch.deleted else int(bool(batch.ended)), json.dumps(asdict(batch)), batch.seq),
+            (bool(batch.ended), json.dumps(asdict(batch)), batch.seq),
         )
 
     def batch(self, batch_id: str, family: str | None = None) -> Batch | None:
-        """A batch of a family that was not deleted; of none, any batch, as it is now."""
-        statement = "SELECT told FROM batch WHERE id = ?1 AND (?2 IS NULL OR (family = ?2 AND ended < 2))"
+        """A batch of a family, or of any, as it is now."""
+        statement = "SELECT told FROM batch WHERE id = ?1 AND family = COALESCE(?2, family)"
         return next((read_batch(stored) for (stored,) in self.rows(statement, (batch_id, family))), None)
 
     def fresh(self, batch_id: str) -> Batch:
@@ -426,7 +419,7 @@ class BatchStore:
     def batches(self, family: str, *, before: int | None = None) -> list[Batch]:
         """Batches, the newest first: all, or those older than number `before`."""
         rows = self.rows(
-            "SELECT told FROM batch WHERE ended < 2 AND family = ? AND seq < ? ORDER BY seq DESC",
+            "SELECT told FROM batch WHERE family = ? AND seq < ? ORDER BY seq DESC",
             (family, 2**62 if before is None else before),
         )
         return [read_batch(stored) for (stored,) in rows]

@@ -23,6 +23,7 @@ from agac.simulator.settings import Settings, SimulatorError
 if TYPE_CHECKING:
     from aiohttp import web
 
+HOST = "127.0.0.1"  # the simulator has no login, so it serves this machine alone
 SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
 STAND_INS: list[str] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
 START_SECONDS = 30.0
@@ -63,13 +64,12 @@ async def listen(runner: web.AppRunner, settings: Settings) -> str:
     from aiohttp import web
 
     try:
-        await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
+        await web.TCPSite(runner, HOST, settings.port, backlog=4096).start()
     except OSError as error:
-        problem = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+        problem = f"cannot listen on {HOST}:{settings.port}: {error.strerror or error}"
         remedy = "stop what uses the port, or take another one (--port 0 takes any that is free)"
         raise SimulatorError([f"{problem}; {remedy}"], exit_code=1) from error
-    host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    return f"http://{HOST}:{runner.addresses[0][1]}/v1"
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -23,8 +23,7 @@ class SimulatorError(Exception):
 @dataclass(frozen=True, slots=True)
 class Flag:
     """How a setting is given on a command line: `kind` converts the text; a bool has no value. `name` is that of the
-    setting if it is empty; `least` and `most` bound a number. If not `public`, it is one of `python -m agac.simulator`
-    alone."""
+    setting if it is empty; `least` and `most` bound a number."""
 
     kind: type
     help: str
@@ -32,7 +31,6 @@ class Flag:
     metavar: str | None = None
     least: int | None = None
     most: int | None = None
-    public: bool = True
 
 
 def setting(default: Any, kind: type, help_text: str, **more: Any) -> Any:
@@ -44,7 +42,6 @@ class Settings:
     """What a simulator does. `latency` is read by `parse_latency`; None is no limit, and of `burst` a minute's
     worth. `state` is None for a file that ends with the simulator."""
 
-    host: str = setting("127.0.0.1", str, "Loopback address to listen on.", public=False)
     port: int = setting(0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535)
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")
     latency: str = setting("0", str, "Seconds, or normal:M,SD lognormal:M,S uniform:A,B.", metavar="SECONDS")
@@ -71,13 +68,8 @@ class Settings:
     faults: Path | None = setting(None, Path, "File of faults to inject (YAML or JSON).")  # noqa: RUF009
 
     def problems(self) -> list[str]:
-        """What is wrong with the numbers and the host, all at once; files and latency are read elsewhere."""
+        """What is wrong with the numbers, all at once; files and latency are read elsewhere."""
         found = []
-        if not is_loopback(self.host):
-            found.append(
-                f"host {self.host!r} is not this machine; the simulator has no login, so it serves loopback only: "
-                "use 127.0.0.1, ::1 or localhost"
-            )
         for name, flag, default in setting_flags():
             value, most = getattr(self, name), math.inf if flag.most is None else flag.most
             fits = value is None or flag.least is None or (is_number(value, flag.kind) and flag.least <= value <= most)
@@ -106,16 +98,6 @@ def setting_flags() -> Iterator[tuple[str, Flag, Any]]:
 def is_number(value: Any, kind: type[float] = float) -> TypeGuard[float]:
     """Whether a value is a finite number, or one that is whole (`kind` int); true and false are none."""
     return isinstance(value, (int, kind)) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine alone: names other than localhost are not looked up."""
-    import ipaddress  # only a server asks
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 FORMS = "seconds (0.5), normal:MEAN,SD, lognormal:MEDIAN,SIGMA or uniform:LOW,HIGH"
