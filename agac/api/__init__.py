@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
         BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
         show_card, show_data, sql, write_schemas,
     )
+    from agac.api.forge import CommentReport, post_comment
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
@@ -75,6 +76,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
     acompare_runs = asynchronous(compare_runs)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
+    apost_comment = asynchronous(post_comment)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
@@ -89,6 +91,7 @@ _HOMES = {
         "api.diff": "DiffReport PlanComparison diff plan_against",
         "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
         "show_card show_data sql write_schemas",
+        "api.forge": "CommentReport post_comment",
         "api.graph": "GraphReport graph save_drawing",
         "api.inspect": "InspectReport RunsReport export inspect runs show",
         "api.job_files": "read_job save_job",
@@ -123,23 +126,23 @@ _HOMES = {
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-    "CheckReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode", "FormatReport",
-    "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport",
-    "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer",
-    "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts", "RowError",
-    "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial",
-    "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport",
-    "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
-    "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc", "agraph",
-    "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
-    "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "arun_tests", "aruns", "ashow",
-    "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
-    "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "examples", "export",
-    "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "plan", "plan_against",
-    "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry",
-    "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show",
-    "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why",
-    "write_schemas",
+    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode",
+    "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport",
+    "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport",
+    "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts",
+    "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
+    "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool",
+    "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
+    "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc",
+    "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "apost_comment", "aprocess",
+    "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun",
+    "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel",
+    "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator",
+    "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce",
+    "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
+    "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing",
+    "save_job", "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate",
+    "views", "why", "write_schemas",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

@@ -34,7 +34,7 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
     found = {name.lower(): (name, way) for name, way in sorted(env.items()) if way and name.lower().endswith("_proxy")}
     name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
     excepted = found.get("no_proxy", ("", ""))[1]
-    if not text or _is_loopback(url.host or ""):
+    if not text or is_loopback(url.host or ""):
         return None
     if excepted and proxy_bypass_environment(f"{url.host}:{url.port}", {"no": excepted}):
         return None
@@ -45,7 +45,8 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
     return proxy
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
