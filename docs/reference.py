@@ -384,7 +384,7 @@ def _found_test(test: str) -> str:
 
 def python_names(kind: str) -> str:
     """The public names of a kind, each where mkdocstrings puts its signature and its docstring into the site."""
-    homes = {name: home for name, home in api._HOMES.items() if python_kind(getattr(api, name)) == kind}
+    homes = {name: home for name, home in api.homes().items() if python_kind(getattr(api, name)) == kind}
     homes = {name: home for name, home in homes.items() if name[0] != "a" or name[1:] not in homes}  # async twins
     written = {name: f"a{name}" if hasattr(import_module(home), f"a{name}") else name for name, home in homes.items()}
     return "\n\n".join(f"::: {homes[name]}.{written[name]}" for name in sorted(homes)) + "\n"

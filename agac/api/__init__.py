@@ -11,11 +11,14 @@ whose name begins with `a`: `await agac.arun("product_reviews")`.
 
 from __future__ import annotations
 
+import ast
 import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # one line a module, where ruff has one a name
+if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads this block
     # isort: off
     # fmt: off
     from agac.api.agents import (
@@ -80,50 +83,6 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
-_HOMES = {
-    name: f"agac.{module}"
-    for module, names in {
-        "api.agents": "AgentResult AgentRun TaskKeys TrialReport amap_reduce arun astream map_reduce run stream "
-        "try_card",
-        "api.batches": "BatchReport batch_list batch_status",
-        "api.card_lock": "LockReport lock_card",
-        "api.compare": "ComparisonReport compare",
-        "api.diff": "DiffReport PlanComparison diff plan_against",
-        "api.extras": "BackupReport CardReport DataReport GcReport SchemasReport backup examples file_schema gc init "
-        "show_card show_data sql write_schemas",
-        "api.forge": "CommentReport post_comment",
-        "api.graph": "GraphReport graph save_drawing",
-        "api.inspect": "InspectReport RunsReport export inspect runs show",
-        "api.job_files": "read_job save_job",
-        "api.plan": "Quote plan",
-        "api.job": "ProcessOptions",
-        "api.process": "process process_plan resume",
-        "api.project": "CheckReport RunOptions validate",
-        "api.report": "ResultRow RowCounts RunReport Sink",
-        "api.retrieve": "CancelReport DoctorReport RetrieveReport WaitReport batch_cancel batch_wait doctor retrieve",
-        "api.run": "RetryChoice Workflow retry retry_choice run_several",
-        "api.run_compare": "RunComparison compare_runs",
-        "api.share": "PullReport PushReport RemoteReport pull push remote_doctor",
-        "api.status": "StatusReport row_ids status",
-        "api.style": "FormatReport LintReport fmt lint",
-        "api.trial": "StageTrial trial",
-        "api.why": "WhyReport why",
-        "api.workflow_tests": "WorkflowTestReport run_tests",
-        "core.errors": "AgacError ExitCode LeaseHeld LeaseLost Problem RowError SpecError StoreCorrupt StoreError "
-        "StoreOutdated StoreTooNew UsageError",
-        "data.frames": "GivenRows",
-        "engine.estimate": "PlanReport",
-        "engine.invocation": "Retry",
-        "simulator.server": "embedded_simulator",
-        "spec.given_tools": "Tool",
-        "spec.tools": "McpServer",
-        "spec.workflow": "Budget",
-        "store.query": "QueryAnswer View views",
-    }.items()
-    for name in names.split()
-} | {"tool": "agac.tools.tool_functions"}
-"""The public names, each with the module that has it."""
-
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
     "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode",
@@ -145,13 +104,22 @@ __all__ = [
     "views", "why", "write_schemas",
 ]  # fmt: skip
 
+
+@cache
+def homes() -> dict[str, str]:
+    """The public names but for async twins, each with the module that has it, as the imports above say."""
+    block = next(one for one in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(one, ast.If))
+    imports = (one for one in block.body if isinstance(one, ast.ImportFrom))
+    return {alias.name: str(one.module) for one in imports for alias in one.names if alias.name in __all__}
+
+
 sys.modules[__name__].__class__ = type(sys.modules["agac"])
 
 if not TYPE_CHECKING:  # who misspells a name is told
 
     def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            return getattr(import_module(_HOMES[name]), name)
+        if name in homes():
+            return getattr(import_module(homes()[name]), name)
         if name in __all__:  # the async twin of a function
             return import_module("agac.api.sync").asynchronous(__getattr__(name[1:]))
         raise AttributeError(f"module 'agac.api' has no attribute {name!r}")
