@@ -125,9 +125,12 @@ def _store_error(error: sqlite3.Error, path: Path) -> StoreError:
 
 @cache
 def statements() -> dict[str, str]:
-    """Every statement of `queries.sql` by its name."""
-    parts = re.split(r"^-- name: (\w+)\n", (files(__package__) / "queries.sql").read_text("utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], (part.strip().rstrip(";") for part in parts[2::2]), strict=True))
+    """Every statement of `queries.sql` by its name, with the parts that it shares with others in their places."""
+    text = (files(__package__) / "queries.sql").read_text("utf-8")
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
+    for kind, name, body in re.findall(r"^-- (name|part): (\w+)\n(.*?)(?=\n\n-- |\Z)", text, re.MULTILINE | re.DOTALL):
+        found[kind][name] = re.sub(r"\{(\w+)\}", lambda named: found["part"][named[1]], body.strip().rstrip(";"))
+    return found["name"]
 
 
 def sql(name: str) -> str:

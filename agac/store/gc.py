@@ -46,7 +46,7 @@ _OF_A_RUN = (
 )  # fmt: skip
 _OF_A_ROW = (
     "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",
-    "gc_tasks_drop", "gc_attempts_drop", "gc_row_drop",
+    "tasks_drop", "gc_attempts_drop", "gc_row_drop",
 )  # fmt: skip
 
 _AFTER_ALL = 1 << 62
@@ -226,7 +226,7 @@ def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:
 # Which results and endpoints are in use: found out in short readings, kept as one byte for each result.
 
 _RANGES = {
-    "gc_references": "last_row", "gc_results": "last_result", "gc_result_endpoints": "last_result",
+    "gc_references": "row_key_max", "gc_results": "result_id_max", "gc_result_endpoints": "result_id_max",
     "gc_asked_elsewhere": "last_attempt", "gc_attempt_endpoints": "last_attempt", "batches_results": "last_task",
 }  # fmt: skip
 """The statements that are read range by range, each with the statement that finds the end of the last one."""
@@ -242,7 +242,7 @@ async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> b
     Also those that came in a batch, and that no row has taken up yet. With `workflow`, also those that rows of other
     workflows asked for and no longer refer to: their old content may come back, and would be asked again."""
     kept = {line.id for line in choice.kept}
-    (last_result,) = await read("last_result", int)
+    (last_result,) = await read("result_id_max", int)
     used = bytearray(last_result + 1)
     for statement in ("gc_references", "batches_results", *(["gc_asked_elsewhere"] if workflow is not None else [])):
         async for rows in _ranges(read, statement, workflow):

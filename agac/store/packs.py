@@ -140,7 +140,7 @@ class KnownAnswers:
 async def own_answers(database: Database) -> AsyncIterator[list[PackedAnswer]]:
     """All answers that may travel, those of some rows at a time: of models that were really asked, which were neither
     pulled nor adopted, nor made with stand-ins for tools."""
-    (last,) = await select(database, "last_row", int)
+    (last,) = await select(database, "row_key_max", int)
     for after in range(0, last, 1000):
         yield await select(database, "packable", PackedAnswer, after, after + 1000)
 

@@ -1,4 +1,33 @@
--- Every statement that agac runs, by name. `(:many)` stands for as many placeholders as there are values.
+-- Every statement that agac runs, by name. `(:many)` stands for as many placeholders as there are values, a name in braces
+-- for a part that several statements share.
+
+-- part: row
+-- A `StoredRow`, as far as an unchanged one is looked at.
+key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id
+
+-- part: whole_row
+-- A `StoredRow` with its snapshot and where it comes from.
+{row}, data, origin, parent_key, place
+
+-- part: retried
+-- Whether a retry chooses a row: one that failed so, or that the same retry opened and left.
+((state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
+    OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+
+-- part: input_ordinal
+-- Where the row of the input stands that a row `r` descends from; null: a group does.
+(
+    WITH RECURSIVE above (ordinal, parent_key) AS (
+        SELECT r.ordinal, r.parent_key
+        UNION ALL
+        SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
+    )
+    SELECT max(ordinal) FROM above
+) AS ordinal
+
+-- part: closed
+-- Final steps of a batch.
+('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
 
 -- name: lease_read
 -- Who holds a workflow.
@@ -175,13 +204,11 @@ INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?);
 
 -- name: rows_at
 -- The stored rows at a range of positions (and, after an interrupted reordering, strays that share a position).
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
-WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
+SELECT {row} FROM row WHERE run_id = ? AND ordinal BETWEEN ? AND ? ORDER BY ordinal;
 
 -- name: rows_by_id
 -- The stored rows with these ids, every repetition.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
-WHERE run_id = ? AND id IN (:many) AND origin IS NULL;
+SELECT {row} FROM row WHERE run_id = ? AND id IN (:many) AND origin IS NULL;
 
 -- name: rows_with_results
 -- How many rows of the input with these ids have a result, or had one: those that changed and those that left count too.
@@ -190,7 +217,7 @@ SELECT count(*) FROM row WHERE run_id = ? AND id IN (:many) AND origin IS NULL A
 
 -- name: rows_of_id
 -- Some repetitions of one id, and its first row.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
+SELECT {row} FROM row
 WHERE run_id = ? AND id = ? AND origin IS NULL AND (occurrence = 0 OR occurrence BETWEEN ? AND ?);
 
 -- name: row_key_max
@@ -414,9 +441,7 @@ FROM agent_turn t WHERE t.row_key = ? ORDER BY t.stage, t.at, t.number;
 
 -- name: rows_all
 -- Every row of a run, those that stages made too, a range at a time.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
-    1 AS chosen, origin, parent_key, place
-FROM row WHERE run_id = :run AND key > :after ORDER BY key LIMIT :limit;
+SELECT {whole_row} FROM row WHERE run_id = :run AND key > :after ORDER BY key LIMIT :limit;
 
 -- name: last_turns
 -- The last turn of each of some tasks of a workflow, and the first one of its conversation.
@@ -531,16 +556,9 @@ SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND ke
 
 -- name: telemetry_made
 -- Every call that was made for a range of rows that a stage made, each with the position of the input's row behind it.
-SELECT r.key AS row_key, (
-        WITH RECURSIVE above (ordinal, parent_key) AS (
-            SELECT r.ordinal, r.parent_key
-            UNION ALL
-            SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
-        )
-        SELECT max(ordinal) FROM above
-    ) AS ordinal, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose, a.endpoint_id AS endpoint,
-    a.status, a.error_type, a.started_at,
-    a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost,
+SELECT r.key AS row_key, {input_ordinal}, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose,
+    a.endpoint_id AS endpoint, a.status, a.error_type, a.started_at, a.duration,
+    a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost,
     a.service_tier, a.replica
 FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state <> 6
@@ -581,20 +599,15 @@ WHERE r.id = ? AND e.kind = 'invocation' AND (r.finished_at IS NULL OR e.at <= r
 
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
-    origin, parent_key, place FROM row
-WHERE run_id = ? AND id IN (:many) AND state <> 6;
+SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6;
 
 -- name: row_above
 -- The row of which a row was made.
-SELECT p.key, p.id, p.occurrence, p.ordinal, p.hash, p.state, p.error_type, p.error_message, p.error_stage, p.seen,
-    p.result_id, p.data, 1 AS chosen, p.origin, p.parent_key, p.place FROM row r JOIN row p ON p.key = r.parent_key WHERE r.key = ?;
+SELECT {whole_row} FROM row WHERE key = (SELECT parent_key FROM row WHERE key = ?);
 
 -- name: parts_look
 -- The parts into which a large group is cut.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
-    origin, parent_key, place FROM row
-WHERE parent_key = ? AND place < 0 AND state <> 6;
+SELECT {whole_row} FROM row WHERE parent_key = ? AND place < 0 AND state <> 6;
 
 -- name: rows_below
 -- How many rows stages made of a row, by stage and state; parts of a large group apart.
@@ -707,10 +720,6 @@ DELETE FROM member WHERE group_key = ?;
 -- The counts of rows that stages made in a run without rows.
 DELETE FROM made WHERE run_id = ?;
 
--- name: gc_tasks_drop
--- The tasks of a row.
-DELETE FROM task WHERE row_key = ?;
-
 -- name: gc_attempts_drop
 -- The attempts of a row.
 DELETE FROM attempt WHERE row_key = ?;
@@ -772,14 +781,6 @@ DELETE FROM event WHERE run_id = ?;
 -- A run of which nothing else is left.
 DELETE FROM run WHERE id = ?;
 
--- name: last_row
--- The last key of a row.
-SELECT coalesce(max(key), 0) FROM row;
-
--- name: last_result
--- The last result.
-SELECT coalesce(max(id), 0) FROM result;
-
 -- name: last_attempt
 -- The last call.
 SELECT coalesce(max(id), 0) FROM attempt;
@@ -835,21 +836,15 @@ UPDATE lease SET holder = '';
 
 -- name: rows_chosen
 -- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
-    1 AS chosen
-FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
-    AND (:done_too
-        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
-        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+SELECT {row}, data FROM row
+WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:done_too OR {retried})
 ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_of_retry
 -- All rows of the input that can be worked on, a range at a time, and whether these are chosen.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data,
-    :done_too
-        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
-        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)) AS chosen
-FROM row WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+SELECT {whole_row}, NULL AS parent_state, :done_too OR {retried} AS chosen FROM row
+WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
 ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_chosen_count
@@ -857,9 +852,7 @@ ORDER BY ordinal, key LIMIT :limit;
 SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, count(*) AS rows FROM row
 WHERE run_id = :run AND (ordinal IS NOT NULL OR place >= 0) AND state NOT IN (3, 6)
     AND NOT (state = 2 AND error_stage IS NULL)
-    AND ((:done_too AND origin IS NULL)
-        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
-        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+    AND ((:done_too AND origin IS NULL) OR {retried})
 GROUP BY failed_at, error_type;
 
 -- name: row_chosen_count
@@ -868,9 +861,7 @@ SELECT CASE state WHEN 0 THEN '' ELSE error_stage END AS failed_at, error_type, 
 WHERE run_id = :run AND (id = :id OR (id > :id || '/' AND id < :id || '0' AND origin IS NOT NULL))
     AND (ordinal IS NOT NULL OR place >= 0) AND state NOT IN (3, 6)
     AND NOT (state = 2 AND error_stage IS NULL)
-    AND ((:done_too AND (origin IS NULL OR id = :id))
-        OR (state = 2 AND (:stage IS NULL OR error_stage = :stage) AND (:error IS NULL OR error_type = :error))
-        OR (state = 0 AND seen IN (SELECT id FROM event WHERE run_id = :run AND at >= :since)))
+    AND ((:done_too AND (origin IS NULL OR id = :id)) OR {retried})
 GROUP BY failed_at, error_type;
 
 -- name: first_event_since
@@ -938,7 +929,7 @@ SELECT t.stage, t.outcome, t.error_type, r.place < 0, json_extract(t.note, '$.ag
 WHERE t.row_key IN (:many) AND t.replica = 0;
 
 -- name: tasks_drop
--- The tasks of a row that is gone.
+-- The tasks of a row that is gone, or is dropped.
 DELETE FROM task WHERE row_key = ?;
 
 -- name: groups_of
@@ -996,19 +987,15 @@ WHERE a.run_id = ? AND a.origin = ? AND (a.hash, a.row_key) > (?, ?) AND a.hash 
 
 -- name: made_rows
 -- Rows that a stage made and that need work: open ones, failed ones, or all (done_too). A parent's state comes along.
-SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
-    r.result_id, r.data, 1 AS chosen, r.origin, r.parent_key, r.place,
-    p.state AS parent_state FROM row r LEFT JOIN row p ON p.key = r.parent_key
-WHERE r.run_id = ?1 AND r.origin = ?2 AND r.key > ?3 AND r.place >= 0 AND r.state <> 6
-    AND (?4 OR r.state = 0 OR r.state = 2) ORDER BY r.key LIMIT ?5;
+SELECT {whole_row}, (SELECT state FROM row AS parent WHERE parent.key = row.parent_key) AS parent_state FROM row
+WHERE run_id = ?1 AND origin = ?2 AND key > ?3 AND place >= 0 AND state <> 6
+    AND (?4 OR state = 0 OR state = 2) ORDER BY key LIMIT ?5;
 
 -- name: children_of_parents
 -- Open rows that a stage made of some rows in one invocation: of each parent, [key, place], those from that place on.
-SELECT r.key, r.id, r.occurrence, r.ordinal, r.hash, r.state, r.error_type, r.error_message, r.error_stage, r.seen,
-    r.result_id, r.data, 1 AS chosen, r.origin, r.parent_key, r.place
-FROM json_each(:parents) AS parent CROSS JOIN row r ON r.parent_key = json_extract(parent.value, '$[0]')
-    AND r.place >= json_extract(parent.value, '$[1]') AND r.place < json_extract(parent.value, '$[1]') + :limit
-WHERE r.run_id = :run AND r.origin = :origin AND r.seen = :event AND r.state = 0;
+WITH wanted AS (SELECT value ->> 0 AS parent, value ->> 1 AS first FROM json_each(:parents))
+SELECT {whole_row} FROM wanted CROSS JOIN row ON parent_key = parent AND place >= first AND place < first + :limit
+WHERE run_id = :run AND origin = :origin AND seen = :event AND state = 0;
 
 -- name: made_counts
 -- How the rows stand that stages made.
@@ -1016,7 +1003,7 @@ SELECT origin, state, error_stage, error_type, count AS rows FROM made WHERE run
 
 -- name: made_by_id
 -- Rows that a stage made, by their ids.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id FROM row
+SELECT {row} FROM row
 WHERE run_id = ? AND occurrence = -1 - ? AND id IN (:many) AND origin IS NOT NULL AND state <> 6;
 
 -- name: made_parents
@@ -1025,9 +1012,7 @@ SELECT count(DISTINCT parent_key) FROM row WHERE run_id = ? AND origin = ? AND p
 
 -- name: rows_of_keys
 -- Some rows, for what was made of them.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data, 1 AS chosen,
-    origin, parent_key, place
-FROM row WHERE key IN (:many);
+SELECT {whole_row} FROM row WHERE key IN (:many);
 
 -- name: group_sizes
 -- How many members these groups have, what those come to in tokens, and how many failed.
@@ -1096,27 +1081,13 @@ WHERE r.origin = ? AND r.place > ? AND r.state <> 6 AND r.parent_key IN (:many) 
 
 -- name: made_failed
 -- Failed rows that a stage made by their ids, a range at a time, each with the position of the input's row behind it.
-SELECT (
-        WITH RECURSIVE above (ordinal, parent_key) AS (
-            SELECT r.ordinal, r.parent_key
-            UNION ALL
-            SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
-        )
-        SELECT max(ordinal) FROM above
-    ) AS ordinal, id, state, data, NULL AS value, error_type, error_message, key, NULL AS form, 1 AS made FROM row r
+SELECT {input_ordinal}, id, state, data, NULL AS value, error_type, error_message, key, NULL AS form, 1 AS made FROM row r
 WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place >= 0 AND state = 2 ORDER BY id LIMIT :limit;
 
 -- name: made_examples
 -- The first failed row of each kind of error among those that stages made.
-SELECT error_type, id AS row_id, (
-        WITH RECURSIVE above (ordinal, parent_key) AS (
-            SELECT r.ordinal, r.parent_key
-            UNION ALL
-            SELECT p.ordinal, p.parent_key FROM above JOIN row p ON p.key = above.parent_key
-        )
-        SELECT max(ordinal) FROM above
-    ) AS ordinal, error_message AS message, error_stage AS stage, count(*) AS rows, min(key) FROM row r
-WHERE run_id = ? AND state = 2 AND origin IS NOT NULL AND place >= 0 GROUP BY error_type, error_stage;
+SELECT error_type, id AS row_id, {input_ordinal}, error_message AS message, error_stage AS stage, count(*) AS rows,
+    min(key) FROM row r WHERE run_id = ? AND state = 2 AND origin IS NOT NULL AND place >= 0 GROUP BY error_type, error_stage;
 
 -- name: project_token
 -- The token that was minted with the database.
@@ -1337,8 +1308,7 @@ GROUP BY row_key HAVING ifnull(max(batch_id IN (
 
 -- name: rows_to_walk
 -- Open rows of the input with a task of which something came.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data
-FROM row WHERE key IN (
+SELECT {row}, data FROM row WHERE key IN (
     SELECT DISTINCT t.row_key FROM batch_task AS t
     WHERE t.run_id = ? AND t.state = 2 AND t.row_key > ? AND t.then_do IS NOT 'run'
     AND EXISTS (SELECT 1 FROM row AS r WHERE r.key = t.row_key AND r.state = 0 AND r.ordinal IS NOT NULL)
@@ -1347,9 +1317,7 @@ FROM row WHERE key IN (
 
 -- name: rows_idle
 -- Open rows of the input that wait for no batch, in the order of the input.
-SELECT key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stage, seen, result_id, data
-FROM row
-WHERE run_id = ? AND ordinal > ? AND state = 0
+SELECT {row}, data FROM row WHERE run_id = ? AND ordinal > ? AND state = 0
 AND NOT EXISTS (SELECT 1 FROM batch_task AS t WHERE t.row_key = row.key AND t.state < 3)
 ORDER BY ordinal LIMIT ?;
 
@@ -1382,7 +1350,7 @@ FROM batch_task WHERE run_id = ? AND stage = ?;
 -- Tasks in open batches of a run whose row left, or asks something else by now, and for which nobody else waits.
 SELECT t.batch_id, count(*) FROM batch_task AS t JOIN row ON row.key = t.row_key
 WHERE t.state = 1 AND t.batch_id IN (
-    SELECT id FROM batch WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+    SELECT id FROM batch WHERE run_id = ? AND state NOT IN {closed}
 )
 AND (row.state = 6 OR (row.ordinal IS NULL AND row.origin IS NULL) OR EXISTS (
     SELECT 1 FROM batch_task AS n WHERE n.row_key = t.row_key AND n.stage = t.stage AND n.replica = t.replica
@@ -1401,7 +1369,7 @@ SELECT t.batch_id, count(*) FROM batch_task AS t
 WHERE t.state = 1 AND t.batch_id IN (
     SELECT batch.id FROM batch JOIN run ON run.id = batch.run_id
     WHERE run.workflow = ?2 AND run.id <> ?1
-    AND batch.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+    AND batch.state NOT IN {closed}
 )
 AND NOT EXISTS (
     SELECT 1 FROM batch_task AS w
@@ -1421,7 +1389,7 @@ SELECT b.*, r.workflow, json_extract(d.body, '$.stages[' || b.stage || '].name')
 FROM batch b JOIN numbered n ON n.id = b.id JOIN run r ON r.id = b.run_id JOIN definition d ON d.hash = r.definition_hash
 WHERE (:run IS NULL OR b.run_id = :run) AND (:workflow IS NULL OR r.workflow = :workflow)
     AND (:named IS NULL OR b.provider_id = :named OR CAST(b.id AS TEXT) = :named)
-    AND (:closed OR b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED'))
+    AND (:closed OR b.state NOT IN {closed})
 ORDER BY b.id;
 
 -- name: batches_runs
@@ -1429,7 +1397,7 @@ ORDER BY b.id;
 -- First those with submitted ones that are open (0), then those with tasks of which something came (1), then those with
 -- open ones that were not submitted (2), then the others; of equal ones the one that submitted last.
 SELECT run_id, CASE
-    WHEN state IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') THEN iif(EXISTS (
+    WHEN state IN {closed} THEN iif(EXISTS (
         SELECT 1 FROM batch_task AS t JOIN row ON row.key = t.row_key
         WHERE t.run_id = batch.run_id AND t.state = 2 AND t.then_do IS NOT 'run' AND row.state = 0
     ), 1, 3 + (submitted_at IS NULL))
@@ -1440,12 +1408,12 @@ END AS rank FROM batch GROUP BY run_id, rank ORDER BY rank, max(coalesce(submitt
 -- The open batches of every run that has any, summed up; those that the provider has not got yet `wait`.
 SELECT run_id, count(*), sum(provider_id IS NULL), sum(tasks), coalesce(sum(done), 0), coalesce(sum(failed), 0),
     coalesce(sum(status IN ('completed', 'failed', 'expired', 'cancelled')), 0)
-FROM batch WHERE state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') GROUP BY run_id;
+FROM batch WHERE state NOT IN {closed} GROUP BY run_id;
 
 -- name: batches_at_a_glance
 -- Number, provider's id and workflow of the open batches, the newest first.
 SELECT b.id, b.provider_id, r.workflow FROM batch b JOIN run r ON r.id = b.run_id
-WHERE b.state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED') ORDER BY b.id DESC;
+WHERE b.state NOT IN {closed} ORDER BY b.id DESC;
 
 -- name: batches_alike
 -- The open batches of a run by stage and by their states at the provider, those first that it has not got.
@@ -1453,7 +1421,7 @@ SELECT json_extract(d.body, '$.stages[' || b.stage || '].name') AS stage,
     iif(provider_id IS NULL, 'not submitted', coalesce(status, 'in_progress')) AS status, count(*) AS batches,
     sum(tasks) AS requests, coalesce(sum(done), 0) AS done, coalesce(sum(failed), 0) AS failed
 FROM batch b JOIN run r ON r.id = b.run_id JOIN definition d ON d.hash = r.definition_hash
-WHERE run_id = ? AND state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+WHERE run_id = ? AND state NOT IN {closed}
 GROUP BY b.stage, 2 ORDER BY b.stage, provider_id IS NOT NULL, 2;
 
 -- name: batches_of_row
@@ -1478,7 +1446,7 @@ WHERE provider = ? AND account = ? AND model = ? AND ended_at > submitted_at - 1
 
 -- name: batches_needing
 -- The runs that have open batches, or tasks that are in one or wait for one that is.
-SELECT run_id FROM batch WHERE state NOT IN ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
+SELECT run_id FROM batch WHERE state NOT IN {closed}
 UNION SELECT run_id FROM batch_task WHERE state < 2;
 
 -- name: batches_results

@@ -74,11 +74,11 @@ class StoredRow(NamedTuple):
     seen: int
     result_id: int | None
     data: str = ""
-    chosen: int = 1
     origin: int | None = None
     parent_key: int | None = None
     place: int | None = None
     parent_state: int | None = None
+    chosen: int = 1
 
 
 class PriorTask(NamedTuple):

@@ -83,7 +83,7 @@ INDEXES = {
     "row_ordinal": "rows_at rows_export rows_leaving ids_from gc_roots gc_left_rows",
     "row_id": "rows_by_id number_last rows_look",
     "result_fingerprint": "results_by_fingerprint gc_asked_elsewhere",
-    "PRIMARY KEY": "tasks_of_rows tasks_look tasks_counted gc_members_drop gc_tasks_drop gc_counters_drop",
+    "PRIMARY KEY": "tasks_of_rows tasks_look tasks_counted gc_members_drop tasks_drop gc_counters_drop",
     "run_identity": "run_newest",
     "attempt_task": "attempts_look gc_attempts_drop",
     "event_run": "invocations_read gc_run_events_drop",
