@@ -10,7 +10,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from agac.core.types import RowId
+from agac.core.types import RowId, json_encoder
 
 if TYPE_CHECKING:
     from agac.core.types import JSONValue, Message, Params, Schema
@@ -23,8 +23,7 @@ FORMAT_VERSION = 1
 
 DIGEST_BYTES = 16
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
-_in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_compact, _in_order = json_encoder(sort_keys=True), json_encoder()
 
 
 def canonical(value: JSONValue) -> str:

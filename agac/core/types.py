@@ -1,13 +1,16 @@
 """The values that travel between the parts of agac: rows in, requests out, replies back, outcomes kept, reports shown.
-All are frozen and slotted. Units: times in seconds, costs in US dollars, tokens as counted by the provider."""
+None of them changes; what every call makes anew is a tuple, which is made faster than a dataclass. Units: times in
+seconds, costs in US dollars, tokens as counted by the provider."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import cache, reduce
+from json import encoder
 from operator import add, attrgetter
 from pathlib import PurePath
 from reprlib import Repr
@@ -16,6 +19,18 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 from agac.core.errors import ErrorType, RowError
 
 JSONValue = Any  # anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours
+
+
+def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
+    """Writes JSON without spaces, not ASCII-escaped, as `json.JSONEncoder(…).encode` does. That one makes itself anew
+    in each call, which takes longer than writing a prompt. A value that holds itself is a RecursionError."""
+    plain = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan)
+    if (make := getattr(encoder, "c_make_encoder", None)) is None:  # Python without its C modules
+        return plain.encode
+    pieces = make(None, plain.default, encoder.encode_basestring, None, ":", ",", sort_keys, False, allow_nan)
+    return lambda value: "".join(pieces(value, 0))
+
+
 RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
 
 
@@ -136,8 +151,7 @@ class Request:
     prefix: SharedPrefix | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one call as the provider counted them; `cached_tokens` is the part of `input_tokens` read from a cache,
     `cache_write_tokens` that written to one (`cache_write_1h_tokens` of it for an hour), `reasoning_tokens` the part of
     `output_tokens` spent on thinking. `server_tools`: how often each of its own tools ran. None: it did not say."""
@@ -163,8 +177,7 @@ class Finish(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came back for a request. `text` is the answer as it was written; `refusal` the reason when there is one. A
     reply is not yet a result: one that was cut, refused, filtered or empty never becomes one. Only of a reply that was
     streamed: `ttft` is the time from sending to its first token, of thinking too; `time_to_response` the time to the

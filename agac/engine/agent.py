@@ -191,7 +191,7 @@ class TaskConversation:
                 message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
                 return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
             return None
-        whole = replace(reply, finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
+        whole = reply._replace(finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
         enforced = self.connection.enforced and not self._without_schema
         found = self.connection.checker.check(whole, enforced=enforced)
         mismatch = isinstance(found, RowError) and found.type is ErrorType.SCHEMA_MISMATCH

@@ -195,7 +195,7 @@ class ModelConnection(Route):
         clean = self.redactor.clean_bytes(http.body)
         answer = self.parse(http.status, http.headers, clean)
         if http.ttft is not None and isinstance(answer, Reply):
-            answer = replace(answer, ttft=http.ttft, time_to_response=http.time_to_response)
+            answer = answer._replace(ttft=http.ttft, time_to_response=http.time_to_response)
         if (rates := self.dialect.rates(http.headers)) is not None:
             lane.observe(permit, rates, answer.delay if isinstance(answer, Fault) else None)
         lane.heard(permit, answer)
@@ -544,7 +544,7 @@ class Caller:
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)
             if unconfirmed is not limits.NOTHING:
-                call = replace(call, held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
+                call = call._replace(held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
         attempts.last = call

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
-from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage
+from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage, json_encoder
 from agac.plan.stage import ExtraCheck, PlannedStage
 from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
 
@@ -57,7 +57,7 @@ MOST_VALUES = 10_000
 MOST_CHARACTERS = 300  # of each error
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode = json_encoder(allow_nan=False)
 
 
 class ValidReply(NamedTuple):

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from agac.core.types import JSONValue
+from agac.core.types import JSONValue, json_encoder
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_compact = json_encoder()
 _escaped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
@@ -86,13 +86,13 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 def text(of: Any, name: str) -> str:
     """A text within an object; an empty one when there is none."""
-    value = mapping(of).get(name)
+    value = of.get(name) if isinstance(of, dict) else None
     return value if isinstance(value, str) else ""
 
 
 def count(of: Any, name: str) -> int | None:
     """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
-    value = mapping(of).get(name)
+    value = of.get(name) if isinstance(of, dict) else None
     return value if type(value) is int and 0 <= value < MAX_COUNT else None
 
 

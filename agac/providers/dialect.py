@@ -111,9 +111,10 @@ def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str])
 def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought: tuple[str, str]) -> Usage:
     """The counts of tokens by these names; the last two are within an object each."""
     usage = mapping(usage)
-    read, reasoned = count(usage.get(cached[0]), cached[1]), count(usage.get(thought[0]), thought[1])
-    written = count(usage.get(cached[0]), "cache_write_tokens")
-    return Usage(count(usage, given), count(usage, made), read, reasoned, written)
+    cache, read, written = usage.get(cached[0]), None, None
+    if cache is not None:
+        read, written = count(cache, cached[1]), count(cache, "cache_write_tokens")
+    return Usage(count(usage, given), count(usage, made), read, count(usage.get(thought[0]), thought[1]), written)
 
 
 def uses_of(counts: Any, suffix: str) -> dict[str, int]:

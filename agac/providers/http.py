@@ -8,7 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,8 +25,7 @@ from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledSt
 from agac.spec.workflow import Timeout
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(NamedTuple):
     """An answer as it came, whatever its status; `duration` is the seconds from sending to its last byte. Names in
     `headers` are found in any case of letters. A streamed answer's `body` is what its events say when they are put
     together; `ttft` is the seconds from sending to its first token, be it of thinking, `time_to_response` those to the
@@ -101,7 +99,8 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the beginning will do."""
     pieces, size = [], 0
-    while piece := await response.content.readany():
+    while not response.content.at_eof():
+        piece = await response.content.readany()
         pieces.append(piece)
         size += len(piece)
         if size > most:

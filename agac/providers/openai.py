@@ -92,7 +92,7 @@ def _nested_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSON
 
 def _offered(request: Request, provider: Provider, describe: Describing) -> dict[str, JSONValue]:
     """The tools of a request, and how they may be used where that is not as usual."""
-    if not (tools := tools_of(request, provider, describe)):
+    if not (request.tools or provider.server_tools) or not (tools := tools_of(request, provider, describe)):
         return {}
     said: dict[str, JSONValue] = {} if request.tool_choice == "auto" else {"tool_choice": request.tool_choice}
     return {"tools": tools, **said, **({} if request.parallel_tools else {"parallel_tool_calls": False})}
@@ -172,11 +172,12 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     refusal = text(message, "refusal") or refusal
     finish = _FINISH.get(text(choice, "finish_reason").lower(), Finish.OTHER)
     asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
-    calls = dialect.calls_of(
-        (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
-    )
+    calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
-    if calls:  # what is empty is left out: not all that a server sends it takes, as `audio: null`
+    if asked:  # what is empty is left out: not all that a server sends it takes, as `audio: null`
+        calls = dialect.calls_of(
+            (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
+        )
         came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
         sent_back = [_chat_call(*one) for one in zip(asked, calls, strict=True)]
         wire = {"message": {**came, "role": "assistant", "tool_calls": sent_back}}
@@ -190,11 +191,11 @@ def _chat_usage(usage: Any) -> Usage:
     usage = mapping(usage)
     details = ("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")
     found = dialect.usage_of(usage, "prompt_tokens", "completion_tokens", *details)
-    if found.cached_tokens is None:  # DeepSeek's name for it
-        found = replace(found, cached_tokens=count(usage, "prompt_cache_hit_tokens"))
+    if found.cached_tokens is None and (read := count(usage, "prompt_cache_hit_tokens")) is not None:  # DeepSeek's
+        found = found._replace(cached_tokens=read)
     given, made, thought = found.input_tokens, found.output_tokens, found.reasoning_tokens
     if thought and given is not None and made is not None and usage.get("total_tokens") == given + made + thought:
-        return replace(found, output_tokens=made + thought)  # xAI counts thinking beside the completion, not within it
+        return found._replace(output_tokens=made + thought)  # xAI counts thinking beside the completion, not within it
     return found
 
 
@@ -389,7 +390,7 @@ def _response_usage(data: dict[str, Any]) -> Usage:
     if not ran and billed is None:
         searches = [item for item in objects(data.get("output")) if item.get("type") == "web_search_call"]
         billed = sum(text(item.get("action"), "type") in ("", "search") for item in searches)
-    return replace(found, server_tools=ran or {"web_search": billed or 0}) if ran or billed else found
+    return found._replace(server_tools=ran or {"web_search": billed or 0}) if ran or billed else found
 
 
 # Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.

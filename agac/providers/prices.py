@@ -65,19 +65,21 @@ def cost(usage: Usage, price: Price | None) -> float | None:
     came or went, is not known."""
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
-    used = usage.server_tools or {}
-    if not used.keys() <= price.uses.keys():
-        return None
-    uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
+    uses = 0.0
+    if used := usage.server_tools:
+        if not used.keys() <= price.uses.keys():
+            return None
+        uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
     for start, above in price.above:
         if usage.input_tokens >= start:
             price = above
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
     cached_price = price.input if price.cached_input is None else price.cached_input
-    written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
-    lasting = min(usage.cache_write_1h_tokens or 0, written)
-    write = price.input if price.cache_write is None else price.cache_write
-    kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
+    written, kept = min(usage.cache_write_tokens or 0, usage.input_tokens - cached), 0.0
+    if written:
+        lasting = min(usage.cache_write_1h_tokens or 0, written)
+        write = price.input if price.cache_write is None else price.cache_write
+        kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
     fresh = (usage.input_tokens - cached - written) * price.input
     return (fresh + kept + cached * cached_price + usage.output_tokens * price.output) / 1_000_000 + uses
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from agac.core.errors import Problem, Where, did_you_mean
-from agac.core.types import JSONValue, Visible
+from agac.core.types import JSONValue, Visible, json_encoder
 from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside, read_text
 
 # A template is compiled once, whatever its syntax, and rendered in one pass for each row: what a value contains is
@@ -26,7 +26,7 @@ Syntax = Literal["auto", "dollar", "mustache", "brace"]
 
 _FORMS: dict[Syntax, str] = {"dollar": "${%s}", "mustache": "{{%s}}", "brace": "{%s}"}
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_compact = json_encoder()
 _indented = json.JSONEncoder(ensure_ascii=False, indent=2).encode
 
 _NO_VALUE = re.compile("env|clientDisplay|executionEnvironment.*|internal:.*")

@@ -71,8 +71,7 @@ class TaskEnd(NamedTuple):
     replica: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
     `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
     the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
@@ -87,7 +86,7 @@ class Call:
     status: int | None = None
     error: RowError | None = None
     ambiguous: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     cost: float | None = None
     body: bytes | None = None
     again: bool = False
@@ -298,7 +297,8 @@ class CounterDelta:
         self.output_tokens += usage.output_tokens or 0
         self.reasoning_tokens += usage.reasoning_tokens or 0
         self.cache_write_tokens += usage.cache_write_tokens or 0
-        self.server_tools += sum((usage.server_tools or {}).values())
+        if usage.server_tools:
+            self.server_tools += sum(usage.server_tools.values())
         self.cost += cost or 0.0
         self.unpriced += cost is None
         self.simulated += simulated

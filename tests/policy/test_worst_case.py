@@ -90,4 +90,4 @@ FAILED = RowError(ErrorType.PROVIDER_ERROR, "x")
 def test_a_call_is_counted_as_what_is_known_of_it_and_the_worst_for_the_rest(
     changes: dict[str, Any], real: Amount, unsure: Amount
 ) -> None:
-    assert counted(replace(CALL, **changes), WORST) == (real, unsure)
+    assert counted(CALL._replace(**changes), WORST) == (real, unsure)

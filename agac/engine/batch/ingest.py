@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -253,7 +253,7 @@ class ResultReader:
             checked = None if form.stage.agent_spec is not None else form.check(answer)
         call = self._call(task, line, reply, checked)
         if line.ended == "too_large":
-            call = replace(call, body=None, **self._held())
+            call = call._replace(body=None, **self._held())
         self._keep(task, call)
         if isinstance(checked, RowError):
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
