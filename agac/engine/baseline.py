@@ -23,6 +23,7 @@ from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level
+from agac.spec.operations import Python
 from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
@@ -124,8 +125,8 @@ class Baseline:
     """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
     1970; with a `retry` only the rows that it chooses are worked on. Once it is `counted`, it knows for what a dry run
     cannot know how many rows stages made: `each` by the name of the stage, of each row that came to it; of groups, how
-    many there are in all. `listing` are the positions of the stages whose functions gave lists. `run` None: nothing is
-    known."""
+    many there are in all. `listing` are the positions of the stages whose functions gave lists, or say that they do.
+    `run` None: nothing is known."""
 
     def __init__(
         self,
@@ -154,7 +155,8 @@ class Baseline:
                 self._changes[stage.name] = why.stage_changes(old, new, (definition["vars"], plan.body["vars"]))
         self.run: int | None = None
         self.each: dict[str, float] = {}
-        self.listing: set[int] = set()
+        does = ((s.index, s.operation) for s in plan.stages if isinstance(s, LocalStage))
+        self.listing = {index for index, one in does if isinstance(one, Python) and one.function.gives_lists}
 
     async def counted(self) -> None:
         """Counts what the run compared with made."""
@@ -169,7 +171,7 @@ class Baseline:
 
         for stage in makers:
             position = self._position.get(stage.name)
-            number = sum(one.rows for one in made if one.origin == position)
+            number = made_some = sum(one.rows for one in made if one.origin == position)
             if stage.makes == "groups":
                 if number:
                     self.each[stage.name] = float(number)
@@ -183,6 +185,7 @@ class Baseline:
                 outcomes = ("done", "reused", "dropped") if source == stage.name else ("done", "reused")
                 if came := tasks(source, *outcomes):
                     self.each[stage.name] = number / came
+                    self.listing -= set() if made_some else {stage.index}
 
     async def learn(self, rows: Sequence[ForecastRow]) -> None:
         """Looks up what became of these rows and of their tasks: one look-up for the rows of each maker."""
@@ -466,7 +469,7 @@ class StoredAnswers:
         elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size
             for name in stage.ancestors:
                 if name not in row.view.results:
-                    row.view.results[name] = dummy_answer(self._by_name[name])
+                    row.view.results[name] = dummy_answer(self._by_name[name].shape)
             self.measure(stage, row)
         return Unknown(reason)
 

@@ -23,9 +23,9 @@ from agac.core.redact import Redactor
 from agac.core.types import AssistantMessage, Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
 from agac.engine import limits
 from agac.engine.effects import ActiveRow
-from agac.engine.estimate import CHARACTERS_A_TOKEN, WorstCase
+from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.engine.invocation import InvocationContext, ShownReplies, Work
-from agac.engine.limits import Amount, Reservation, RowBudgetExceeded, RunStopped, StopSignal
+from agac.engine.limits import Amount, Reservation, RowBudgetExceeded, RunStopped, StopSignal, WorstCase
 from agac.engine.prefix import Prefix, prefix_of
 from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadline, RowDeadlineExceeded, StopRun, decide, max_calls

@@ -14,7 +14,7 @@ from agac.core.types import JSONValue, Row, RowId
 from agac.engine.baseline import ForecastRow, StoredAnswers, source_of
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
-from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, Guess, dummy_answer
+from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, USUAL_LENGTH, Guess, dummy_answer
 from agac.engine.executor import LevelStages
 from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
@@ -78,7 +78,7 @@ class ForecastDeriver:
         view, member = row.view, self._deriver.members[stage.index]
         missing = [name for name in member.answers if name in view.unknown and name not in view.results]
         text, known = member.text(view), not row.guessed and view.unknown.keys().isdisjoint(member.answers)
-        characters = len(text) + sum(len(json.dumps(dummy_answer(self._by_name[name]))) for name in missing) + 1
+        characters = len(text) + sum(len(json.dumps(dummy_answer(self._by_name[name].shape))) for name in missing) + 1
         return text, characters, known and member.rows_of not in view.unknown
 
     def items(self, maker: AnyStage, row: ForecastRow) -> Iterator[ForecastRow]:
@@ -88,7 +88,7 @@ class ForecastDeriver:
             for child in made.children[maker.index]:
                 yield self._child(maker, row, child, descended(row.view, maker, json.loads(child.data)))
         elif row.unmade is not maker:
-            yield from self._guessed(maker, row, descended(row.view, maker, {ITEM: self._item(maker), INDEX: 0}))
+            yield from self._guessed(maker, row, descended(row.view, maker, {ITEM: self._usual(maker)[0], INDEX: 0}))
 
     def listed(self, row: ForecastRow) -> Iterator[ForecastRow]:
         """The rows that functions gave in the place of this one."""
@@ -96,7 +96,7 @@ class ForecastDeriver:
         for index, rows in row.lists.items():
             maker = self._levels.stages[index]
             if rows is None:
-                yield from self._guessed(maker, row, row.view.child({}))
+                yield from self._guessed(maker, row, row.view.child(row.view.data(maker)))
             elif index in made.children:
                 for child, fields in zip(made.children[index], rows, strict=True):
                     yield self._child(maker, row, child, descended(row.view, maker, fields))
@@ -141,7 +141,7 @@ class ForecastDeriver:
         each, found = self._answers.baseline.each.get(maker.name), self._answers.of(maker)
         source = maker.name if maker.makes == "rows" else self._deriver.waits_for(maker, row.view)
         run = self._answers.baseline.run if each is not None else None
-        number = each if each is not None else 1.0
+        number = each if each is not None else 1.0 if maker.makes == "kept" else float(len(self._usual(maker)))
         found.guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, number, run)
         if maker.makes != "rows":
             found.exact = False
@@ -150,14 +150,15 @@ class ForecastDeriver:
         self._left[maker.index] -= whole
         return whole
 
-    def _item(self, maker: AnyStage) -> JSONValue:
-        path = maker.explode or ()
+    def _usual(self, maker: AnyStage) -> list[JSONValue]:
+        """What a list would be of which the stage makes rows, where nobody knows it."""
+        path = maker.explode or ("",)
         source = self._by_name.get(path[0])
         try:
-            found = inner(dummy_answer(source), path[1:]) if source is not None else None
+            found = inner(dummy_answer(source.shape), path[1:]) if source is not None else None
         except KeyError:
-            return TEXT
-        return found[0] if isinstance(found, list) and found else TEXT
+            found = None
+        return found if isinstance(found, list) and found else [TEXT] * USUAL_LENGTH
 
 
 # Groups in a dry run: who comes to them, and, once all have come, what is known of their tasks and of their parts.
@@ -332,7 +333,7 @@ class GroupForecaster:
                 self._scratch.put_part(ScratchPart(number, *top.id, top.rows, children))
                 top = node
             tops.append(top)
-        result = len(snapshot(dummy_answer(stage)))  # characters of one that is not there yet
+        result = len(snapshot(dummy_answer(stage.shape)))  # characters of one that is not there yet
         for height in range(1, max(top.id.height for top in tops)):
             for parts in self._scratch.parts(height, _SOME):
                 await self._look_parts_up(stage, parts, groups, result)

@@ -1,11 +1,12 @@
-"""What a plan says: how many tasks would be run and why, their tokens, dollars and batches; a limit that is enough for
-what is left; and what one call costs at most."""
+"""What a plan says: how many tasks would be run and why, their tokens, dollars and batches; and a limit that is enough
+for what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, floor, hypot, log10, sqrt
+from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
@@ -17,6 +18,7 @@ from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.providers.provider import BatchTraits, Price
 from agac.spec.graph import Makes
+from agac.spec.json_schema import kinds_of, resolved
 from agac.spec.tools import AgentSpec
 from agac.spec.workflow import BatchRules, RunMode
 from agac.store.batches import LaneTimes
@@ -74,12 +76,15 @@ def estimate(
         if longer is not None or characters is None or stage.agent_spec is not None:  # what turns add counts more
             given, rough_given = known.given * (longer or 1.0), 0.0
     else:  # a free answer is taken to be half as long as its request, another one to be of its usual shape
-        shaped = len(snapshot(dummy_answer(stage))) / CHARACTERS_A_TOKEN
+        shaped = len(snapshot(dummy_answer(stage.answer_shape))) / CHARACTERS_A_TOKEN
         made = shaped if stage.shape is not None else min(given / 2, 250.0)
         rough_made = 0.5
         made = min(made, most) if most else made
-        if stage.agent_spec is not None:  # it asks for tools once, and then answers
-            a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, made + GUESSED_RESULT)
+        if (agent := stage.agent_spec) is not None:  # it asks for tools once, and then answers
+            stubs = [len(snapshot(stub)) / CHARACTERS_A_TOKEN for stub in agent.stubs.values() if agent.mode == "stub"]
+            added = GUESSED_CALL + min(fmean(stubs), GUESSED_RESULT) if stubs else GUESSED_CALL + GUESSED_RESULT
+            a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, added)
+            made = (made + GUESSED_CALL * (GUESSED_TURNS - 1)) / GUESSED_TURNS
     moved, beyond = past.correction(stage)
     calls, each = round(expected * a_task), expected * a_task * moved
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
@@ -120,7 +125,8 @@ def call_seconds(stage: PlannedStage, found: CostEstimate, concurrency: int, a_c
 
 
 GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
-GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give
+GUESSED_CALL = 25.0  # tokens of the turn that asks for tools
+GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give; stubs are no longer than they are written
 
 
 def _grown(stage: PlannedStage, given: float, turns: int, a_turn: float) -> float:
@@ -173,27 +179,34 @@ TEXT = "x" * 60  # a field of text: a dozen words
 FREE = "x" * 1000  # an answer without a schema
 
 
-def dummy_answer(stage: AnyStage) -> JSONValue:
-    """What the stage might answer."""
-    return FREE if stage.shape is None else _of_shape(stage.shape, 0)
+USUAL_LENGTH = 2  # of a list of which nothing is said: items in an answer, or rows that a function gives
 
 
-def _of_shape(body: Any, depth: int) -> JSONValue:
-    if not isinstance(body, dict) or depth > 8:
-        return TEXT
-    if body.get("enum"):
-        return body["enum"][0]
-    if isinstance(body.get("properties"), dict):
-        return {name: _of_shape(inner, depth + 1) for name, inner in body["properties"].items()}
-    match body.get("type"):
-        case "array":
-            return [_of_shape(body.get("items"), depth + 1)] * max(1, body.get("minItems", 1) if depth == 0 else 1)
-        case "integer" | "number":
-            return 1
-        case "boolean":
-            return True
-        case _:
-            return TEXT
+def dummy_answer(shape: Mapping[str, Any] | None) -> JSONValue:
+    """What an answer of this shape might be, a plain text without one. Lists are as long as is usual, and texts in them
+    half as long as others."""
+    return FREE if shape is None else _of_shape(shape, shape)
+
+
+def _of_shape(body: Any, root: Mapping[str, Any], text: str = TEXT, depth: int = 0) -> JSONValue:
+    found = resolved(root, body) or {}
+    if values := found.get("enum"):
+        return values[0]
+    if isinstance(found.get("properties"), dict) and depth < 6:
+        return {name: _of_shape(inner, root, text, depth + 1) for name, inner in found["properties"].items()}
+    if "array" in (kinds := kinds_of(found)) and depth < 6:
+        return [_of_shape(found.get("items"), root, TEXT[::2], depth + 1)] * _usual_length(found)
+    if "string" in kinds or not kinds & {"boolean", "integer", "number"}:
+        return text
+    return True if "boolean" in kinds else 1
+
+
+def _usual_length(array: Mapping[str, Any]) -> int:
+    """Half way between `minItems` and `maxItems`, but no more than some above the least; the least where it alone is
+    said."""
+    least: int = array.get("minItems", 0)
+    most: int = array.get("maxItems", least or 2 * USUAL_LENGTH)
+    return max(round(least + min(most - least, 2 * USUAL_LENGTH) / 2), 1)
 
 
 # Into how many batches the requests of a stage are cut, and of what size.
@@ -569,48 +582,3 @@ def _rounded_up(usd: float) -> str:
     step = 10.0**-digits
     text = f"{ceil(usd / step - 1e-9) * step:.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-# What one call costs at most: what a budget sets aside before it is sent.
-
-
-class WorstCase:
-    """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
-    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour."""
-
-    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False) -> None:
-        self._max_tokens = model.params.max_tokens or 0
-        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
-        # to the settings of an account; a batch is a tier of its own
-        wanted = model.params.service_tier
-        tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
-        prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
-        self._steps = max_price_steps((price for price in prices if price is not None), lasting=lasting)
-
-    def of(self, body: bytes) -> Amount:
-        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
-        bytes, and the JSON around a message is longer than the few marks that a chat template puts in its place.
-        Nothing is taken as cached."""
-        size = len(body)
-        usd = 0.0
-        for start, given, made in self._steps:
-            if size >= start:
-                usd = (size * given + self._max_tokens * made) / 1_000_000
-        return Amount(usd, size + self._max_tokens, 1)
-
-
-def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:
-    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
-    turn out smaller than it could be, so a step that is cheaper does not count."""
-    columns = sorted(
-        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0), price.output)
-        for one in prices
-        for start, price in ((0, one), *one.above)
-        for kept in (price.cache_write_1h if lasting else None,)
-    )
-    steps = []
-    given = made = 0.0
-    for start, input_price, output_price in columns:
-        given, made = max(given, input_price), max(made, output_price)
-        steps.append((start, given, made))
-    return tuple(steps)

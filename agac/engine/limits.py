@@ -16,6 +16,9 @@ from typing import NamedTuple
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, RowId
 from agac.plan.plan import Plan
+from agac.plan.stage import PlannedModel
+from agac.providers.prices import BATCH, price_of
+from agac.providers.provider import Price
 from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
@@ -409,3 +412,48 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
                 facts[unit] = {"limit": cap, "spent": round(spent, 6), "held": round(may_be, 6)}
         found.append({"name": balance.name, **facts})
     return found
+
+
+# What one call costs at most: what a budget sets aside before it is sent.
+
+
+class WorstCase:
+    """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
+    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour."""
+
+    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False) -> None:
+        self._max_tokens = model.params.max_tokens or 0
+        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
+        # to the settings of an account; a batch is a tier of its own
+        wanted = model.params.service_tier
+        tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
+        prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
+        self._steps = max_price_steps((price for price in prices if price is not None), lasting=lasting)
+
+    def of(self, body: bytes) -> Amount:
+        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
+        bytes, and the JSON around a message is longer than the few marks that a chat template puts in its place.
+        Nothing is taken as cached."""
+        size = len(body)
+        usd = 0.0
+        for start, given, made in self._steps:
+            if size >= start:
+                usd = (size * given + self._max_tokens * made) / 1_000_000
+        return Amount(usd, size + self._max_tokens, 1)
+
+
+def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:
+    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
+    turn out smaller than it could be, so a step that is cheaper does not count."""
+    columns = sorted(
+        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0), price.output)
+        for one in prices
+        for start, price in ((0, one), *one.above)
+        for kept in (price.cache_write_1h if lasting else None,)
+    )
+    steps = []
+    given = made = 0.0
+    for start, input_price, output_price in columns:
+        given, made = max(given, input_price), max(made, output_price)
+        steps.append((start, given, made))
+    return tuple(steps)

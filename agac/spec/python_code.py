@@ -165,13 +165,14 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 class FunctionRef:
     """A function that rows are given to. `shown` is `file` relative to the project's root. `source_hash` (16 bytes)
     stands for the text of the file and of every module of the project that it imports, of those again, and so on: see
-    `agac.spec.python_code`. The function's name is not in it."""
+    `agac.spec.python_code`. The function's name is not in it. `gives_lists`: the annotation of its result says so."""
 
     file: Path
     shown: str
     name: str
     is_async: bool
     source_hash: bytes
+    gives_lists: bool = False
 
     def __str__(self) -> str:
         return f"{self.shown}:{self.name}"
@@ -196,7 +197,8 @@ def parse_reference(
     except Unusable as error:
         return None, [error.problem]
     source, problems = source_hash(file, root)
-    return (None, problems) if problems else (FunctionRef(file, shown, name, functions[name], source), [])
+    is_async, gives_lists = functions[name]
+    return (None, problems) if problems else (FunctionRef(file, shown, name, is_async, source, gives_lists), [])
 
 
 def same_function(ref: FunctionRef, root: Path) -> None:
@@ -226,11 +228,12 @@ def _function_file(text: str, named: str, name: str, root: Path, base: Path | No
 
 
 @lru_cache(maxsize=256)
-def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, bool], dict[str, str]]:
-    """The functions of a file by name, with whether each is `async def`; and why another name of its top level, or of
-    below, is no function to call. By content, so that a file that a thousand stages name is read as Python once."""
+def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, tuple[bool, bool]], dict[str, str]]:
+    """The functions of a file by name, with whether each is `async def`, and whether it says that it gives lists; and
+    why another name of its top level, or of below, is no function to call. By content, so that a file that a thousand
+    stages name is read as Python once."""
     tree = python_tree(source, shown)
-    functions: dict[str, bool] = {}
+    functions: dict[str, tuple[bool, bool]] = {}
     unfit = {
         inner.name: f"line {inner.lineno} defines it inside {outer.name!r}; move it to the top level"
         for outer in ast.walk(tree)
@@ -242,7 +245,9 @@ def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, bool], di
         unfit.pop(name, None)
         functions.pop(name, None)
         if (why := _unfit(node, tool)) is None:
-            functions[name] = isinstance(node, ast.AsyncFunctionDef)
+            gives = ast.unparse(node.returns) if isinstance(node, _Function) and node.returns else ""
+            lists = re.search(r"(^|\| )[Ll]ist\b", gives) is not None
+            functions[name] = isinstance(node, ast.AsyncFunctionDef), lists
         else:
             unfit[name] = f"line {node.lineno}{why}"
     return functions, unfit

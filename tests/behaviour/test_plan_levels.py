@@ -143,14 +143,14 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     workflow(project, PLAN, ASK, SUM)
     first = planned(project)
     assert [one.exact for one in first.stages] == [True, False, False]
-    assert first.stages[1].guess == ("items", "plan", 1.0, None)
-    assert counts(first) == {"plan": (20, 0), "ask": (20, 0), "sum": (20, 0)}
+    assert first.stages[1].guess == ("items", "plan", 2.0, None)
+    assert counts(first) == {"plan": (20, 0), "ask": (40, 0), "sum": (20, 0)}
     shown = project.agac("plan", "-a", "reviews").out
-    assert "ask: the number of rows it makes is not known before `plan` has answered; 1 of each is assumed" in shown
-    assert "~20" in shown
+    assert "ask: the number of rows it makes is not known before `plan` has answered; 2 of each is assumed" in shown
+    assert "~40" in shown
     as_json = project.agac("plan", "-a", "reviews", "--json").json
     assert (as_json["exact"], [one["exact"] for one in as_json["stages"]]) == (False, [True, False, False])
-    assert as_json["stages"][1]["guess"] == {"makes": "items", "waits_for": "plan", "number": 1.0, "run": None}
+    assert as_json["stages"][1]["guess"] == {"makes": "items", "waits_for": "plan", "number": 2.0, "run": None}
     as_planned(project, "ask", "sum")
     made = len(outcomes(project, "ask"))
     again = planned(project, fresh=True)
@@ -158,6 +158,49 @@ def test_what_an_answer_makes_is_a_guess_until_it_is_there(project: ProjectFolde
     guess = again.stages[1].guess
     assert guess is not None
     assert (guess.number, guess.run) == (made / 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("says", "number"),
+    [
+        ({}, 2),
+        ({"minItems": 3, "maxItems": 5}, 4),
+        ({"minItems": 7}, 7),
+        ({"maxItems": 1}, 1),
+        ({"maxItems": 500}, 2),
+        ({"minItems": 2, "maxItems": 500}, 4),
+    ],
+)
+def test_an_unknown_list_is_as_long_as_its_schema_says(
+    project: ProjectFolder, says: dict[str, int], number: int
+) -> None:
+    project.rows([{"id": f"r{n}"} for n in range(3)], PATH)
+    listed = {"$ref": "#/$defs/some"}
+    schema = {
+        "type": "object", "properties": {"asks": listed}, "required": ["asks"], "additionalProperties": False,
+        "$defs": {"some": {"type": "array", "items": {"type": "string"}, **says}},
+    }  # fmt: skip
+    workflow(project, {**PLAN, "output_schema": schema}, ASK, SUM)
+    report = planned(project)
+    guess = report.stages[1].guess
+    assert guess is not None
+    assert (guess.number, report.stages[1].run) == (number, 3 * number)
+
+
+@pytest.mark.parametrize(
+    ("gives", "number"),
+    [("list[dict]", 6), ("dict | list[dict] | None", 6), ("list", 6), ("dict[str, list[str]]", 3), ("dict", 3)],
+)
+def test_a_function_that_says_that_it_gives_lists_is_taken_to(project: ProjectFolder, gives: str, number: int) -> None:
+    project.write("tools/cut.py", f"def cut(row) -> {gives}:\n    return row\n")
+    project.rows([{"id": id_, "text": "x"} for id_ in "abc"], PATH)
+    function = {"name": "cut", "python": "tools/cut.py:cut"}
+    workflow(project, function, {"name": "say", "prompt": "Say ${text}"})
+    [cut, say] = planned(project).stages
+    assert (cut.guess, say.run) == (("rows", "cut", number / 3, None), number)
+    ran(project)
+    workflow(project, function, {"name": "say", "prompt": "Say again ${text}"})
+    assert planned(project, fresh=True).stages[1].run == 3, "what it gave counts more than what it says"
 
 
 def test_a_functions_lists_are_known_once_it_was_called(project: ProjectFolder) -> None:

@@ -78,6 +78,10 @@ ESTIMATED = {
 """What a plan expects, which gets better: `bench/estimates.py` compares it with what runs cost."""
 
 
+GUESSED = {"run", "reuse", "blocked", "undecided", "reasons", "blocked_reasons", "batches"}
+"""How many tasks of a stage there are, where that hangs on answers that nobody has and no run tells: a guess too."""
+
+
 LATER = {"competitor_research", "repo_questions"}
 """Workflows that came since the first golden files, which therefore do not list them."""
 
@@ -106,6 +110,13 @@ def without_added(value: Any, listed: bool) -> Any:
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         added |= ESTIMATED if {"estimate", "segments", "max_errors"} & value.keys() else set()
+        added |= {"number"} if value.get("waits_for") and value.get("run", 0) is None else set()
+        if "usd_at_most" in value and any((one.get("guess") or {"run": 1})["run"] is None for one in value["stages"]):
+            found = [
+                {key: one[key] for key in one if one.get("exact", True) or key not in GUESSED}
+                for one in value["stages"]
+            ]
+            value = value | {"stages": found}
         return {key: without_added(inner, listed) for key, inner in value.items() if key not in added}
     if isinstance(value, list):
         kept = (one for one in value if not (listed and str(one).endswith("/filtered.jsonl")) and str(one) not in LATER)

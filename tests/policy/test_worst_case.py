@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
-from agac.engine.estimate import WorstCase, max_price_steps
-from agac.engine.limits import NOTHING, Amount, counted
+from agac.engine.limits import NOTHING, Amount, WorstCase, counted, max_price_steps
 from agac.plan.stage import PlannedModel
 from agac.providers.prices import cost
 from agac.providers.provider import Price

@@ -17,9 +17,9 @@ from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply, SharedPrefix
 from agac.engine.caller import Route
-from agac.engine.estimate import WorstCase, most_bytes, most_requests
+from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
-from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal
+from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
 from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
