@@ -15,7 +15,6 @@ from agac.api.sync import blocking
 from agac.core.errors import SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
-from agac.engine.telemetry import by_outcome
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode
@@ -152,7 +151,7 @@ async def _counts(
             own[count.outcome] += count.tasks
     position = written_of(await definition_of(database, record.id))
     written = None if position is None else present(await made_counts(database, record.id), position)
-    return outcomes, by_outcome(row_counts(counts)), by_outcome(written) if written is not None else None
+    return outcomes, row_counts(counts), written
 
 
 def _levels(stages: Sequence[StageNode]) -> dict[str, int]:

@@ -36,7 +36,7 @@ from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, export_file, export_run, files_of
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
-from agac.engine.telemetry import by_outcome, calls_of, share, summarise
+from agac.engine.telemetry import calls_of, share, summarise
 from agac.engine.validate import complaint
 from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
@@ -94,7 +94,7 @@ async def _line_report(
     return {
         "run": line.id, "workflow": line.workflow,
         "state": state_of(record, await last_invocation(database, record), batches), "open_batches": json_form(batches),
-        "selection": record.selection, "rows": by_outcome(row_counts(counts)), "calls": calls_of(counts),
+        "selection": record.selection, "rows": row_counts(counts), "calls": calls_of(counts),
         "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": record.output_dir,
         "compared_with": before.id if before else None,
         "changes": [*changes, *(["--fresh"] if before and line.fresh_since is not None else [])],

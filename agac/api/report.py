@@ -179,7 +179,7 @@ async def count_children(run: WatchedRun, database: Database) -> None:
         before = [one for one in level if one in run.upstream[name]]
         never = sum(tasks[one, outcome] for one in before for outcome in (Outcome.FAILED, Outcome.DROPPED))
         settled = sum(tasks[name, outcome] for outcome in Outcome)
-        total = settled + min(rows["open"], rows["present"] - never - settled)
+        total = settled + min(rows["open"], rows["total"] - never - settled)
         run.children[name] = settled - totals.stages[name].settled, total
 
 

@@ -148,7 +148,7 @@ class DryWalk:
         assert self._before is not None
         run, retry = self._before.record.id, self._baseline.retry
         needs_all = retry is None or any(stage.makes is not None for stage in self._plan.stages)
-        self._answers.found.rows["total"] = row_counts(await counters(self._db, run))["present"]
+        self._answers.found.rows["total"] = row_counts(await counters(self._db, run))["total"]
         async for rows in rows_of_retry(self._db, run, retry or Retry()):
             taken = [one for one in rows if needs_all or one.chosen]
             yield [self._row(NewRow.of(one), one, chosen=retry is None or bool(one.chosen)) for one in taken]

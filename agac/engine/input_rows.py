@@ -411,7 +411,7 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
         or not await input_read_at(database, record.id)
     ):
         return ""
-    there, moved, reading = row_counts(await counters(database, record.id))["present"], Counter[str](), rows()
+    there, moved, reading = row_counts(await counters(database, record.id))["total"], Counter[str](), rows()
     while chunk := await asyncio.to_thread(read_chunk, reading):
         stored = await store.rows_by_id(database, record.id, [new.row.id for new in chunk])
         for new in chunk:

@@ -353,7 +353,7 @@ async def _context(
     counts = await runs.counters(database, run)
     totals.stages |= {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, run):
-        totals.expected = runs.row_counts(counts)["present"]
+        totals.expected = runs.row_counts(counts)["total"]
     balances = balances_of(plan, counts, await runs.lost_calls(database, run, event))
     if balances or plan.rules.row:
         invocation.budgets = BudgetLimiter(stop_signal, balances, plan.rules.row)

@@ -199,8 +199,8 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     # the rows that stages made: of each that made any, or may make children or groups
     for stage in recorded_stages(definition):
         of_stage = store.present(made, stage.index)
-        if stage.makes is not None and (of_stage["present"] or stage.makes != "rows"):
-            levels.append({"stage": stage.name, "makes": stage.makes, "rows": by_outcome(of_stage)})
+        if stage.makes is not None and (of_stage["total"] or stage.makes != "rows"):
+            levels.append({"stage": stage.name, "makes": stage.makes, "rows": of_stage})
     examples = await store.error_examples(database, run.id) if rows["failed"] else []
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
@@ -216,7 +216,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
         "tasks": {"processed": processed, "reused": reused},
         "input": definition["input"]["path"], "selection": run.selection, "output": run.output_dir,
-        "rows": by_outcome(rows), **again, "levels": levels, "stages": stages, "calls": calls_of(counts),
+        "rows": rows, **again, "levels": levels, "stages": stages, "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None), "serving": serving_of(await run_serving(database, run.id)),
         "errors": _errors(counts, examples),
     }  # fmt: skip
@@ -236,11 +236,6 @@ def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> 
         }
         for one in sorted(rows, key=rows.__getitem__, reverse=True)
     ]  # fmt: skip
-
-
-def by_outcome(rows: dict[str, int]) -> dict[str, int]:
-    """Rows as reports have them: in all, and by what became of them."""
-    return {"total": rows["present"], **{name: rows[name] for name in ("done", "skipped", "failed", "dropped", "open")}}
 
 
 def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[str, Any]:

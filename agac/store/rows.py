@@ -361,7 +361,7 @@ def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
     """The rows of a maker by outcome, as `runs.row_counts` gives those of the input."""
     by_state = {state: sum(c.rows for c in counts if c.origin == origin and c.state == state) for state in State}
     return {
-        "present": sum(by_state.values()),
+        "total": sum(by_state.values()),
         "done": by_state[State.DONE],
         "skipped": by_state[State.SKIPPED],
         "failed": by_state[State.FAILED],

@@ -126,9 +126,9 @@ async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
-    """Rows by outcome; `present` is all of them that stand in the input, `open` those without an outcome."""
-    found = dict.fromkeys(("present", "done", "skipped", "failed", "dropped"), 0)
+    """Rows by outcome; the `total` is all of them that stand in the input, `open` those without an outcome."""
+    found = dict.fromkeys(("total", "done", "skipped", "failed", "dropped"), 0)
     for count in counts:
         if count.stage == "":
-            found[count.outcome] += count.tasks
-    return found | {"open": 2 * found["present"] - sum(found.values())}
+            found["total" if count.outcome == "present" else count.outcome] += count.tasks
+    return found | {"open": 2 * found["total"] - sum(found.values())}
