@@ -405,20 +405,15 @@ class CardReport(Report):
     examples after it. `means` is what a short name in `model` stands for. `tools` are what the model may call, in at
     most `max_turns` replies; all of it is about `estimated_tokens` long."""
 
-    JSON_KEYS = (
-        "name", "file", "description", "model", "params", "system", "messages", "means", "warnings", "tools",
-        "max_turns", "estimated_tokens",
-    )  # fmt: skip
-
     name: str
     file: str
     description: str | None
     model: str | None
     params: dict[str, Any]
     system: str | None
-    warnings: Annotated[list[Problem], lambda problems: list(map(str, problems))]
     messages: list[dict[str, str]]
     means: str | None
+    warnings: Annotated[list[Problem], lambda problems: list(map(str, problems))]
     tools: list[dict[str, Any]]
     max_turns: int | None
     estimated_tokens: int
@@ -457,8 +452,8 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     tools = [asdict(tool.definition) | {"kind": tool.kind, "source": tool.source} for tool in specs]
     length = len("".join([card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]))
     return CardReport(
-        card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, problems, examples,
-        means, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN,
+        card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, examples, means,
+        problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN,
     )  # fmt: skip
 
 

@@ -171,12 +171,10 @@ async def _retrieved(
 class WaitReport(Report):
     """How waiting ended: `ready` when all of them have ended at their providers."""
 
-    JSON_KEYS = ("ready", "message", "exit_code", "batches")
-
     ready: bool
-    batches: list[BatchLine]
     message: str
     exit_code: ExitCode
+    batches: list[BatchLine]
 
 
 @blocking
@@ -190,7 +188,7 @@ async def batch_wait(
     report = await asynchronous(batch_status)(batch_id, only_open=True, project=project)
 
     def waited(message: str, code: ExitCode) -> WaitReport:
-        return WaitReport(code is ExitCode.DONE, report.batches, message, code)
+        return WaitReport(code is ExitCode.DONE, message, code, report.batches)
 
     wished = [line.batch.poll_interval for line in report.batches]
     poll = min((seconds for seconds in wished if seconds is not None), default=None)

@@ -39,13 +39,9 @@ class Version(Report):
     behind: int | None = None
 
 
-def merge_base(project: Project) -> str:
-    """The commit that the working tree's HEAD shares with main (or master, or those of origin). Raises UsageError."""
-    return version_of(None, project).ref
-
-
 def version_of(ref: str | None, project: Project) -> Version:
-    """What `ref` means: a folder that holds a project, else a commit; None: the merge base. Raises UsageError."""
+    """What `ref` means: a folder that holds a project, else a commit; None: the one that the working tree's HEAD shares
+    with main (or master, or those of origin). Raises UsageError."""
     if ref is not None and (Path(ref) / PROJECT_FILE).is_file():
         return Version(ref)
     repository = Repository.of(project.state, os.environ)

@@ -31,10 +31,8 @@ TOO_OLD = "the answer was older than max_age, or is no longer stored"
 class PreviousAttempt(Report):
     """The last time that a task's run asked it before: with the `same` question or another one, `because` of what."""
 
-    JSON_KEYS = ("asked_at=at", "same_question=same", "because")
-
-    at: Moment
-    same: bool
+    asked_at: Moment
+    same_question: bool
     because: list[str]
 
 
@@ -252,7 +250,7 @@ def _asked_before(now: TaskInputs, tries: Sequence[PastAttempts]) -> tuple[PastA
             same = before.fingerprint == fingerprint
             reason = _rerun_reason(current, answered=before.answered)
             previous.append(PreviousAttempt(before.at, same, [reason] if same else _changed_since(now, before, tries)))
-    return present, max(previous, key=lambda one: one.at, default=None)
+    return present, max(previous, key=lambda one: one.asked_at, default=None)
 
 
 def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:

@@ -87,9 +87,9 @@ def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     error = row["error"] and _error_text(row["error"])
     for name, value in {**row, "error": error}.items():
         if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", _text(one)) for inner, one in value.items())
+            yield from ((f"{name}.{inner}", terminal.value_text(one)) for inner, one in value.items())
         elif value is not None and name != "ok":
-            yield name, _text(value)
+            yield name, terminal.value_text(value)
 
 
 @click.command(
@@ -189,7 +189,7 @@ def _alias(stage: dict[str, Any]) -> Iterator[str]:
 
 
 def _model(stage: dict[str, Any]) -> str:
-    params = [f"{name}={_text(value)}" for name, value in stage["params"].items()]
+    params = [f"{name}={terminal.value_text(value)}" for name, value in stage["params"].items()]
     return ", ".join([stage["model"], *params])
 
 
@@ -224,7 +224,7 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     if row["fields"] == {}:
         yield "  none of its own"
     for name, value in (row["fields"] or {}).items():
-        yield from _block(name, _text(value))
+        yield from _block(name, terminal.value_text(value))
     for stage in row["stages"]:
         yield ""
         yield from _stage(stage)
@@ -404,10 +404,6 @@ def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
         yield f"{by}{name}: {text}"
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _compact(value)
-
-
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -419,7 +415,7 @@ def skip_words(reason: dict[str, Any]) -> str:
     if "dedupe" in reason:
         return f"the same {', '.join(reason['dedupe'])} as row {reason['first']!r}, which went on"
     guard = " ".join(reason["when"].splitlines())
-    values = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in reason["values"].items()]
+    values = [f"{name} = {_compact(value)}" for name, value in reason["values"].items()]
     return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
 
 
@@ -444,7 +440,7 @@ def why_lines(report: WhyReport) -> Iterator[str]:
         when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
         if found["passed_over"]:
             yield f"{when}; since then: {because}."
-        elif again.same:
+        elif again.same_question:
             yield f"{when}, with the same request; run again because {because}."
         else:
             yield f"{when}, with another request; since then: {because}."

@@ -230,7 +230,7 @@ def test_a_retry_from_the_stage_asks_all_replicas_again(project: ProjectFolder, 
     assert tasks(project, 1) == {(replica, "done"): 3 for replica in range(4)}
     why = agac.why("last", "r-2", "classify", project=project.root)
     assert why.again is not None
-    assert (why.again.same, why.again.because) == (True, ["`agac retry --from classify` asks anew"])
+    assert (why.again.same_question, why.again.because) == (True, ["`agac retry --from classify` asks anew"])
     assert agac.why("last", "r-1", "classify", project=project.root).again is None
     sound(project, 1)
 

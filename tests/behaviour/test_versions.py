@@ -8,7 +8,7 @@ from support.project import ProjectFolder
 from support.repository import Git, committed
 
 from agac.api.project import Project, check_workflow, open_project
-from agac.api.versions import merge_base, project_at, version_of
+from agac.api.versions import project_at, version_of
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection
 from agac.spec.workflow import Overrides
@@ -46,10 +46,10 @@ def two(project: ProjectFolder) -> tuple[ProjectFolder, Git]:
 def test_files_are_those_of_the_commit_and_the_tree_is_not_touched(two: tuple[ProjectFolder, Git]) -> None:
     project, git = two
     status, opened = git("status", "--porcelain"), open_project(project.root)
-    assert merge_base(opened) == git("rev-parse", "main")
+    assert version_of(None, opened).ref == git("rev-parse", "main")
     for ref, prompt in (
         ("main", "Before"), ("v1", "Before"), (git("rev-parse", "--short", "main"), "Before"), ("HEAD", "Now"),
-        (merge_base(opened), "Before"),
+        (version_of(None, opened).ref, "Before"),
     ):  # fmt: skip
         with project_at(ref, opened) as other:
             assert prompt_of(other) == f"{prompt} ${{text}}"
