@@ -178,12 +178,6 @@ def status_word(batch: BatchView) -> str:
     return STEP_WORDS.get(batch.state) or batch.status or ("in_progress" if batch.provider_id else "not submitted")
 
 
-def _still_possible(lines: list[BatchLine]) -> str:
-    most = terminal.price(sum(line.held_usd or 0.0 for line in lines), simulated=any(line.simulated for line in lines))
-    unknown = ", and requests of unknown price" if any(line.held_usd is None for line in lines) else ""
-    return f"; open batches: up to {most}{unknown}"
-
-
 def status_lines(report: BatchReport) -> Iterator[str]:
     """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
     runs so far, with the most that open batches can add."""
@@ -203,7 +197,10 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
     for run, calls in report.calls.items():
         own = [line for line in lines if line.batch.run_id == run and line.batch.open]
-        yield f"Cost of run {run} so far: {terminal.cost_of(calls)}{_still_possible(own) if own else ''}"
+        most = terminal.price(sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own))
+        unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""
+        still = f"; open batches: up to {most}{unknown}" if own else ""
+        yield f"Cost of run {run} so far: {terminal.cost_of(calls)}{still}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 

@@ -27,7 +27,7 @@ from agac import __version__
 from agac.cli import terminal
 from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, ErrorType, ExitCode, SpecError, UsageError, nearest
-from agac.spec.paths import PROJECT_FILE, find_project
+from agac.spec.paths import PROJECT_FILE, STORE, find_project
 
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
@@ -70,7 +70,6 @@ COMMANDS = {
 SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "push": "Share", "init": "Project"}
 """The sections of `agac --help`, each by its first command."""
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -80,10 +79,10 @@ class Globals:
     quiet: bool
 
 
-def workflow_options(text: str, *, required: bool = True) -> Callable[[Command], Command]:
+def workflow_options(text: str, *, required: bool = True) -> Callable[[Function], Function]:
     """The workflows of a command, as arguments or after -a."""
 
-    def decorate(function: Command) -> Command:
+    def decorate(function: Function) -> Function:
         @wraps(function)
         def command(*arguments: Any, workflows: tuple[str, ...], named: tuple[str, ...], **given: Any) -> Any:
             context = click.get_current_context()
@@ -113,7 +112,7 @@ concurrency_option = click.option(
 )  # fmt: skip
 
 
-def in_order(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def in_order(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
@@ -494,7 +493,7 @@ def batches(context: click.Context) -> Values:
     """Open batches, the newest first: by our numbers, then by the provider's ids."""
     from agac.store.batches import at_a_glance
 
-    found = at_a_glance(_root(context) / ".agac" / "agac.db", "batches_at_a_glance", tuple[int, str | None, str])
+    found = at_a_glance(_root(context) / STORE, "batches_at_a_glance", tuple[int, str | None, str])
     ours = [(str(number), workflow) for number, _, workflow in found]
     return ours + [(theirs, workflow) for _, theirs, workflow in found if theirs]
 
@@ -503,7 +502,7 @@ def _runs(context: click.Context) -> list[tuple[str, str]]:
     """The runs, the one last worked on first, with the workflow of each."""
     from agac.store.batches import at_a_glance
 
-    found = at_a_glance(_root(context) / ".agac" / "agac.db", "runs_at_a_glance", tuple[int, str])
+    found = at_a_glance(_root(context) / STORE, "runs_at_a_glance", tuple[int, str])
     return [(str(number), workflow) for number, workflow in found]
 
 

@@ -19,7 +19,7 @@ import click
 
 from agac import __version__, api
 from agac.cli import main, terminal
-from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table
+from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table, value_text
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError, requirements
 from agac.core.text import is_unicode, plain
 from agac.core.types import counted, dollars
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from agac.api.card_lock import LockReport
     from agac.api.extras import BackupReport, DataReport, GcReport, SchemasReport
     from agac.api.graph import GraphReport
-    from agac.core.types import JSONValue
 
 
 @click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
@@ -236,19 +235,15 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
 
 def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
     names = [column.name for column in report.columns]
-    texts = [[_text(row[name]) if name in row else "" for name in names] for row in report.rows]
+    texts = [[plain(value_text(row[name])) if name in row else "" for name in names] for row in report.rows]
     yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
     # a wider table could not be read: one row is shown below the other instead
     if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):
         yield table([plain(name) for name in names], texts)
         return
-    shown = ([(name, _text(value)) for name, value in row.items()] for row in report.rows)
+    shown = ([(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows)
     yield from terminal.record_lines(shown, cut=cut)
-
-
-def _text(value: JSONValue) -> str:
-    return plain(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 _variables = click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable of the card.")

@@ -53,6 +53,11 @@ def shortened(text: str, characters: int = LONG_CHARACTERS) -> str:
     return f"{some}… ({len(text):,} characters: all of them with --json, or in a pipe)"
 
 
+def value_text(value: Any) -> str:
+    """A text as it is, another value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def printable(line: str) -> str:
     """A line as it is shown. Its texts may be cut already, and say so at its end."""
     return plain(shortened(line, 2 * LONG_CHARACTERS))

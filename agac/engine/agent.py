@@ -63,10 +63,6 @@ NOT_KNOWN = "It is not known whether this call was carried out, and it was not m
 NOT_MADE = "This call was not made: no more tools can be called. Answer with what is known."
 """What the model is told where the row may call no more."""
 
-_EITHER = "--repeat-calls calls it again, --skip-calls tells the model that nobody knows whether it happened"
-
-_NO_TOOLS = AgentSpec()
-
 End = ValidReply | RowError  # how a conversation ends
 
 
@@ -131,7 +127,7 @@ class TaskConversation:
     @property
     def spec(self) -> AgentSpec:
         """What makes it an agent."""
-        return self.stage.agent_spec or _NO_TOOLS
+        return self.stage.agent_spec or AgentSpec()
 
     @property
     def _without_schema(self) -> bool:
@@ -186,8 +182,9 @@ class TaskConversation:
                 what = self.bound or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
                 message = f"{what} are used up, and the model did not answer when it was asked to without tools"
                 return RowError(ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message)
-            before = [turn.reply.calls for turn in self.turns[-ALIKE + 1 :]]
-            if reply.calls and len(before) == ALIKE - 1 and all(_same(calls, reply.calls) for calls in before):
+            last = [reply.calls, *(turn.reply.calls for turn in self.turns[-ALIKE + 1 :])]
+            asked = {tuple(sorted((call.name, call.arguments) for call in calls)) for calls in last}
+            if reply.calls and len(last) == ALIKE and len(asked) == 1:
                 message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
                 return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
             return None
@@ -260,10 +257,6 @@ def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
             break
         left -= length
     return [replace(one, text=cut(one.text, share, why)) for one in results]
-
-
-def _same(one: Sequence[ToolCall], other: Sequence[ToolCall]) -> bool:
-    return sorted((c.name, c.arguments) for c in one) == sorted((c.name, c.arguments) for c in other)
 
 
 def shown(calls: Iterable[ToolCall]) -> str:
@@ -549,8 +542,7 @@ class Agents:
                 await self._ledger.durable()
             at, begun = self._clocks.wall(), self._clocks.monotonic()
             try:
-                scope = CallScope(index, fingerprint, turn.number, place)
-                outcome = await self.pool.call(tool, arguments, scope)
+                outcome = await self.pool.call(tool, arguments, CallScope(index, fingerprint, turn.number, place))
             except (AgacError, RunStopped) as error:
                 self._not_made(talk, turn, place, before)
                 if isinstance(error, AgacError):  # the tool cannot be had; calls of models that were sent are paid for
@@ -588,7 +580,8 @@ class Agents:
 
     def _unknown(self, talk: TaskConversation, call: ToolCall, why: str) -> RowError:
         what = f"{shown([call])} was begun, and {why}, so it is not called again without being asked"
-        return self._undecided(talk.attempts, what, _EITHER)
+        options = "--repeat-calls calls it again, --skip-calls tells the model that nobody knows whether it happened"
+        return self._undecided(talk.attempts, what, options)
 
     def _not_made(self, talk: TaskConversation, turn: Turn, place: int, before: str) -> None:
         """A call that was only meant to be made: `before` is what had changed something by then."""

@@ -394,9 +394,9 @@ class Caller:
             answer = RowError(ErrorType.BUDGET_EXCEEDED, spent)
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
-        return (
-            answer if isinstance(answer, Answer) or not tried else replace(answer, message=f"{answer.message}{tried})")
-        )
+        if tried and isinstance(answer, RowError):
+            return replace(answer, message=f"{answer.message}{tried})")
+        return answer
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""

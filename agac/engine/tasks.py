@@ -371,8 +371,5 @@ def value_of(answer: Answer) -> JSONValue:
     return json.loads(answer.result.value) if answer.value is UNPARSED else answer.value
 
 
-class _Unparsed:
-    """Stands for a value that was not parsed yet."""
-
-
-UNPARSED: Any = _Unparsed()
+UNPARSED: Any = object()
+"""Stands for a value that was not parsed yet."""
