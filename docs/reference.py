@@ -47,6 +47,7 @@ from agac.spec.models import (
 )
 from agac.spec.project_models import (
     BatchApiFile,
+    CiFile,
     LimitsFile,
     LintFile,
     McpServerFile,
@@ -171,6 +172,7 @@ SECTIONS: dict[type[FileModel], str] = {
     PathsFile: "paths",
     RemoteContentFile: "remote",
     LintFile: "lint",
+    CiFile: "ci",
     ProviderSpec: "a-provider",
     BatchApiFile: "a-batch-api",
     LimitsFile: "limits",

@@ -82,6 +82,11 @@ class WorkflowDiff(Report):
     problems: Sequence[Problem] = ()
     plan: PlanReport | None = None
 
+    @property
+    def sound(self) -> bool:
+        """Whether there is a present version, which can run."""
+        return self.how != "gone" and not any_error(self.problems)
+
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Report):
@@ -115,19 +120,30 @@ async def diff(
     asked or written. Raises UsageError, SpecError."""
     opened = open_project(project, untrusted=untrusted)
     version = version_of(ref, opened)
-    found, unchanged = list[WorkflowDiff](), list[str]()
     with project_at(version.ref, opened) as earlier:
-        now, before = (loader.workflow_names(one.spec) for one in (opened, earlier))
-        for name in [str(workflow_name(one)) for one in workflows] or sorted({*now, *before}):
-            present = opened if name in now or name not in before else None
-            one = await _workflow_diff(name, present, earlier if name in before else None)
-            found += [one] if one else []
-            unchanged += [] if one else [name]
-        problems = [*opened.problems, *(one for one in earlier.problems if one.severity == "warning")]
-    return DiffReport(version, found, unchanged, problems)
+        return await differences(opened, earlier, version, workflows)
 
 
-async def _workflow_diff(name: str, opened: Project | None, earlier: Project | None) -> WorkflowDiff | None:
+async def differences(
+    opened: Project, earlier: Project | None, version: Version, workflows: Sequence[str], *, plans: bool = True
+) -> DiffReport:
+    """The same of projects that are open: without a project before, all workflows are new; without `plans` none."""
+    found, unchanged = list[WorkflowDiff](), list[str]()
+    now, before = (loader.workflow_names(one.spec) if one else [] for one in (opened, earlier))
+    for name in [str(workflow_name(one)) for one in workflows] or sorted({*now, *before}):
+        present = opened if name in now or name not in before else None
+        one = await _workflow_diff(name, present, earlier if name in before else None, plans=plans)
+        found += [one] if one else []
+        unchanged += [] if one else [name]
+    told = earlier.problems if earlier else []
+    return DiffReport(
+        version, found, unchanged, [*opened.problems, *(one for one in told if one.severity == "warning")]
+    )
+
+
+async def _workflow_diff(
+    name: str, opened: Project | None, earlier: Project | None, *, plans: bool
+) -> WorkflowDiff | None:
     """How one workflow differs; None: it does not."""
     if opened is None:
         return WorkflowDiff(name, "gone")
@@ -146,7 +162,7 @@ async def _workflow_diff(name: str, opened: Project | None, earlier: Project | N
     if not (changes or any_error(problems) or earlier is None or before is None):
         return None
     report = None
-    if now is not None and checked is not None and not any_error(problems):
+    if plans and now is not None and checked is not None and not any_error(problems):
         async with open_for_reading(opened.store) as database:
             report = await planned(database, now, Scope(None, True), partial(checked.rows, now.selection))
     return WorkflowDiff(name, "changed" if earlier else "new", changes, problems, report)

@@ -235,8 +235,13 @@ class PullReport(Report):
 async def pull(workflows: Sequence[str] = (), *, project: Path | str | None = None) -> PullReport:
     """Takes the answers out of the remote that these workflows (without any: all) would ask for: of trusted writers,
     from endpoints that agac.yml names, valid by today's schemas; of several the oldest."""
-    opened, problems = open_project(project, sound=True), list[Problem]()
-    names, trust = list(workflows) or workflow_names(opened.spec), opened.spec.file.remote.trust
+    opened = open_project(project, sound=True)
+    return await pull_in(opened, list(workflows) or workflow_names(opened.spec))
+
+
+async def pull_in(opened: Project, names: Sequence[str]) -> PullReport:
+    """The same in a project that is open already."""
+    trust, problems = opened.spec.file.remote.trust, list[Problem]()
     if not trust:
         problems.append(Problem(Where("agac.yml", path="remote.trust"), "it names no writer to be trusted", "warning"))
     async with open_database(opened.store) as database:
@@ -254,7 +259,7 @@ async def pull(workflows: Sequence[str] = (), *, project: Path | str | None = No
                     text = f"to pull answers after the function {functions[-1]}, run --until {functions[-1]} before"
                     problems.append(Problem(Where(shared.workflow), text, "warning"))
     told = sum(shared.writers.values()), dict(sorted(shared.writers.items())), shared.usd, len(shared.unfit)
-    return PullReport(shared.remote.url, names, *told, problems)
+    return PullReport(shared.remote.url, list(names), *told, problems)
 
 
 @dataclass(frozen=True, slots=True)

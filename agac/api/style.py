@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agac.api.project import defined, open_project
+from agac.api.project import Project, defined, open_project
 from agac.core.errors import Problem, SpecError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
@@ -80,8 +80,12 @@ def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = N
     """Looks for what is allowed and seldom meant, in these workflows or in all of the project. Nothing is asked.
     Raises UsageError for a workflow that does not exist, SpecError where agac.yml cannot be read."""
     opened = open_project(project)
+    return lint_in(opened, list(workflows) or loader.workflow_names(opened.spec))
+
+
+def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
+    """The same in a project that is open already."""
     spec, home = opened.spec, home_of(opened.root)
-    names = list(workflows) or loader.workflow_names(spec)
     files, findings, problems = {home / PROJECT_FILE}, list[LintFinding](), list(opened.problems)
     for name in names:
         workflow, models, found = defined(opened, name, Overrides())

@@ -116,6 +116,18 @@ async def run_tests(
     cases, problems = find_cases(opened.spec, workflows, word)
     if any_error(problems := [*opened.problems, *problems]):
         raise SpecError(problems)
+    found = await run_cases(opened, cases, confirm, record=record, update=update)
+    report = WorkflowTestReport(all(one.result == "passed" for one in found), found)
+    if junit is not None:
+        write_whole(Path(junit), junit_text(report))
+    return report
+
+
+async def run_cases(
+    opened: Project, cases: Sequence[WorkflowCase], confirm: Confirm | None = None, *, record: bool = False,
+    update: bool = False,
+) -> list[CaseResult]:  # fmt: skip
+    """The same of tests that were read."""
     places = asyncio.Semaphore(8)  # tests at the same time
 
     async def judged(case: WorkflowCase) -> CaseResult:
@@ -123,11 +135,7 @@ async def run_tests(
             with tempfile.TemporaryDirectory(prefix="agac-") as made:
                 return await _judged(opened, case, Path(made), confirm, record=record, update=update)
 
-    found = await asyncio.gather(*map(judged, cases))
-    report = WorkflowTestReport(all(one.result == "passed" for one in found), found)
-    if junit is not None:
-        write_whole(Path(junit), junit_text(report))
-    return report
+    return await asyncio.gather(*map(judged, cases))
 
 
 async def try_offline(

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agac.cli import terminal
+from agac.core.text import duration
 from agac.core.types import counted, dollars
 from agac.core.word_diff import Span, value_diff
 
 if TYPE_CHECKING:
+    from agac.api.ci import PlanFigures, StageFigures
     from agac.api.diff import PlanComparison
     from agac.api.versions import Version
-    from agac.engine.estimate import PlanReport, StageForecast
+    from agac.engine.estimate import CostEstimate, PlanReport, StageForecast
+    from agac.engine.past_usage import PastError
     from agac.plan.changes import Change
 
 COUNTS = {
@@ -30,8 +33,11 @@ def version_words(version: Version) -> str:
     return f"{name} ({version.commit[:8]}, {version.as_json()['made_at'][:10]}{more})"
 
 
-def change_words(change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str]) -> str:
-    """A change with what differs of its text, or with what becomes of an answer's fields and of who reads them."""
+def change_words(
+    change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
+) -> str:
+    """A change with what differs of its text, or with what becomes of an answer's fields and of who reads them. `most`:
+    characters of each of two texts that are shown."""
     text, before, now = shown(change.text), change.before, change.now
     if change.what == "renamed":
         return f"{text}; its stored results stay valid"
@@ -40,24 +46,24 @@ def change_words(change: Change, differing: Callable[[list[Span]], str], shown: 
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
     if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
         return text
-    return f"{text}: {value_diff(before, now, differing, shown)}"
+    return f"{text}: {value_diff(before, now, differing, shown, most)}"
 
 
-def counts_words(plan: PlanReport, *, stages: bool = False) -> str:
+def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str:
     """What stays valid, what would run (at which `stages`), and at what price."""
-    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.stage.asks and one.most != 0]
+    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0]
     where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
     valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
     return f"{valid}; {bounds_words(plan)} tasks would run{where}, {cost_words(plan)}"
 
 
-def bounds_words(found: StageForecast | PlanReport) -> str:
+def bounds_words(found: StageForecast | PlanReport | PlanFigures | StageFigures) -> str:
     """`10`, `10 to 20`, `at least 10`."""
     least, most = found.least, found.most
     return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
 
 
-def cost_words(plan: PlanReport) -> str:
+def cost_words(plan: PlanReport | PlanFigures) -> str:
     """What a plan is expected to cost."""
     if plan.usd is None:
         return "price not known"
@@ -112,3 +118,23 @@ def comparison_rows(report: PlanComparison) -> list[list[object]]:
 
     before = [shown("before", totals(report.before))] if report.before else []
     return [*before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
+
+
+WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=flex"}
+
+
+def priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
+    """What calls and batches cost side by side, the range, what both rest on, and how long it takes."""
+    ways = ((usd, WAYS[way]) for way, usd in found.ways.items() if usd is not None)
+    said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
+    if found.usd_range is not None:
+        said.append(f"8 in 10 times {' to '.join(map(dollars, found.usd_range))}{basis}")
+    said.append("time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}")
+    return ", ".join(said)
+
+
+def past_error_words(error: PastError) -> str:
+    """`the last 3 estimates were 4% low`."""
+    which = "the last estimate was" if error.estimates == 1 else f"the last {error.estimates} estimates were"
+    off = f"{abs(error.off):.0%} {'low' if error.off < 0 else 'high'}" if abs(error.off) >= 0.005 else "right"
+    return f"{which} {off}"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from agac.cli import figures
-from agac.cli.figures import TOTALS, comparison_rows, plan_rows
+from agac.cli import figures, terminal
 from agac.core.errors import Problem
-from agac.core.text import escaped, plain, unlinked
-from agac.core.types import counted
+from agac.core.text import cropped, duration, escaped, plain, unlinked
+from agac.core.types import counted, dollars
 from agac.core.word_diff import as_markdown
-from agac.engine.estimate import PlanReport
+from agac.engine.estimate import summed
 
 if TYPE_CHECKING:
+    from agac.api.ci import Findings, WorkflowFindings
     from agac.api.diff import DiffReport
+    from agac.api.workflow_tests import CaseResult
+    from agac.plan.changes import Change
 
 
 def code(text: str) -> str:
@@ -46,41 +50,190 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
     yield from (f"<details><summary>{html.escape(unlinked(summary))}</summary>", "", *lines, "", "</details>")
 
 
-# What commands print as comments.
+# What commands print as comments. Plans and their stages are the engine's own, or what `agac-pr.json` says of them.
+
+
+def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+    """Of stages: what each comes to by calls, in batches and so on, where one of them has the choice; between which
+    dollars it lies, and how long it takes."""
+    ways = [way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)]
+    rows = list[list[str]]()
+    for stage in found:
+        one = stage.estimate
+        known = (one.ways.get(way) for way in ways)
+        cells = ["" if usd is None else dollars(usd, simulated=stage.simulated) for usd in known]
+        bounds = " to ".join(map(dollars, one.usd_range)) if one.usd_range else ""
+        bounds += ", a guess" if bounds and one.basis == "guess" else ""
+        time = "unknown" if one.seconds is None else duration(max(one.seconds, 1))
+        rows.append([*cells, bounds, time] if one.calls else [""] * (len(ways) + 2))
+    return [*(figures.WAYS[way] for way in ways), "8 in 10 times", "time"], rows
+
+
+def _cost_table(plans: Iterable[tuple[str, Any, Sequence[Change]]]) -> list[str]:
+    """The lines of a table of all stages that ask models, by the name of the workflow, its plan and what changed."""
+    stages = [(name, one, changes) for name, plan, changes in plans if plan for one in plan.stages if one.run_mode]
+    (more, prices), rows = _prices([one for _, one, _ in stages]), list[list[object]]()
+    for (name, one, changes), cells in zip(stages, prices, strict=True):
+        what = ", ".join(dict.fromkeys(escaped(change.what) for change in changes if change.stage == one.name))
+        tokens = (one.estimate.input_tokens, one.estimate.output_tokens)
+        counts = map(int if one.exact else figures.InexactNumber, tokens)
+        rows.append([code(name), code(one.name), what, one.reuse, figures.bounds_words(one), *counts, *cells])
+    header = ["workflow", "stage", "changed", "stay valid", "to run", "tokens in", "out", *more]
+    return table(header, rows, numbers=range(3, len(header))).split("\n") if rows else []
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
     yield f"**{counted(len(report.workflows), 'workflow')} changed: {figures.counts_words(report.all)}**"
-    yield from _problem_lines(report.problems)
-    header = ("Workflow", "Stage", "Stay valid", "To run", "Expected cost")
-    stages = [(one.workflow, stage) for one in report.workflows if one.plan for stage in one.plan.stages]
-    rows = [
-        [code(name), code(one.name), one.reuse, figures.bounds_words(one), figures.cost_words(PlanReport(name, [one]))]
-        for name, one in stages
-        if one.stage.asks
-    ]
-    yield from ("", table(header, rows, numbers=(2, 3, 4))) if rows else ()
+    problems = [*report.problems, *(problem for one in report.workflows for problem in one.problems)]
+    for lines in (_problems(problems), _cost_table((one.workflow, one.plan, one.changes) for one in report.workflows)):
+        yield from ("", *lines) if lines else ()
     for one in report.workflows:
-        yield from _problem_lines(one.problems)
-        texts = (figures.change_words(change, as_markdown, escaped) for change in one.changes)
-        lines = ["- " + text.rstrip().replace("\n", "<br>\n  ") for text in texts]
-        yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(lines), 'change')}", lines))
+        yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}", _changes(one)))
     yield from ("", f"<sub>Compared with {escaped(figures.version_words(report.against))}.</sub>")
 
 
-def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
-    lines = [f"- **{one.severity}** {code(str(one.where))} {escaped(one.message)}" for one in problems]
-    yield from ("", *lines) if lines else ()
+def _problems(problems: Iterable[Problem], kind: str = "") -> list[str]:
+    mark = "- **{}** {}: {}".format
+    return [
+        mark(kind or one.severity, code(cropped(str(one.where), 300)), escaped(cropped(one.message, 2_000)))
+        for one in problems
+    ]
 
 
 def plan_lines(report: Any) -> Iterator[str]:
     """A plan, or two of them side by side."""
     plan = getattr(report, "now", report)
-    header, rows = plan_rows(plan)
+    (header, rows), (more, prices) = figures.plan_rows(plan), _prices(plan.stages)
     yield f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, {figures.cost_words(plan)}"
     cells = [[code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)] for row in rows]
-    yield from ("", table(header, cells, numbers=range(2, len(header))))
+    lines = [[*row, *others] for row, others in zip(cells, prices, strict=True)]
+    yield from ("", table([*header, *more], lines, numbers=range(2, len(header) + len(more))))
     if against := getattr(report, "against", None):
-        yield from ("", table(["", *TOTALS], comparison_rows(report), numbers=range(1, len(TOTALS) + 1)))
+        names, versions = ["", *figures.TOTALS], figures.comparison_rows(report)
+        yield from ("", table(names, versions, numbers=range(1, len(names))))
         yield from ("", f"<sub>Beside {escaped(figures.version_words(against))}.</sub>")
+    if plan.past_error is not None:
+        yield from ("", f"<sub>{terminal.sentence(figures.past_error_words(plan.past_error))}</sub>")
+
+
+# The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is in it is data.
+
+MOST = 60_000  # characters of a comment; forges take 65,536
+_MOST_TEXT, _MOST_CHANGE, _MOST_FOLD = 4_000, 10_000, 20_000  # of a text that changed, of a change, of a workflow
+_REST = "`agac-pr.json`, which the job keeps, has all"
+
+
+@dataclass(slots=True)
+class _Section:
+    """A part of a comment. Of its `blocks`, which are `what`, the last ones are left out where there is no room."""
+
+    what: str
+    blocks: list[str]
+    head: Sequence[str] = ()
+    left: int = 0
+
+    def text(self) -> str:
+        """What it says; nothing where there are no blocks."""
+        more = ["", f"*{self.left:,} more {self.what} are not shown: {_REST}.*"] if self.left else []
+        return "\n".join([*self.head, *self.blocks, *more]) if self.blocks or self.left else ""
+
+
+def comment_text(found: Findings) -> str:
+    """The comment: its marker, a summary on a line, then details, of which the longest part is cut where they are too
+    long."""
+    marker, footer = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->", _footer(found)
+    if found.quiet:
+        return f"{marker}\nNo workflow changed. {footer}"
+    told = [*found.problems, *(problem for one in found.workflows for problem in one.problems)]
+    stale = [f"{one.name}: a recorded reply is not asked for: {what}" for one in found.tests for what in one.stale]
+    warnings = [*_problems(one for one in told if one.severity != "error"), *_problems(found.lint, "lint")]
+    warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
+    costs = _cost_table((one.workflow, one.plan, one.changes) for one in found.workflows)
+    sections = [
+        _Section("errors", _problems(found.errors)),
+        _Section("stages", costs[2:], costs[:2]),
+        _Section("workflows", ["\n".join(fold(_fold_words(one), _changes(one))) for one in found.workflows]),
+        _Section(
+            "failures",
+            _failures(found.tests),
+            table(["failed test", "row", "stage", "expected", "got"], ()).split("\n"),
+        ),
+        _Section("warnings", warnings, [f"**{counted(len(warnings), 'warning')}**", ""]),
+        _Section("notes", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes]),
+    ]
+    while True:
+        text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
+        if (beyond := len(text) - MOST) <= 0:
+            return text
+        longest = max(sections, key=lambda one: sum(map(len, one.blocks)))
+        while beyond > 0 and longest.blocks:
+            beyond -= len(longest.blocks.pop())
+            longest.left += 1
+
+
+def _headline(found: Findings) -> str:
+    parts = [f"**{counted(len(found.errors), 'error')}**"] if found.errors else []
+    parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
+    if any(one.plan for one in found.workflows):
+        more = summed(one.usd_more for one in found.workflows if one.plan)
+        delta = "" if more is None else f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
+        parts.append(f"{figures.counts_words(found.all)}{delta}")
+    if found.tests:
+        failed = sum(one.result != "passed" for one in found.tests)
+        parts.append(
+            f"**{failed:,} of {counted(len(found.tests), 'test')} failed**"
+            if failed
+            else f"{counted(len(found.tests), 'test')} passed"
+        )
+    if found.max_usd is not None:
+        cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
+        parts.append(f"**above {cap}**" if found.over else f"within {cap}")
+    return " · ".join(parts)
+
+
+def _fold_words(found: WorkflowFindings) -> str:
+    words = [f"{found.workflow}: {found.how}, {counted(len(found.changes), 'change')}"]
+    words += [figures.counts_words(found.plan)] if found.plan else []
+    breaks = dict.fromkeys(reader for one in found.changes for reader in one.breaks)
+    words += [f"breaking for {', '.join(breaks)}"] if breaks else []
+    return cropped("; ".join(words), 500)
+
+
+def _changes(found: Any) -> list[str]:
+    """A line for each change of a workflow, as far as there is room."""
+    lines, room = list[str](), _MOST_FOLD
+    for one in found.changes:
+        text = figures.change_words(one, as_markdown, escaped, _MOST_TEXT)
+        text = text if len(text) < _MOST_CHANGE else f"{escaped(cropped(one.text, 200))} (too long to be shown)"
+        lines.append("- " + text.rstrip().replace("\n", "<br>\n  "))
+        room -= len(lines[-1])
+        if room < 0:
+            return [*lines[:-1], "", f"*{counted(len(found.changes) - len(lines) + 1, 'more change')}: {_REST}.*"]
+    if found.plan and found.plan.past_error:
+        lines += ["", terminal.sentence(figures.past_error_words(found.plan.past_error))]
+    return lines
+
+
+_FAILURES = ("failed test", "row", "stage", "expected", "got")
+
+
+def _failures(tests: Iterable[CaseResult]) -> list[str]:
+    cells = list[list[str]]()
+    for one in (one for one in tests if one.result != "passed"):
+        cells += [[one.name, "", "", "", one.error]] if one.error else []
+        cells += [[one.name, str(what.row or ""), what.stage or "", what.expected, what.got] for what in one.failures]
+    return table(_FAILURES, ([escaped(cropped(" ".join(text.split()), 300)) for text in row] for row in cells)).split(
+        "\n"
+    )[2:]
+
+
+def _footer(found: Findings) -> str:
+    words = []
+    if (version := found.against) is not None:
+        commit = version.commit[:8] if version.commit else version.ref
+        words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
+        again = f"agac ci --event pull-request --against {commit}{' --untrusted' if found.untrusted else ''}"
+        words.append(f"Again: {code(cropped(again, 300))}.")
+    words.append(f"{f'Change {code(found.head[:8])}, ' if found.head else ''}agac {code(cropped(found.agac, 20))}.")
+    return f"<sub>{' '.join(words)}</sub>"

@@ -10,12 +10,12 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, plan_rows, version_words
+from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, past_error_words, plan_rows, priced, version_words
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
-    from agac.engine.estimate import CostEstimate, Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
+    from agac.engine.estimate import Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
 
 MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
 
@@ -130,7 +130,7 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
     if found.estimate.usd:
         past = counted(found.estimate.past_tasks, "earlier task") if found.estimate.past_tasks else "a guess of lengths"
         basis = f" (from {counted(found.sampled, 'prompt')} and {past})"
-        yield _priced(found.estimate, simulated=found.simulated, basis=basis)
+        yield priced(found.estimate, simulated=found.simulated, basis=basis)
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.remote:
@@ -152,19 +152,6 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another task"
-
-
-_WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=flex"}
-
-
-def _priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
-    """What calls and batches cost side by side, the range, what both rest on, and how long it takes."""
-    ways = ((usd, _WAYS[way]) for way, usd in found.ways.items() if usd is not None)
-    said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
-    if found.usd_range is not None:
-        said.append(f"8 in 10 times {' to '.join(map(dollars, found.usd_range))}{basis}")
-    said.append("time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}")
-    return ", ".join(said)
 
 
 def _batches(batches: PlannedBatches) -> str:
@@ -219,11 +206,9 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     if not report.exact:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
     if report.usd:
-        yield f"  {_priced(report, simulated=simulated)}"
-    if (error := report.past_error) is not None:
-        which = "the last estimate was" if error.estimates == 1 else f"the last {error.estimates} estimates were"
-        off = f"{abs(error.off):.0%} {'low' if error.off < 0 else 'high'}" if abs(error.off) >= 0.005 else "right"
-        yield f"  {which} {off}"
+        yield f"  {priced(report, simulated=simulated)}"
+    if report.past_error is not None:
+        yield f"  {past_error_words(report.past_error)}"
     yield from _guesses(running)
     for budget in report.budgets:
         yield f"  {terminal.spent_line(budget, simulated)}"

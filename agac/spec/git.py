@@ -20,6 +20,11 @@ _LINK, _FILES = "120000", ("100644", "100755")
 _OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """What git tells its hooks of a repository, which holds for the folder that they are started in alone."""
 
+_WHOLE = (
+    "Fetch the whole history (`git fetch --unshallow`; "
+    "for GitHub's checkout `fetch-depth: 0`, in GitLab `GIT_DEPTH: 0`)."
+)
+
 
 class Entry(NamedTuple):
     """A file of a commit. `path` is relative to the project."""
@@ -55,7 +60,9 @@ class Repository:
         name = None if ref.startswith("-") else self._ask("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")[0]
         if name is None:
             remedy = f"Name a branch, a tag, a commit or a folder; `git fetch origin {ref}` gets what others pushed."
-            raise UsageError(f"{ref!r} is no commit of this repository{self._shallow()}", remedy=remedy)
+            shallow = self._shallow()
+            remedy += f" {_WHOLE}" if shallow else ""
+            raise UsageError(f"{ref!r} is no commit of this repository{shallow}", remedy=remedy)
         return name.strip()
 
     def made_at(self, commit: str) -> float:
@@ -73,8 +80,7 @@ class Repository:
     def merge_base(self, ref: str) -> str:
         """The last commit that HEAD shares with `ref`. Raises UsageError."""
         if (name := self._ask("merge-base", "HEAD", self.commit(ref))[0]) is None:
-            remedy = "Fetch the whole history (`git fetch --unshallow`; in GitHub's checkout `fetch-depth: 0`)."
-            raise UsageError(f"HEAD and {ref} share no commit{self._shallow()}", remedy=remedy)
+            raise UsageError(f"HEAD and {ref} share no commit{self._shallow()}", remedy=_WHOLE)
         return name.strip()
 
     def behind(self, commit: str, ref: str) -> int:

@@ -167,6 +167,17 @@ class LintFile(FileModel):
     ignore: list[RuleName] = key("Rules that this project leaves out.", default=[], examples=[["unpinned-model"]])
 
 
+class CiFile(FileModel):
+    """What `agac ci` does in a forge's jobs."""
+
+    workflows: list[NonEmpty] = key("The workflows that it looks at and runs; all when left out.", default=[])
+    max_usd: float | None = key(
+        "The most dollars that the runs after a change may be expected to cost: above it `agac ci` ends with exit "
+        "code 4. What the version before says holds.",
+        ge=0,
+    )
+
+
 class ProjectFile(RunRulesFile):
     """agac.yml; nothing in it is required."""
 
@@ -184,3 +195,4 @@ class ProjectFile(RunRulesFile):
         "Where answers are shared, and what may be fetched from elsewhere.", default=RemoteContentFile()
     )
     lint: LintFile = key("What `agac lint` looks for.", default=LintFile())
+    ci: CiFile = key("What `agac ci` does.", default=CiFile())

@@ -1,0 +1,365 @@
+"""`agac ci`: what it is run for, by what the forge says; what a change does (`agac-pr.json`); runs after a merge."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from agac import __version__
+from agac.api.diff import WorkflowDiff, differences
+from agac.api.plan import plan_in
+from agac.api.project import Project, RunOptions, open_project
+from agac.api.share import pull_in
+from agac.api.style import lint_in
+from agac.api.sync import calling
+from agac.api.versions import Version, project_at, version_of
+from agac.api.workflow_tests import CaseResult, run_cases
+from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
+from agac.engine.estimate import summed
+from agac.engine.past_usage import PastError
+from agac.plan.changes import Change
+from agac.spec import loader
+from agac.spec.git import Repository
+from agac.spec.lint import LintFinding
+from agac.spec.test_files import FOLDER, WorkflowCase, find_cases
+from agac.spec.workflow import Overrides, imports_python
+
+Kind = Literal["pull-request", "merge", "schedule"]
+
+
+class Event(NamedTuple):
+    """What `agac ci` is run for. `base` is the commit that a change is for, or that a push came after, of the branch
+    `into`; `head` the change's last one. `foreign`: it comes from another repository."""
+
+    kind: Kind
+    base: str | None = None
+    head: str | None = None
+    into: str | None = None
+    foreign: bool = False
+
+
+def event_of(env: Mapping[str, str], kind: Kind | None = None) -> Event:
+    """What the forge says in its variables, and in GitHub's file; `kind` overrules it. Raises UsageError."""
+    found = _github(env) if env.get("GITHUB_EVENT_NAME") else _gitlab(env)
+    if kind is not None:
+        return found if found is not None and found.kind == kind else Event(kind)
+    if found is None:
+        said = env.get("GITHUB_EVENT_NAME") or env.get("CI_PIPELINE_SOURCE")
+        what = f"nothing is done for {said!r} of this branch" if said else "no forge says what `agac ci` is run for"
+        remedy = "Add --event pull-request, --event merge or --event schedule."
+        raise UsageError(what, remedy=remedy)
+    return found
+
+
+def _github(env: Mapping[str, str]) -> Event | None:
+    name, file = env["GITHUB_EVENT_NAME"], Path(env.get("GITHUB_EVENT_PATH", ""))
+    if name == "schedule":
+        return Event("schedule")
+    try:
+        body = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError as error:
+        raise UsageError(f"GITHUB_EVENT_PATH: {file} is not JSON: {error}") from None
+    if name == "pull_request_target":
+        remedy = "Use `on: pull_request`, and post the comment from a second job (`on: workflow_run`)."
+        raise UsageError("pull_request_target runs what anybody wrote with your secrets", remedy=remedy)
+    if name == "pull_request":
+        base, head = (_at(body, "pull_request", one) or {} for one in ("base", "head"))
+        ours, theirs = (_at(one, "repo", "full_name") for one in (base, head))
+        return Event("pull-request", base.get("sha"), head.get("sha"), base.get("ref"), not ours or ours != theirs)
+    default = _at(body, "repository", "default_branch")
+    if name == "push" and default and _at(body, "ref") == f"refs/heads/{default}":
+        return Event("merge", _at(body, "before"), _at(body, "after"), default)
+    return None
+
+
+def _at(body: Any, *keys: str) -> Any:
+    for key in keys:
+        body = body.get(key) if isinstance(body, dict) else None
+    return body
+
+
+def _gitlab(env: Mapping[str, str]) -> Event | None:
+    get, head = env.get, env.get("CI_COMMIT_SHA")
+    match get("CI_PIPELINE_SOURCE"):
+        case "merge_request_event":
+            ours, theirs = (get(f"CI_MERGE_REQUEST_{one}PROJECT_ID") for one in ("", "SOURCE_"))
+            base, into = (get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME"))
+            return Event("pull-request", base, head, into, not ours or ours != theirs)
+        case "push" if get("CI_COMMIT_BRANCH") == (default := get("CI_DEFAULT_BRANCH", "")):
+            return Event("merge", get("CI_COMMIT_BEFORE_SHA"), head, default)
+        case "schedule":
+            return Event("schedule")
+    return None
+
+
+# What a change does: `agac-pr.json`, of which the comment is made, also by a job that has none of the code.
+
+MAX_BYTES = 10_000_000  # of a file with findings
+
+
+class Figures(BaseModel):
+    """Of what a report prints as JSON, what a comment says. Read back, its numbers are finite."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class EstimateFigures(Figures):
+    """What a stage will take, as `CostEstimate` has it."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    usd: float | None
+    basis: str
+    usd_range: tuple[float, float] | None
+    ways: dict[str, float | None]
+    seconds: float | None
+
+
+class StageFigures(Figures):
+    """A stage of a plan, as `StageForecast` has it."""
+
+    name: str
+    run_mode: str | None
+    run: int
+    reuse: int
+    least: int
+    most: int | None
+    exact: bool
+    simulated: bool
+    estimate: EstimateFigures
+
+
+class PlanFigures(Figures):
+    """A plan, as `PlanReport` has it."""
+
+    stages: list[StageFigures]
+    usd: float | None
+    exact: bool
+    least: int
+    most: int | None
+    valid: int
+    past_error: PastError | None
+
+
+class WorkflowFindings(Figures):
+    """A workflow that changed, or has `problems`. `plan` is that of the present version, and `usd_more` what it costs
+    more than that of the version before, where there was one; None: a price is not known."""
+
+    workflow: str
+    how: str
+    changes: list[Change]
+    problems: list[Problem]
+    plan: PlanFigures | None = None
+    usd_more: float | None = None
+
+
+def _dated(version: Version | None) -> Version | None:
+    if version is not None and not 0 <= (version.made_at or 0) < 1e11:
+        raise ValueError("made_at is not a moment")
+    return version
+
+
+class Findings(Figures):
+    """What a change does to the workflows of a `project` (its folder in the repository), `against` a version before:
+    `agac-pr.json`. `notes` say what was left out and why; `max_usd` is the cap of the version before."""
+
+    format: Literal[1] = 1
+    agac: str = __version__
+    project: str = "."
+    head: str | None = None
+    against: Annotated[Version | None, AfterValidator(_dated)] = None
+    untrusted: bool = False
+    workflows: list[WorkflowFindings] = []
+    unchanged: list[str] = []
+    problems: list[Problem] = []
+    lint: list[LintFinding] = []
+    tests: list[CaseResult] = []
+    notes: list[str] = []
+    max_usd: float | None = None
+
+    @property
+    def all(self) -> PlanFigures:
+        """All plans as one."""
+        plans = [one.plan for one in self.workflows if one.plan]
+        most = [one.most for one in plans if one.most is not None]
+        return PlanFigures(
+            stages=[stage for one in plans for stage in one.stages], usd=summed(one.usd for one in plans),
+            exact=all(one.exact for one in plans), least=sum(one.least for one in plans),
+            most=sum(most) if len(most) == len(plans) else None, valid=sum(one.valid for one in plans), past_error=None,
+        )  # fmt: skip
+
+    @property
+    def over(self) -> bool:
+        """Whether what is not simulated is expected to cost more than `max_usd`, or nobody knows."""
+        usd = summed(one.estimate.usd for one in self.all.stages if one.run and not one.simulated)
+        return self.max_usd is not None and (usd is None or usd > self.max_usd)
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Why the present version cannot run."""
+        found = [*self.problems, *(problem for one in self.workflows for problem in one.problems)]
+        return [one for one in found if one.severity == "error"]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing that a reviewer has to know."""
+        return not (self.workflows or self.errors or self.tests)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 fine, 2 files have errors, 3 a test failed, 4 above `max_usd`."""
+        if self.errors:
+            return ExitCode.USAGE
+        failed = any(one.result != "passed" for one in self.tests)
+        return ExitCode.ROWS_FAILED if failed else ExitCode.LIMIT if self.over else ExitCode.DONE
+
+
+def read_findings(path: Path) -> Findings:
+    """What another job wrote, who may be anybody. Raises UsageError where it is no such file."""
+    remedy = "Name the file that `agac ci` of the same version wrote (--out)."
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes", remedy=remedy)
+        return Findings.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from None
+    except ValidationError as error:
+        (wrong, *_) = error.errors(include_url=False)
+        at = key_path(wrong["loc"])
+        raise UsageError(f"{path}: {f'{at}: ' if at else ''}{wrong['msg']}", remedy=remedy) from None
+
+
+@calling
+async def check_change(
+    event: Event, *, against: str | None = None, untrusted: bool = False, project: Path | str | None = None
+) -> Findings:
+    """What a change does to the project's workflows: of those that differ from the version `against`, or from the last
+    commit shared with the event's base, the changes, plans of both versions and tests. Nothing is asked; answers are
+    pulled. Of a change from elsewhere, or `untrusted`, no Python is imported and no variable is looked up. Raises
+    UsageError where there is no project, or no version to compare with."""
+    untrusted = untrusted or event.foreign
+    try:
+        opened = open_project(project, untrusted=untrusted)
+    except SpecError as error:
+        return Findings(head=event.head, untrusted=untrusted, problems=error.problems)
+    version = _version_before(opened, event, against)
+    with ExitStack() as stack:
+        notes, earlier = list[str](), None
+        try:
+            earlier = stack.enter_context(project_at(version.ref, opened))
+        except UsageError as error:
+            notes.append(f"There is no version to compare with, so that all is new: {_in_words(error)}")
+        change = _Change(opened, earlier, notes)
+        report = await differences(opened, earlier, version, opened.spec.file.ci.workflows, plans=False)
+        whole = not any_error(report.problems)
+        sound = [one.workflow for one in report.workflows if one.sound] if whole else []
+        await change.pull(sound)
+        workflows = [await change.planned(one, plans=one.workflow in sound) for one in report.workflows]
+        tests, wrong = await change.tested(sound) if whole else ([], [])
+        found = Findings(
+            project=Repository.of(opened.state, os.environ).prefix.rstrip("/") or "." if version.commit else ".",
+            head=event.head, against=version, untrusted=untrusted, workflows=workflows, unchanged=report.unchanged,
+            problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests, notes=notes,
+            max_usd=(earlier or opened).spec.file.ci.max_usd,
+        )  # fmt: skip
+    return Findings.model_validate_json(opened.redactor().clean(found.model_dump_json()))
+
+
+def _version_before(opened: Project, event: Event, against: str | None) -> Version:
+    if against is not None or event.base is None:
+        return version_of(against, opened)
+    repository = Repository.of(opened.state, os.environ)
+    commit = repository.merge_base(event.base)
+    return Version(commit, commit, repository.made_at(commit), event.into, repository.behind(commit, event.base))
+
+
+def _in_words(error: AgacError) -> str:
+    problems = error.problems[:1] if isinstance(error, SpecError) else []
+    return " ".join(filter(None, [f"{error.message}.", *map(str, problems), error.remedy]))
+
+
+class _Change(NamedTuple):
+    """Two versions of a project, and what is to be said beside what is found in them."""
+
+    now: Project
+    before: Project | None
+    notes: list[str]
+
+    def had(self, names: Sequence[str]) -> list[str]:
+        """Those that the version before has."""
+        known = loader.workflow_names(self.before.spec) if self.before else []
+        return [one for one in names if one in known]
+
+    async def pull(self, names: Sequence[str]) -> None:
+        """Takes the answers of both versions out of the remote, so that plans know them."""
+        rules = self.now.spec.file.remote
+        if self.now.untrusted or not names or not (rules.url or self.now.env.get("AGAC_REMOTE")):
+            return
+        try:
+            await pull_in(self.now, names)
+            if self.before is not None and (had := self.had(names)):
+                await pull_in(self.before, had)
+        except AgacError as error:
+            self.notes.append(f"Answers in the remote are not counted: {_in_words(error)}")
+
+    async def planned(self, found: WorkflowDiff, *, plans: bool) -> WorkflowFindings:
+        """The workflow with its plan, beside what the version before would cost."""
+        plan, more, problems = None, None, list(found.problems)
+        try:
+            plan = await plan_in(self.now, found.workflow, RunOptions()) if plans else None
+            more = plan.usd if plan else None
+            if more is not None and self.before is not None and self.had([found.workflow]):
+                before = (await plan_in(self.before, found.workflow, RunOptions())).usd
+                more = None if before is None else more - before
+        except AgacError as error:
+            which = "the version before" if plan else "a run"
+            message = f"what {which} would cost is not known: {_in_words(error)}"
+            problems.append(Problem(Where(found.workflow), message, "warning"))
+        problems += plan.warnings if plan else []
+        changes, told = list(found.changes), list(dict.fromkeys(problems))
+        figures = PlanFigures.model_validate(plan.as_json()) if plan else None
+        return WorkflowFindings(
+            workflow=found.workflow, how=found.how, changes=changes, problems=told, plan=figures, usd_more=more
+        )
+
+    def linted(self, names: Sequence[str]) -> list[LintFinding]:
+        """What lint finds in these workflows and in agac.yml, and not in the version before."""
+        if not names:
+            return []
+        old = lint_in(self.before, self.had(names)).findings if self.before else []
+        known = {(one.rule, one.where.file, one.where.path, one.message) for one in old}
+        found = lint_in(self.now, names).findings
+        return [one for one in found if (one.rule, one.where.file, one.where.path, one.message) not in known]
+
+    async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
+        """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""
+        if not any((self.now.root / FOLDER).glob("*.y*ml")):
+            return [], []
+        cases, problems = find_cases(self.now.spec)
+        cases = [one for one in cases if one.workflow in names or self._is_new(one.path)]
+        left = [one for one in cases if self.now.untrusted and self._is_foreign(one)]
+        if left:
+            tests = ", ".join(one.path.stem for one in left)
+            self.notes.append(f"Not run, as they import Python or call tools of who nobody knows: the tests {tests}.")
+        found = await run_cases(self.now, [one for one in cases if one not in left])
+        bare = [[replace(what, prompt=None) for what in one.failures] for one in found]
+        return [replace(one, failures=failures) for one, failures in zip(found, bare, strict=True)], problems
+
+    def _is_new(self, file: Path) -> bool:
+        """Whether the version before has no such file, or another one."""
+        before = self.before.root / file.relative_to(self.now.root) if self.before else None
+        return before is None or not before.is_file() or before.read_bytes() != file.read_bytes()
+
+    def _is_foreign(self, case: WorkflowCase) -> bool:
+        """Whether the test would import Python of the project, or start what its tools name."""
+        return case.body.tools_mode == "live" or imports_python(
+            loader.load_workflow(self.now.spec, case.workflow, Overrides())[0]
+        )

@@ -1,0 +1,53 @@
+"""`agac ci`: what a forge's jobs do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agac.cli import main, terminal
+from agac.data.files import write_whole
+
+if TYPE_CHECKING:
+    from agac.api.ci import Kind
+
+
+@click.group(
+    invoke_without_command=True,
+    help="Do what a job of a forge is for: look at a change, run what was merged, retrieve batches. In GitHub's and "
+    "GitLab's jobs it finds out which.",
+)
+@click.option("--event", "kind", type=click.Choice(["pull-request"]), help="What is done.")
+@click.option("--against", metavar="REF", help="Compare a change with this, and not with the commit it is based on.")
+@click.option("--untrusted", is_flag=True, help="Import no Python and look up no variable: the files may be anybody's.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), default="agac-pr.json", show_default=True, metavar="FILE",
+    help="Write what was found in a change, for `agac ci comment`.",
+)  # fmt: skip
+@main.json_option
+@click.pass_context
+def ci(
+    context: click.Context, kind: Kind | None, against: str | None, untrusted: bool, out: Path, as_json: bool
+) -> int | None:  # fmt: skip
+    """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`."""
+    if context.invoked_subcommand:
+        return None
+    from agac.api.ci import check_change, event_of
+    from agac.cli.markdown import comment_text
+
+    root = context.obj.project_dir
+    event = event_of(os.environ, kind)
+    found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
+    write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
+    text = comment_text(found)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    if as_json:
+        terminal.print_json(found.model_dump(mode="json"))
+    else:
+        terminal.print_text(text)
+    return found.exit_code
