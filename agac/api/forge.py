@@ -37,6 +37,7 @@ TIMEOUT = 30.0  # seconds for one call
 MOST_BYTES = 64 << 20  # of one answer: 100 comments of 65,536 characters
 MOST_PAGES = 50
 
+ForgeName = Literal["github", "gitlab"]
 Place = tuple[int | None, str]  # the number of a pull request, or why there is none to write to
 
 
@@ -95,7 +96,7 @@ class _Again(AgacError):
 
 @blocking
 async def post_comment(
-    provider: Literal["github", "gitlab"], text: str, *, pull_request: int | None = None, create: bool = True
+    provider: ForgeName, text: str, *, pull_request: int | None = None, create: bool = True
 ) -> CommentReport:
     """Makes `text`, whose first line is its marker, the comment of a pull request: the one of the same author which
     begins with the marker is updated, else there is a new one if it may `create` that. Without a number the pull

@@ -1,18 +1,21 @@
-"""`agac ci`: what a forge's jobs do."""
+"""`agac ci`: what a forge's jobs do; `agac ci comment`: what one of them found, as a comment."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from agac import api
 from agac.cli import main, terminal
 from agac.data.files import write_whole
 
 if TYPE_CHECKING:
     from agac.api.ci import Kind
+    from agac.api.forge import CommentReport, ForgeName
 
 
 @click.group(
@@ -51,3 +54,30 @@ def ci(
     else:
         terminal.print_text(text)
     return found.exit_code
+
+
+@ci.command(help="Post what `agac ci` found as the comment of the pull request, or update that. Looks at no project.")
+@click.option("--provider", type=click.Choice(["github", "gitlab"]), required=True, help="Whose pull request it is.")
+@click.option(
+    "--from", "findings", type=click.Path(path_type=Path), default="agac-pr.json", show_default=True, metavar="FILE",
+    help="The file that `agac ci` wrote, in this job or in another one.",
+)  # fmt: skip
+@click.option("--pull-request", type=click.IntRange(1), metavar="N", help="Its number; default: of the job's event.")
+@main.json_option
+@click.pass_obj
+def comment(
+    settings: main.Globals, provider: ForgeName, findings: Path, pull_request: int | None, as_json: bool
+) -> None:
+    from agac.api.ci import read_findings
+    from agac.cli.markdown import comment_text
+
+    found = read_findings(findings)
+    report = api.post_comment(provider, comment_text(found), pull_request=pull_request, create=not found.quiet)
+    terminal.print_report(report, _posted, as_json=as_json, quiet=settings.quiet)
+
+
+def _posted(report: CommentReport) -> Iterator[str]:
+    if report.action == "none":
+        yield f"No comment was written: {report.why}"
+    else:
+        yield f"The comment {report.comment} of {report.pull_request} was {report.action}"

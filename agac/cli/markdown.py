@@ -47,7 +47,8 @@ def _cell(value: object) -> str:
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
     """Details that are shown when somebody opens them. `summary` is plain text of one line; around the lines, which are
     Markdown, forges want blank ones."""
-    yield from (f"<details><summary>{html.escape(unlinked(summary))}</summary>", "", *lines, "", "</details>")
+    shown = html.escape(unlinked(" ".join(summary.split())))  # a blank line would end the HTML
+    yield from (f"<details><summary>{shown}</summary>", "", *lines, "", "</details>")
 
 
 # What commands print as comments. Plans and their stages are the engine's own, or what `agac-pr.json` says of them.

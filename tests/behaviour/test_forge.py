@@ -1,15 +1,21 @@
 """One comment of a pull request, at forges that answer on loopback as GitHub and GitLab do."""
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.forges import FakeForge, Fault, serving
+from support.project import ProjectFolder, Ran
+from support.repository import committed
 
 from agac.api import AgacError, forge, post_comment
+from agac.api.ci import read_findings
 from agac.api.forge import CommentReport
+from agac.cli.markdown import comment_text
 
 MARKER = "<!-- agac:shop -->"
 TEXT = f"{MARKER}\n**1 workflow changed**\n"
@@ -347,3 +353,88 @@ def test_a_project_that_nobody_names_is_told(at: FakeForge, monkeypatch: pytest.
     for name in ("GITHUB_REPOSITORY", "CI_PROJECT_ID", "CI_MERGE_REQUEST_PROJECT_ID"):
         monkeypatch.delenv(name, raising=False)
     assert refused(at).message in ("GITHUB_REPOSITORY is not set", "CI_PROJECT_ID is not set")
+
+
+# The command, after `agac ci`.
+
+
+@pytest.fixture
+def found(project: ProjectFolder) -> ProjectFolder:
+    """A project in which a prompt was changed, and what `agac ci` found of that."""
+    project.rows({"id": f"r-{n}", "text": f"review {n}"} for n in range(3))
+    project.workflow()
+    git = committed(project)
+    project.workflow(stages=[{"name": "classify", "prompt": "Another question: ${text} @everyone"}])
+    git.commit()
+    project.agac("ci", "--event", "pull-request", "--against", "main", code=0)
+    return project
+
+
+def commented(at: FakeForge, project: ProjectFolder, *words: str, code: int = 0, **env: str) -> Ran:
+    """The command where nothing of the project is but the findings."""
+    folder = project.root / ".agac/second_job"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(project.root / "agac-pr.json", folder)
+    ran = project.agac(
+        "ci", "comment", "--provider", at.kind, *words, env=at.environment() | env, cwd=folder, code=code
+    )
+    assert at.token not in ran.out + ran.err
+    return ran
+
+
+def test_the_command_posts_what_was_found(at: FakeForge, found: ProjectFolder) -> None:
+    number = ["--pull-request", "7"] if at.kind == "github" else []
+    assert commented(at, found, *number).out == "The comment 1000 of 7 was created\n"
+    assert at.bodies == [comment_text(read_findings(found.root / "agac-pr.json"))]
+    assert at.bodies[0].startswith("<!-- agac:. -->\n**1 workflow changed**")
+    assert "@everyone" not in at.bodies[0]
+    again = commented(at, found, *number, "--json", "--log-level", "debug")
+    assert again.json == {
+        "provider": at.kind, "pull_request": 7, "action": "updated", "comment": 1000, "why": "",
+    }  # fmt: skip
+    assert len(at.bodies) == 1
+
+
+def test_the_command_is_quiet_where_nothing_of_agac_changed(at: FakeForge, found: ProjectFolder) -> None:
+    found.agac("ci", "--event", "pull-request", "--against", "HEAD", code=0)
+    ran = commented(at, found, "--pull-request", "7")
+    assert ran.out == "No comment was written: there is nothing to say, and no earlier comment to update\n"
+    at.comment("<!-- agac:. -->\nbefore")
+    commented(at, found, "--pull-request", "7")
+    assert at.bodies[0].startswith("<!-- agac:. -->\nNo workflow changed.")
+
+
+def test_the_command_says_what_is_wrong(at: FakeForge, found: ProjectFolder) -> None:
+    at.read_only = True
+    ran = commented(at, found, "--pull-request", "7", code=2)
+    assert ran.err.startswith(f"error: {'GitHub' if at.kind == 'github' else 'GitLab'} does not allow ")
+    (found.root / "agac-pr.json").write_text('{"format": 2}', encoding="utf-8")
+    assert "agac-pr.json: format: Input should be 1" in commented(at, found, "--pull-request", "7", code=2).err
+    assert commented(at, found, "--pull-request", "0", code=2).err.startswith("error: ")
+    assert len(at.writes()) == 1
+
+
+def test_findings_of_a_fork_choose_neither_place_nor_markup(
+    github: FakeForge, found: ProjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event(tmp_path, monkeypatch, workflow_run=of_run())
+    github.pulls = [pull(7)]
+    github.comment("<!-- agac:else --> a note of alice's", by="alice")
+    file = found.root / "agac-pr.json"
+    hostile = (
+        "--> <!-- agac:else -->\n\n# <img src=x> @team/all https://evil.example\n\n[click](//evil.example)\n/close `"
+    )
+    keys = {"project": hostile, "head": hostile, "notes": [hostile], "pull_request": 8, "number": 8}
+    whole = json.loads(file.read_text("utf-8")) | keys
+    whole["workflows"][0] |= {"workflow": hostile, "problems": [], "plan": None}
+    file.write_text(json.dumps(whole), encoding="utf-8")
+    commented(github, found, GITHUB_EVENT_PATH=str(tmp_path / "event.json"))
+    foreign, ours = github.bodies
+    assert foreign == "<!-- agac:else --> a note of alice's"
+    ours = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", ours)  # what is shown as it stands
+    lines = [line for line in ours.splitlines() if not line.startswith("<details><summary>")]  # HTML to its end
+    assert ours.count("-->") == 1
+    assert "[click]" not in " ".join(lines)
+    assert not any(line.startswith(("# ", "[")) for line in lines)
+    for markup in ("<img", "@team", "https://evil"):
+        assert markup not in ours

@@ -27,6 +27,7 @@ EXCEPT = {
     "completion": "its output is a script for a shell",
     "card lock": "it needs a server; test_mcp_runs.py reads what it prints",
     **dict.fromkeys(("push", "pull", "remote doctor"), "it needs a remote; test_share.py reads what it prints"),
+    "ci comment": "it needs a forge; test_forge.py reads what it prints",
     "ci": "it needs a repository and a forge's event; test_ci.py reads what it prints",
     "simulate": "serves until it is ended; test_commands.py reads the line of JSON that it begins with",
 }

@@ -48,8 +48,8 @@ def problems(workflow: str | None, folder: Path) -> list[str]:
 
 def check(block: Block, path: str, folder: Path) -> None:
     target = write(folder, path, block.text)
-    if path.startswith(".github/"):
-        return  # test_batch_page.py
+    if path.startswith((".github/", ".gitlab")):
+        return  # test_batch_page.py, tests/forges
     if path.startswith("tests/workflows/"):
         assert find_cases(open_project(folder).spec, (), target.stem)[1] == [], block.where
     elif path in SIMULATED:
@@ -84,7 +84,7 @@ def judged(block: Block) -> tuple[str, object] | None:
     data = yaml.safe_load(block.text)
     if path == Path():
         return "workflow", {"stages": [{"name": "classify", **data}]}
-    if path.stem == "broken" or path.name in SIMULATED or path.parts[0] == ".github":
+    if path.stem == "broken" or path.name in SIMULATED or path.parts[0].startswith((".github", ".gitlab")):
         return None
     kinds = {"agac.yml": "project", "agentcards": "card", "tests": "test"}
     return kinds.get(path.parts[0], "workflow"), data

@@ -13,7 +13,11 @@ import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
+from support.commands import clean_environment, template
+from support.forges import PROJECT, serving
 from support.npm import npm_folder
+from support.project import ProjectFolder
+from support.repository import Git
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
@@ -135,3 +139,69 @@ def test_the_job_that_comments_on_forks_checks_nothing_out() -> None:
 def test_the_token_is_given_to_the_step_that_comments_alone() -> None:
     with_token = [step["name"] for step in steps(ACTION) if "inputs.token" in json.dumps(step)]
     assert with_token == ["agac ci comment"]
+
+
+# The action at work, step by step, as a runner does it.
+
+
+def run_step(name: str, folder: Path, environment: dict[str, str], **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Runs the step with bash; `inputs` are those that the job gives."""
+    (step,) = (one for one in steps(ACTION) if one.get("name") == name)
+    given = {key: one["default"] for key, one in read(ACTION)["inputs"].items()} | inputs
+
+    def value(match: re.Match[str]) -> str:
+        key, _, other = match[1].removeprefix("inputs.").partition(" || ")
+        return given[key] or other.strip("'")
+
+    env = {key: re.sub(r"\$\{\{ (.*?) \}\}", value, text) for key, text in step.get("env", {}).items()}
+    assert not any("${{" in text for text in env.values())
+    path = f"{template().typed}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    env = clean_environment({**environment, **env, "PATH": path})
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A repository with a project in a folder, on a branch that changes a prompt; and a job's environment."""
+    root = tmp_path / "team shop"
+    git = Git.begun(root)
+    project = ProjectFolder(root / "eu $(touch hacked)")
+    project.rows({"id": f"r-{n}", "text": f"review {n}"} for n in range(3))
+    project.workflow()
+    base = git.commit()
+    git("checkout", "-q", "-b", "change")
+    project.workflow(stages=[{"name": "classify", "prompt": "Another question: ${text}"}])
+    head = git.commit()
+    sides = {
+        side: {"sha": sha, "ref": side, "repo": {"full_name": PROJECT}}
+        for side, sha in (("base", base), ("head", head))
+    }
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"number": 7, "pull_request": {"number": 7, **sides}}), encoding="utf-8")
+    return root, {"CI": "true", "GITHUB_EVENT_NAME": "pull_request", "GITHUB_EVENT_PATH": str(event)}
+
+
+def test_the_action_comments_on_a_pull_request(repository: tuple[Path, dict[str, str]]) -> None:
+    root, environment = repository
+    ran = run_step("agac ci", root, environment, project="eu $(touch hacked)")
+    assert ran.returncode == 0, ran.stderr
+    assert "**1 workflow changed**" in ran.stdout
+    assert not list(root.rglob("hacked"))
+    with serving("github") as at:
+        environment |= {"GITHUB_API_URL": at.url, "GITHUB_REPOSITORY": PROJECT}
+        ran = run_step("agac ci comment", root, environment, token=at.token)
+        assert (ran.returncode, ran.stdout) == (0, "The comment 1000 of 7 was created\n"), ran.stderr
+        assert at.bodies[0].startswith("<!-- agac:eu%20%24%28touch%20hacked%29 -->\n")
+
+
+def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    root, environment = repository
+    assert run_step("agac ci", root, environment, project="eu $(touch hacked)").returncode == 0
+    second = tmp_path / "second"
+    (second / "findings").mkdir(parents=True)
+    (root / "agac-pr.json").rename(second / "findings/agac-pr.json")
+    with serving("github") as at:
+        environment |= {"GITHUB_API_URL": at.url, "GITHUB_REPOSITORY": PROJECT}
+        ran = run_step("agac ci comment", second, environment, token=at.token, findings="findings/agac-pr.json")
+        assert (ran.returncode, len(at.bodies)) == (0, 1), ran.stderr
