@@ -183,7 +183,7 @@ def simulator(home: Path, rules: str, environment: dict[str, str]) -> Iterator[s
     path = home / "faults.yml"
     path.write_text(rules, encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "agac.simulator", "--faults", str(path), "--ready-line", "--exit-with-stdin"],
+        [sys.executable, "-m", "agac.simulator", json.dumps({"faults": str(path)})],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

@@ -14,7 +14,6 @@ import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -83,12 +82,7 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[str]:
     """The base URL of a simulator that runs until the block ends; raises SimulatorError if it does not start. Ctrl-C in
     a terminal does not reach it: it is in a session of its own."""
-    settings = settings or Settings()
-    paths = {
-        name: path.absolute() for name in ("faults", "script", "state") if (path := getattr(settings, name)) is not None
-    }
-    flags = [*replace(settings, **paths).arguments(), "--ready-line", "--exit-with-stdin"]
-    command = [sys.executable, "-P", "-m", "agac.simulator", *flags]
+    command = [sys.executable, "-P", "-m", "agac.simulator", (settings or Settings()).written()]
     root, environ = Path(__file__).parents[2], dict(os.environ)
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed
         environ["PYTHONPATH"] = os.pathsep.join(path for path in (environ.get("PYTHONPATH"), str(root)) if path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeGuard
@@ -79,14 +80,16 @@ class Settings:
                 found.append(f"{flag.name} is {value!r}; use {bounds}{remedy}")
         return found
 
-    def arguments(self) -> list[str]:
-        """The flags with which `python -m agac.simulator` gets these settings."""
-        given = []
-        for name, flag, default in setting_flags():
-            value = getattr(self, name)
-            if value != default:
-                given.append(f"--{flag.name}" if flag.kind is bool else f"--{flag.name}={value}")
-        return given
+    def written(self) -> str:
+        """The settings as JSON, for another process, in whatever folder that is."""
+        return json.dumps(asdict(self), default=lambda path: str(path.absolute()))
+
+    @staticmethod
+    def read(written: str) -> Settings:
+        """The settings that `written` gave; those left out are at their defaults."""
+        given = json.loads(written)
+        files = (name for name, flag, _ in setting_flags() if flag.kind is Path and given.get(name))
+        return Settings(**given | {name: Path(given[name]) for name in files})
 
 
 def setting_flags() -> Iterator[tuple[str, Flag, Any]]:

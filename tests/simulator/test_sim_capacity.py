@@ -1,7 +1,6 @@
 """Time, slots and rates."""
 
 import asyncio
-import json
 import math
 from typing import Any
 
@@ -112,17 +111,14 @@ def test_settings_that_make_no_sense_are_said_at_once() -> None:
     assert [problem.split()[0] for problem in problems] == ["port", "slots", "rpm", "tpm"]
 
 
-def test_flags_carry_every_setting(tmp_path: Any) -> None:
-    from agac.simulator.__main__ import parse_arguments
-
+def test_another_process_is_told_every_setting(tmp_path: Any) -> None:
     settings = Settings(
         port=1, seed=-2, latency="normal:1,2", slots=3, rpm=4, tpm=5, burst=6, batch_seconds=0.25,
         state=tmp_path / "s.db", websocket=False, script=tmp_path / "r.yml", tool_turns=2, tool_calls=3, serving="h100",
         faults=tmp_path / "f.yml",
     )  # fmt: skip
-    assert parse_arguments(settings.arguments())[0] == settings
-    assert parse_arguments([])[0] == Settings()
-    assert json.dumps(settings.arguments())
+    assert Settings.read(settings.written()) == settings
+    assert Settings.read("{}") == Settings.read(Settings().written()) == Settings()
 
 
 def test_a_burst_is_what_may_come_at_once_and_waiting_as_long_as_told_is_enough() -> None:

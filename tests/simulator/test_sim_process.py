@@ -11,7 +11,7 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from support.server import Server, started
+from support.server import Server, started, told
 
 from agac.simulator import server
 from agac.simulator.server import embedded_simulator
@@ -56,15 +56,11 @@ def test_ready_line_names_a_server_that_answers_until_a_signal(number: signal.Si
         assert process.wait(20) == 0
 
 
-def test_end_of_standard_input_stops_it_with_the_flag_alone() -> None:
-    with started("--exit-with-stdin") as (process, _):
+def test_the_end_of_standard_input_stops_it() -> None:
+    with started() as (process, _):
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(20) == 0
-    with started() as (process, ready):
-        assert process.stdin is not None
-        process.stdin.close()
-        assert Server(ready["base_url"]).account()["requests"] == 0
 
 
 PARENT = """
@@ -112,7 +108,8 @@ def test_taken_port_is_said_and_exits_1() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = subprocess.run([*COMMAND, "--port", str(port)], capture_output=True, text=True, timeout=30, check=False)
+        command = [*COMMAND, told("--port", str(port))]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert "--port 0" in ended.stderr
@@ -123,7 +120,7 @@ def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
     faults = tmp_path / "faults.yml"
     faults.write_text("- {kind: cutt}\n- {kind: hang, rte: 1}\n")
     flags = ["--rpm", "0", "--latency", "soon", "--faults", str(faults)]
-    ended = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([*COMMAND, told(*flags)], capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     lines = ended.stderr.splitlines()
     assert len(lines) == 4

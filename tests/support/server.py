@@ -12,13 +12,27 @@ from typing import Any
 
 import yaml
 
+from agac.simulator.settings import setting_flags
 from support.commands import template
+
+
+def told(*flags: str) -> str:
+    """Flags of `agac simulate` as another process is told them."""
+    known, given, waiting = (
+        {flag.name: (name, flag.kind) for name, flag, _ in setting_flags()},
+        dict[str, Any](),
+        [*flags],
+    )
+    while waiting:
+        name, kind = known[waiting.pop(0).removeprefix("--")]
+        given[name] = False if kind is bool else kind(waiting.pop(0))
+    return json.dumps(given, default=str)
 
 
 @contextmanager
 def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A simulator in an interpreter of its own, and its ready line; killed at the end of the block."""
-    command = [sys.executable, "-m", "agac.simulator", "--ready-line", *flags]
+    command = [sys.executable, "-m", "agac.simulator", told(*flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -58,8 +72,7 @@ def simulator(*flags: str, faults: list[dict[str, Any]] | None = None, folder: P
         path.write_text(yaml.safe_dump(faults), encoding="utf-8")
         flags = (*flags, "--faults", str(path))
     (their_input, input_), (output, their_output) = os.pipe(), os.pipe()
-    arguments = [*flags, "--ready-line", "--exit-with-stdin"]
-    process = template().fork("simulator", arguments, Path.cwd(), os.environ, [their_input, their_output, 2])
+    process = template().fork("simulator", [told(*flags)], Path.cwd(), os.environ, [their_input, their_output, 2])
     os.close(their_input)
     os.close(their_output)
     try:

@@ -3,7 +3,7 @@ server (template.py) runs the command with our input, output and errors. Started
 modules of C alone: that takes 10 ms where agac takes 400.
 
     asks.py agac run -a reviews
-    asks.py python -P -m agac.simulator --ready-line
+    asks.py python -P -m agac.simulator '{"seed": 7}'
 """
 
 import _signal as signal

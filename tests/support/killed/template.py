@@ -154,7 +154,7 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
     sys.path[0] = asked["folder"]
     sitecustomize.begin()
     programs: dict[str, Callable[[], Any]] = {
-        "simulator": lambda: simulator(asked["arguments"]), "script": lambda: script(*asked["arguments"])
+        "simulator": lambda: simulator(*asked["arguments"]), "script": lambda: script(*asked["arguments"])
     }  # fmt: skip
     code: Any = 0
     try:
