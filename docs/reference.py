@@ -289,7 +289,7 @@ def other_keys() -> str:
 
 def short_names() -> str:
     """The short names of models."""
-    rows = [(f"`{name}`", f"`{alias.target}`") for name, alias in ALIASES.items() if alias.target]
+    rows = [(f"`{name}`", f"`{target}`") for name, target in ALIASES.items()]
     return table(("name", "means"), rows)
 
 

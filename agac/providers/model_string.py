@@ -196,61 +196,44 @@ def _write_query(values: Mapping[str, Any]) -> str:
 
 # The names and what they stand for are those that AgentCards are written with (fast-agent's, read November 2026), in
 # the words of agac's providers. A run stores the expansion, and its fingerprints are made of it: a name that moves
-# makes a changed run, never an unnoticed one. Who changes a target raises VERSION and writes it as `since`.
-
-VERSION = 1  # of the table. 1: November 2026.
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """What a short name stands for, since which version of the table. `refused`: why nothing stands for it here."""
-
-    target: str = ""
-    since: int = 1
-    refused: str = ""
-
+# makes a changed run, never an unnoticed one.
 
 _QWEN = "hf/Qwen/Qwen3.5-397B-A17B:novita"
 _KIMI = "hf/moonshotai/Kimi-K2.6:novita"
 
-ALIASES: dict[str, Alias] = {
-    "sonnet": Alias("anthropic/claude-sonnet-5"),
-    "opus": Alias("anthropic/claude-opus-5"),
-    "haiku": Alias("anthropic/claude-haiku-4-5"),
-    "claude": Alias("anthropic/claude-sonnet-5"),
-    "gpt-4.1": Alias("openai/gpt-4.1"),
-    "gpt-4.1-mini": Alias("openai/gpt-4.1-mini"),
-    "gpt-5.4": Alias("responses/gpt-5.4?reasoning=medium"),
-    "gpt-5.4-mini": Alias("responses/gpt-5.4-mini?reasoning=medium"),
-    "gpt-5.5": Alias("responses/gpt-5.5?reasoning=medium"),
-    "gpt54-mini": Alias("responses/gpt-5.4-mini"),
-    "codex": Alias("responses/gpt-5.3-codex"),
-    "gemini": Alias("gemini/gemini-3.7-flash"),
-    "gemini3flash": Alias("gemini/gemini-3-flash-preview"),
-    "grok": Alias("xai/grok-4.6"),
-    "kimi": Alias("hf/moonshotai/Kimi-K2.7-Code:fireworks-ai?temperature=1.0&top_p=0.95"),
-    "kimi26": Alias(f"{_KIMI}?temperature=1.0&top_p=0.95&reasoning=on"),
-    "kimi26instant": Alias(f"{_KIMI}?temperature=0.6&top_p=0.95&reasoning=off"),
-    "glm": Alias("hf/zai-org/GLM-5.2:zai-org"),
-    "minimax": Alias("hf/MiniMaxAI/MiniMax-M3:together?temperature=1.0&top_p=0.95&top_k=40"),
-    "qwen35": Alias(
-        f"{_QWEN}?temperature=0.6&top_p=0.95&top_k=20&min_p=0.0"
-        "&presence_penalty=0.0&repetition_penalty=1.0&reasoning=on"
-    ),
-    "qwen35instruct": Alias(
-        f"{_QWEN}?temperature=0.7&top_p=0.8&top_k=20&min_p=0.0"
-        "&presence_penalty=1.5&repetition_penalty=1.0&reasoning=off"
-    ),
-    "gpt-oss": Alias("hf/openai/gpt-oss-120b:cerebras"),
-    "gpt-oss-20b": Alias("hf/openai/gpt-oss-20b"),
-    "deepseek": Alias("deepseek/deepseek-v4-flash"),
-    "deepseek-hf": Alias("hf/deepseek-ai/DeepSeek-V4-Pro:together"),
-    **{
-        name: Alias(refused=f"'{name}' is a test model of another program; write simulator/small, which costs nothing")
-        for name in ("passthrough", "playback", "slow", "silent")
-    },
+ALIASES: dict[str, str] = {
+    "sonnet": "anthropic/claude-sonnet-5",
+    "opus": "anthropic/claude-opus-5",
+    "haiku": "anthropic/claude-haiku-4-5",
+    "claude": "anthropic/claude-sonnet-5",
+    "gpt-4.1": "openai/gpt-4.1",
+    "gpt-4.1-mini": "openai/gpt-4.1-mini",
+    "gpt-5.4": "responses/gpt-5.4?reasoning=medium",
+    "gpt-5.4-mini": "responses/gpt-5.4-mini?reasoning=medium",
+    "gpt-5.5": "responses/gpt-5.5?reasoning=medium",
+    "gpt54-mini": "responses/gpt-5.4-mini",
+    "codex": "responses/gpt-5.3-codex",
+    "gemini": "gemini/gemini-3.7-flash",
+    "gemini3flash": "gemini/gemini-3-flash-preview",
+    "grok": "xai/grok-4.6",
+    "kimi": "hf/moonshotai/Kimi-K2.7-Code:fireworks-ai?temperature=1.0&top_p=0.95",
+    "kimi26": f"{_KIMI}?temperature=1.0&top_p=0.95&reasoning=on",
+    "kimi26instant": f"{_KIMI}?temperature=0.6&top_p=0.95&reasoning=off",
+    "glm": "hf/zai-org/GLM-5.2:zai-org",
+    "minimax": "hf/MiniMaxAI/MiniMax-M3:together?temperature=1.0&top_p=0.95&top_k=40",
+    "qwen35": f"{_QWEN}?temperature=0.6&top_p=0.95&top_k=20&min_p=0.0"
+    "&presence_penalty=0.0&repetition_penalty=1.0&reasoning=on",
+    "qwen35instruct": f"{_QWEN}?temperature=0.7&top_p=0.8&top_k=20&min_p=0.0"
+    "&presence_penalty=1.5&repetition_penalty=1.0&reasoning=off",
+    "gpt-oss": "hf/openai/gpt-oss-120b:cerebras",
+    "gpt-oss-20b": "hf/openai/gpt-oss-20b",
+    "deepseek": "deepseek/deepseek-v4-flash",
+    "deepseek-hf": "hf/deepseek-ai/DeepSeek-V4-Pro:together",
 }
 """The short names. One of agac.yml's `aliases` with the same name comes first."""
+
+TEST_MODELS = ("passthrough", "playback", "slow", "silent")
+"""Short names of another program for models that nobody asks."""
 
 
 def _all(provider: str, names: str) -> dict[str, str]:
@@ -351,6 +334,8 @@ def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, st
     if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
         return _short(address, read, providers, aliases)
     try:
+        if (name := address.partition(":")[0]) in TEST_MODELS:
+            raise Refused(f"'{name}' is a test model of another program; write simulator/small, which costs nothing")
         read.provider, read.model = _address(address, providers, aliases)
         if providers[read.provider].routed:
             read.model, colon, route = read.model.partition(":")
@@ -367,9 +352,7 @@ def _short(address: str, read: _Reading, providers: Mapping[str, Provider], alia
     """A short name, its own route and keys under those that are written with it, `read`."""
     name, colon, route = address.partition(":")
     own = aliases.get(name)
-    target = ALIASES[name].target if own is None else own
-    if not target:
-        return _Reading(messages=[ALIASES[name].refused, *read.messages])
+    target = ALIASES[name] if own is None else own
     # without itself, so that a project may give a known name to something else, and no circle is endless
     others = {} if own is None else {key: value for key, value in aliases.items() if key != name}
     base = _read(target, providers, others)

@@ -74,9 +74,9 @@ def test_a_name_of_agac_that_moves_does_the_same(
     monkeypatch.setattr(model_string, "ALIASES", table)
     configure(project, server.base_url, {})
     project.workflow(rows=2, stages=[{**SAY, "model": "sonnet"}])
-    table["sonnet"] = model_string.Alias("local/small")
+    table["sonnet"] = "local/small"
     project.run()
-    table["sonnet"] = model_string.Alias("local/large", since=2)
+    table["sonnet"] = "local/large"
     stage = planned(project)
     assert [(one["reason"], one["tasks"]) for one in stage["reasons"]] == [("model changed", 2)]
     assert stage["aliases"] == [{"written": "sonnet", "means": "local/large", "meant": "local/small"}]
