@@ -305,7 +305,7 @@ async def with_pins(
         number = retried or (database and next(iter(await runs.run_ids(database, workflow_name(workflow))), None))
         if not database or not number or (record := await runs.read_run(database, number)) is None:
             return project
-        if retried is None and (record.finished_at or Selection.of(record.selection) != options.selection()):
+        if retried is None and (record.finished_at or Selection(**record.selection) != options.selection()):
             return project
         pinned = remote_of(await runs.run_settings_of(database, number), project.state)
     remote = replace(project.remote, pinned=pinned)

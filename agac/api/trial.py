@@ -159,7 +159,7 @@ async def _version_before(database: Database, plan: Plan, stage: str) -> tuple[i
         names = [one["name"] for one in definition["stages"]]
         was_trial = record.invocation is not None and "trial" in record.invocation.body.get("given", {})
         if stage in names and not was_trial and canonical(definition) != now:
-            found.append((Selection.of(record.selection).partial, number, names.index(stage)))
+            found.append((Selection(**record.selection).partial, number, names.index(stage)))
     for _, number, position in sorted(found, key=lambda one: one[0]):
         if answered := await _answered(database, number, position):
             return number, position, answered

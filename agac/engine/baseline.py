@@ -107,7 +107,7 @@ class BaselineRun:
             return await BaselineRun.read(database, continued, continued=True)
         newest = (await run_ids(database, plan.workflow))[:HISTORY_RUNS]
         found = [await BaselineRun.read(database, number, continued=False) for number in newest]
-        alike = (one for one in found if Selection.of(one.record.selection) == plan.selection)
+        alike = (one for one in found if Selection(**one.record.selection) == plan.selection)
         return next(alike, found[0] if found else None)
 
 

@@ -407,7 +407,7 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
     record = await read_run(database, last.run) if last else None
     if (
         record is None
-        or Selection.of(record.selection) != plan.selection
+        or Selection(**record.selection) != plan.selection
         or not await input_read_at(database, record.id)
     ):
         return ""

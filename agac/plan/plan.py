@@ -54,12 +54,6 @@ class Selection:
     sample: int | None = None
     seed: int = 0
 
-    @staticmethod
-    def of(stored: Mapping[str, Any]) -> Selection:
-        """The selection that a run was stored with."""
-        seed = stored.get("seed") or 0
-        return Selection(stored.get("limit"), stored.get("offset", 0), stored.get("sample"), seed)
-
     @property
     def partial(self) -> bool:
         """Whether rows may be left out: such a run writes to a preview folder."""

@@ -34,16 +34,10 @@ UNTOLD_CODES = word_set(
 )
 """Codes of OpenAI's, which the rest of the simulator uses, without one of Anthropic's."""
 
-VERSION = "2023-06-01"
-"""The API version of requests that sample (`temperature`, `top_p`, `top_k`); the one after it refuses these."""
-
-NO_SAMPLING = "2026-10-21"
-
 PARAMETERS = word_set(
     "model messages max_tokens system stream temperature top_p top_k stop_sequences output_config thinking "
     "service_tier metadata tools tool_choice container inference_geo speed diagnostics cache_control user_profile_id"
 )
-SAMPLING = word_set("temperature top_p top_k")
 UNSUPPORTED: dict[str, Any] = {"container": None, "speed": "standard", "diagnostics": None}
 """Parameters of the real API that are not simulated, each with the one value that changes nothing."""
 
@@ -131,16 +125,15 @@ def moment(seconds: float | None, timespec: str = "microseconds") -> str | None:
 
 
 def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
-    """Reads a request; raises ApiError as Anthropic would answer it. What it may hold depends on the API's version."""
-    version = headers.get("anthropic-version", "")
-    if not version:
+    """Reads a request; raises ApiError as Anthropic would answer it."""
+    if not headers.get("anthropic-version"):
         raise bad("anthropic-version", "header is required")
-    return read_message_request(replies.read_object(body), seed, version)
+    return read_message_request(replies.read_object(body), seed)
 
 
-def read_message_request(data: dict[str, Any], seed: int, version: str = VERSION) -> ModelCall:
+def read_message_request(data: dict[str, Any], seed: int) -> ModelCall:
     """A request for a message (or the `params` of a batch's request). `stream` is taken out of it."""
-    check_values(data, version)
+    check_values(data)
     talk = read_conversation(data)
     schema = read_output_format(data)
     form = (
@@ -218,9 +211,8 @@ def read_tool(tool: Any, place: str) -> OfferedTool:
     return OfferedTool(name, schema, kind=hosted)
 
 
-def check_values(data: Mapping[str, Any], version: str) -> None:
-    allowed = PARAMETERS - (SAMPLING if version >= NO_SAMPLING else set())
-    for name in sorted(set(data) - allowed):
+def check_values(data: Mapping[str, Any]) -> None:
+    for name in sorted(set(data) - PARAMETERS):
         raise bad(name, "Extra inputs are not permitted")
     for name in ("model", "max_tokens", "messages"):
         if data.get(name) is None:
@@ -439,10 +431,10 @@ class MessageBatches:
     body_key = "params"
 
     def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
-        """The Messages API: what may be requested depends on the version that the batch was created with."""
+        """The Messages API, in the service tier of batches."""
 
         def read(params: dict[str, Any], seed: int) -> ModelCall:
-            call = read_message_request(params, seed, batch.endpoint)
+            call = read_message_request(params, seed)
             call.extras["service_tier"] = "batch"
             return call
 

@@ -294,7 +294,7 @@ class MessageCall(BatchCall):
             "msgbatch_",
             lambda text: any(mentions(line, text) for line in self.requests),
             input_id="",
-            endpoint=self.http.headers["anthropic-version"],
+            endpoint="/v1/messages",
             validated=True,
             total=len(self.requests),
             enqueued_tokens=sum(map(len, self.requests)) // 4,
