@@ -109,34 +109,20 @@ class BatchCall:
             await asyncio.sleep(rule.value("seconds"))
 
     async def _send(self, path: Path) -> web.StreamResponse:
-        """A file, or its part that is asked for, piece by piece; a fault ends it early or sends something else."""
+        """A file, or its part that is asked for; a fault ends it early or sends something else."""
         cut = next((rule for rule in self.rules if rule.kind in ("batch_junk", "batch_truncate")), None)
-        if cut is not None:
-            self.store.counted(f"fault.{cut.kind}")
-            if cut.kind == "batch_junk":
-                return await self._send_junk(cut.value("body"), path)
-        size = path.stat().st_size
-        wanted = re.fullmatch(r"bytes=([0-9]{1,15})-", self.http.headers.get("Range", ""))  # other ranges get it whole
-        begin = int(wanted[1]) if wanted is not None and int(wanted[1]) < size else 0
-        response = web.StreamResponse(status=206 if begin else 200, headers=self.file_headers)
-        response.headers["Accept-Ranges"] = "bytes"
-        if begin:
-            response.headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
-        response.content_type = "application/octet-stream"
-        response.content_length = left = size - begin
-        if cut is not None:
-            after = cut.value("after_bytes")
-            left = min(left // 2 if after is None else after, max(0, left - 1))
-        with suppress(ConnectionError), path.open("rb") as file:
-            file.seek(begin)
+        if cut is None:
+            return web.FileResponse(path, headers=self.file_headers)
+        self.store.counted(f"fault.{cut.kind}")
+        if cut.kind == "batch_junk":
+            return await self._send_junk(cut.value("body"), path)
+        content, after = path.read_bytes(), cut.value("after_bytes")
+        response = web.StreamResponse(headers=self.file_headers | {"Accept-Ranges": "bytes"})
+        response.content_length = len(content)
+        with suppress(ConnectionError):
             await response.prepare(self.http)
-            while left > 0 and (piece := await asyncio.to_thread(file.read, min(DOWNLOAD_PIECE, left))):
-                await response.write(piece)
-                left -= len(piece)
-            if cut is None:
-                await response.write_eof()
-        if cut is not None:
-            drop_connection(self.http)
+            await response.write(content[: len(content) // 2 if after is None else after][: max(0, len(content) - 1)])
+        drop_connection(self.http)
         return response
 
     async def _send_junk(self, body: str, path: Path) -> web.StreamResponse:

@@ -140,19 +140,9 @@ def half(answer: ModelAnswer, least: int = 0) -> str:
     return content[: max(least, len(content) // 2)]
 
 
-def begun_again(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
-    """A first message cut in the middle, then the whole answer."""
-    return replace(answer, earlier=(AnswerMessage(half(answer, 1), cut=rule.value("marked")),))
-
-
 def other_calls(change: Callable[[AskedTool], AskedTool]) -> Callable[[FaultRule, ModelCall, ModelAnswer], ModelAnswer]:
     """The answer with its calls changed."""
     return lambda rule, call, answer: replace(answer, calls=tuple(map(change, answer.calls)))
-
-
-def same_calls(rule: FaultRule, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
-    """The calls of the last turn again, whatever came of them."""
-    return replace(answer, content=None, finish="tool_calls", calls=call.turns[-1]) if call.turns else answer
 
 
 class KnownFault:
@@ -196,7 +186,8 @@ FAULTS: dict[str, KnownFault] = {
     "filter": KnownFault("answer", "a filter withholds the text", "", lambda *_: ModelAnswer("", "content_filter")),
     "empty": KnownFault("answer", "the text is empty", "", lambda *_: ModelAnswer("", "stop")),
     "early_cut": KnownFault("answer", "a response has a first message that was cut, then the answer", "marked",
-                            begun_again, marked=True),
+                            lambda rule, call, answer: replace(answer, earlier=(
+                                AnswerMessage(half(answer, 1), cut=rule.value("marked")),)), marked=True),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
     "unknown_tool": KnownFault("answer", "calls name a tool that is not on offer", "",
                                other_calls(lambda asked: asked._replace(name="no_such_tool"))),
@@ -204,7 +195,9 @@ FAULTS: dict[str, KnownFault] = {
                                 other_calls(lambda asked: asked._replace(arguments=asked.arguments[:-1]))),
     "wrong_arguments": KnownFault("answer", "the arguments of calls are none that the tools name", "",
                                   other_calls(lambda asked: asked._replace(arguments='{"unexpected": 17.5}'))),
-    "tool_loop": KnownFault("answer", "the calls of the last turn again, whatever came of them", "", same_calls),
+    "tool_loop": KnownFault("answer", "the calls of the last turn again, whatever came of them", "",
+                            lambda rule, call, answer: answer if not call.turns else replace(
+                                answer, content=None, finish="tool_calls", calls=call.turns[-1])),
     "calls_stop": KnownFault("answer", "calls come as if the model had stopped", "",
                              lambda rule, call, answer: replace(answer, finish="stop")),
     "pause": KnownFault("answer", "a message pauses (`pause_turn`); it is to be sent back", "",
