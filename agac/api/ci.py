@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.share import pull_in
 from agac.api.style import lint_in
-from agac.api.sync import calling
+from agac.api.sync import blocking, calling
 from agac.api.versions import Version, project_at, version_of
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
@@ -30,6 +31,11 @@ from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
 from agac.spec.test_files import FOLDER, WorkflowCase, find_cases
 from agac.spec.workflow import Overrides, imports_python
+from agac.store.batches import batches
+from agac.store.db import open_for_reading
+from agac.store.runs import superseded_by
+
+_log = logging.getLogger("agac.ci")
 
 Kind = Literal["pull-request", "merge", "schedule"]
 
@@ -75,7 +81,7 @@ def _github(env: Mapping[str, str]) -> Event | None:
         return Event("pull-request", base.get("sha"), head.get("sha"), base.get("ref"), not ours or ours != theirs)
     default = _at(body, "repository", "default_branch")
     if name == "push" and default and _at(body, "ref") == f"refs/heads/{default}":
-        return Event("merge", _at(body, "before"), _at(body, "after"), default)
+        return Event("merge", _before(_at(body, "before")), _at(body, "after"), default)
     return None
 
 
@@ -83,6 +89,10 @@ def _at(body: Any, *keys: str) -> Any:
     for key in keys:
         body = body.get(key) if isinstance(body, dict) else None
     return body
+
+
+def _before(commit: str | None) -> str | None:
+    return commit if commit and commit.strip("0") else None  # of a branch's first push it is nought
 
 
 def _gitlab(env: Mapping[str, str]) -> Event | None:
@@ -93,7 +103,7 @@ def _gitlab(env: Mapping[str, str]) -> Event | None:
             base, into = (get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME"))
             return Event("pull-request", base, head, into, not ours or ours != theirs)
         case "push" if get("CI_COMMIT_BRANCH") == (default := get("CI_DEFAULT_BRANCH", "")):
-            return Event("merge", get("CI_COMMIT_BEFORE_SHA"), head, default)
+            return Event("merge", _before(get("CI_COMMIT_BEFORE_SHA")), head, default)
         case "schedule":
             return Event("schedule")
     return None
@@ -363,3 +373,48 @@ class _Change(NamedTuple):
         return case.body.tools_mode == "live" or imports_python(
             loader.load_workflow(self.now.spec, case.workflow, Overrides())[0]
         )
+
+
+# After a merge, and on a schedule.
+
+
+@blocking
+async def workflows_to_run(event: Event, *, project: Path | str | None = None) -> list[str]:
+    """The workflows that changed since the event's base or have rows to run, once answers were pulled. Raises
+    UsageError where what a job of CI pays for would be lost with its machine."""
+    opened, changed, notes = open_project(project, sound=True), set[str](), list[str]()
+    names = opened.spec.file.ci.workflows or loader.workflow_names(opened.spec)
+    try:
+        version = version_of(event.base, opened)
+        with project_at(version.ref, opened) as earlier:
+            report = await differences(opened, earlier, version, names, plans=False)
+            changed = {one.workflow for one in report.workflows}
+    except UsageError as error:  # a first push, or no repository
+        notes.append(f"Which files changed is not known: {_in_words(error)}")
+    await _Change(opened, None, notes).pull(names)
+    for name in names:
+        try:
+            stages = (await plan_in(opened, name, RunOptions())).stages
+        except AgacError:
+            changed.add(name)  # its run says it
+            continue
+        changed |= {name} if any(one.run or one.blocked or one.in_flight for one in stages) else set()
+        remote = opened.spec.file.remote.url or opened.env.get("AGAC_REMOTE")
+        paid = any(one.run and one.run_mode and not one.simulated for one in stages)
+        if paid and not remote and opened.env.get("CI") and not opened.env.get("AGAC_KEEPS_DISK"):
+            remedy = "Name a remote in agac.yml, or set AGAC_KEEPS_DISK=1 where .agac is kept from job to job."
+            raise UsageError("the answers that this job pays for would be lost with its machine", remedy=remedy)
+    for note in notes:
+        _log.warning("%s", note)
+    return [name for name in names if name in changed]
+
+
+@blocking
+async def open_runs(*, project: Path | str | None = None) -> dict[int, tuple[str, bool]]:
+    """The runs that have open batches, by number, the oldest first: the workflow of each, and whether it may go on, as
+    no other run took its place."""
+    opened = open_project(project, sound=True)
+    async with open_for_reading(opened.store) as database:
+        found = await batches(database) if database else []
+        newer = {one.run_id: await superseded_by(database, one.run_id) for one in found} if database else {}
+    return {one.run_id: (one.workflow, newer[one.run_id] is None) for one in sorted(found, key=lambda one: one.run_id)}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agac import api
 from agac.cli import main, terminal
+from agac.core.errors import AgacError, ExitCode
 from agac.data.files import write_whole
 
 if TYPE_CHECKING:
-    from agac.api.ci import Kind
+    from agac.api.ci import Event, Kind
     from agac.api.forge import CommentReport, ForgeName
 
 
@@ -23,19 +25,20 @@ if TYPE_CHECKING:
     help="Do what a job of a forge is for: look at a change, run what was merged, retrieve batches. In GitHub's and "
     "GitLab's jobs it finds out which.",
 )
-@click.option("--event", "kind", type=click.Choice(["pull-request"]), help="What is done.")
+@click.option("--event", "kind", type=click.Choice(["pull-request", "merge", "schedule"]), help="What is done.")
 @click.option("--against", metavar="REF", help="Compare a change with this, and not with the commit it is based on.")
 @click.option("--untrusted", is_flag=True, help="Import no Python and look up no variable: the files may be anybody's.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default="agac-pr.json", show_default=True, metavar="FILE",
     help="Write what was found in a change, for `agac ci comment`.",
 )  # fmt: skip
+@click.option("--yes", is_flag=True, help="After a merge: do not ask for confirmation (cost above confirm_above).")
 @main.json_option
 @click.pass_context
 def ci(
-    context: click.Context, kind: Kind | None, against: str | None, untrusted: bool, out: Path, as_json: bool
+    context: click.Context, kind: Kind | None, against: str | None, untrusted: bool, out: Path, yes: bool, as_json: bool
 ) -> int | None:  # fmt: skip
-    """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`."""
+    """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`; after a merge the worst of all runs."""
     if context.invoked_subcommand:
         return None
     from agac.api.ci import check_change, event_of
@@ -43,6 +46,8 @@ def ci(
 
     root = context.obj.project_dir
     event = event_of(os.environ, kind)
+    if event.kind != "pull-request":
+        return _ran(context, event, yes=yes, as_json=as_json)
     found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
     write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
     text = comment_text(found)
@@ -54,6 +59,42 @@ def ci(
     else:
         terminal.print_text(text)
     return found.exit_code
+
+
+def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> int:
+    """Runs what was merged, or goes on with runs that have open batches: each is said, the worst end is reported."""
+    from agac.api.ci import open_runs, workflows_to_run
+    from agac.api.run import WORST_FIRST
+    from agac.cli.run import print_run
+
+    how = {"project": context.obj.project_dir, "progress": not context.obj.quiet, "handle_signals": True}
+    work: list[tuple[str, Callable[[], Any]]] = []
+    if event.kind == "merge":
+        options = api.RunOptions(yes=yes)
+        names = main.long_running(workflows_to_run)(event, project=how["project"])
+        work = [(name, partial(api.run, name, options, **how)) for name in names]
+    else:
+        runs = main.long_running(open_runs)(project=how["project"]).items()
+        work = [(name, partial(api.retrieve, run=run, submit=may, **how)) for run, (name, may) in runs]
+    codes, found = [ExitCode.DONE], list[dict[str, Any]]()
+    for name, call in work:
+        try:
+            report = call()
+        except AgacError as error:
+            codes.append(ExitCode(main.say_known(error, context)))
+            found.append({"workflow": name, "exit_code": codes[-1], "error": error.message})
+            continue
+        waits = report.exit_code is ExitCode.NOT_READY
+        print_run(getattr(report, "run", report), f"agac run -a {name}", quiet=as_json or context.obj.quiet or waits)
+        if waits:  # the next job on the schedule looks again
+            terminal.say(f"{name}: {report.message}")
+        codes.append(ExitCode.DONE if waits else report.exit_code)
+        found.append(report.as_json())
+    if as_json:
+        terminal.print_json(found)
+    elif not work:
+        terminal.print_text("Nothing to run." if event.kind == "merge" else "No batch is open.")
+    return min(codes, key=WORST_FIRST.index)
 
 
 @ci.command(help="Post what `agac ci` found as the comment of the pull request, or update that. Looks at no project.")

@@ -57,7 +57,7 @@ COMMANDS = {
     "push": ("share", "Put your answers into the team's remote."),
     "pull": ("share", "Take answers out of the team's remote."),
     "remote": ("share", "Look at the team's remote."),
-    "ci": ("ci", "Do what a job of a forge is for: look at a change."),
+    "ci": ("ci", "Do what a job of a forge is for, as looking at a change."),
     "init": ("project", "Make a project that works at once, on the simulator."),
     "gc": ("project", "Delete old runs and data that no kept run needs."),
     "backup": ("project", "Copy the database, also while a run is at work."),

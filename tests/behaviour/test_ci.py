@@ -122,3 +122,68 @@ def test_the_forge_says_what_it_is_for() -> None:
         event_of({})
     with pytest.raises(UsageError, match="with your secrets"):
         event_of({"GITHUB_EVENT_NAME": "pull_request_target"})
+
+
+# After a merge, and on a schedule.
+
+
+def pushed(project: ProjectFolder, before: str) -> dict[str, str]:
+    """The variables of a job of GitHub for a push to main, and its file."""
+    body = {"ref": "refs/heads/main", "before": before, "after": Git(project.root)("rev-parse", "HEAD"),
+            "repository": {"full_name": "team/reviews", "default_branch": "main"}}  # fmt: skip
+    project.write(".agac/event.json", json.dumps(body))
+    return {
+        "CI": "true", "GITHUB_EVENT_NAME": "push", "GITHUB_EVENT_PATH": str(project.root / ".agac/event.json"),
+        "AGAC_KEEPS_DISK": "1",
+    }  # fmt: skip
+
+
+def test_what_was_merged_is_run_and_nothing_else(ran: ProjectFolder) -> None:
+    git = Git(ran.root)
+    ran.workflow("others", stages=[{**STAGES[0], "prompt": "Other: ${text}"}])
+    ran.workflow("unchanged", stages=STAGES[:1])
+    ran.run("unchanged")
+    before = git.commit()
+    assert "others, run 3: 10 rows" in ci(ran, 0, **pushed(ran, before)).out
+    ran.workflow(stages=CHANGED)
+    git.commit()
+    ended = ci(ran, 0, **pushed(ran, before))
+    assert "reviews, run 4: 10 rows, 10 done" in ended.out
+    assert "others" not in ended.out + ended.err
+    assert ci(ran, 0, **pushed(ran, git("rev-parse", "HEAD"))).out == "Nothing to run.\n"
+    ran.numbered(12)
+    ended = ci(ran, 0, "--json", **pushed(ran, git("rev-parse", "HEAD")))
+    assert {one["workflow"]: one["rows"]["done"] for one in ended.json} == {
+        "others": 12,
+        "reviews": 12,
+        "unchanged": 12,
+    }
+
+
+def test_the_worst_end_is_the_commands_and_the_others_are_run(ran: ProjectFolder) -> None:
+    ran.workflow("aaa", stages=[{**STAGES[0], "prompt": "Other ${text}", "max_tokens": 100}], budget={"usd": 0.000001})
+    ran.workflow("bbb", stages=STAGES[:1], input={"path": "data/none.csv"})
+    ran.workflow(stages=CHANGED)
+    ended = ci(ran, 2, "--event", "merge", **pushed(ran, "0" * 40))
+    assert "stopped at a limit" in ended.err, ended.err
+    assert "data/none.csv" in ended.err
+    assert "reviews, run 3: 10 rows, 10 done" in ended.out
+
+
+def test_nothing_is_paid_on_a_disk_that_is_thrown_away(ran: ProjectFolder) -> None:
+    ran.workflow(stages=CHANGED)
+    ended = ci(ran, 2, **pushed(ran, "0" * 40) | {"AGAC_KEEPS_DISK": ""})
+    assert "the answers that this job pays for would be lost with its machine" in ended.err
+
+
+def test_batches_are_retrieved_on_a_schedule(ran: ProjectFolder) -> None:
+    scheduled = {"GITHUB_EVENT_NAME": "schedule"}
+    assert ci(ran, 0, **scheduled).out == "No batch is open.\n"
+    ran.workflow(stages=CHANGED, run_mode="batch")
+    ended = ci(ran, 0, **pushed(ran, "0" * 40))
+    assert "Submitted batch" in ended.out
+    for _ in range(10):
+        if (ended := ci(ran, 0, **scheduled)).out == "No batch is open.\n":
+            break
+        assert "reviews" in ended.out + ended.err
+    assert ran.agac("status", "-a", "reviews", "--json").json["runs"][0]["complete"]
