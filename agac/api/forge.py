@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,9 +35,9 @@ LONGEST_WAIT = 120.0  # seconds that a forge may ask for; GitHub wants a minute 
 TIMEOUT = 30.0  # seconds for one call
 MOST_BYTES = 64 << 20  # of one answer: 100 comments of 65,536 characters
 MOST_PAGES = 50
+CLOSED = "the pull request is closed, or has a newer commit"
 
 ForgeName = Literal["github", "gitlab"]
-Place = tuple[int | None, str]  # the number of a pull request, or why there is none to write to
 
 
 class _Forge(NamedTuple):
@@ -112,12 +111,10 @@ async def post_comment(
     async with _connected(FORGES[provider], os.environ) as api:
         for wait in (*WAITS, None):
             try:
-                number, why = (pull_request, "") if pull_request else await api.number(os.environ)
-                if number is None:
-                    return CommentReport(provider, None, "none", why=why)
-                found = await api.own_comment(number, marker)
-                if found is None and not create:
-                    why = "there is nothing to say, and no earlier comment to update"
+                number = pull_request or await api.number(os.environ)
+                found = await api.own_comment(number, marker) if number else None
+                if not number or not (found or create):
+                    why = "there is nothing to say, and no earlier comment to update" if number else CLOSED
                     return CommentReport(provider, number, "none", why=why)
                 written = await api.write(number, found, text)
                 return CommentReport(provider, number, "updated" if found else "created", written)
@@ -125,7 +122,7 @@ async def post_comment(
                 after = wait if error.after is None else error.after
                 if wait is None or after is None or after > LONGEST_WAIT:
                     raise
-            except (LookupError, TypeError, AttributeError):
+            except (LookupError, TypeError, AttributeError, ValueError):
                 raise api.strange() from None
             await asyncio.sleep(after)
     raise AssertionError
@@ -163,13 +160,10 @@ class _Api:
 
     def _failure(self, status: int, said: str, headers: Mapping[str, str], path: str) -> AgacError:
         forge = self.forge
-        spent = headers.get("X-RateLimit-Remaining") == "0"
-        if status >= 500 or status == 429 or (status == 403 and (spent or "rate limit" in said.lower())):
-            asked, since = headers.get("Retry-After", ""), 0.0
-            if spent and not asked:
-                asked, since = headers.get("X-RateLimit-Reset", ""), time.time()
-            after = max(0.0, float(asked) - since) if re.fullmatch(r"\d{1,12}", asked) else None
-            return _Again(f"{forge.name} takes no call now ({said})", after)
+        limited = headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in said.lower()
+        if status >= 500 or status == 429 or (status == 403 and limited):
+            asked = re.fullmatch(r"\d{1,9}", headers.get("Retry-After", ""))
+            return _Again(f"{forge.name} takes no call now ({said})", float(asked[0]) if asked else None)
         if status == 401:
             return UsageError(f"{forge.name} does not know {forge.token} ({said})", remedy=forge.hint)
         if status == 403:
@@ -192,9 +186,7 @@ class _Api:
                         return int(one["id"])
             if not more:
                 return None
-        raise AgacError(
-            f"{MOST_PAGES * 100:,} comments, and none of agac", remedy="Post what `agac ci` prints by hand."
-        )
+        raise AgacError(f"{MOST_PAGES * 100:,} comments, and none of agac", remedy="Post the text by hand.")
 
     async def _user(self) -> str:
         if self.forge.name == "GitHub":
@@ -211,8 +203,8 @@ class _Api:
             return comment
         return int((await self.call("POST", path, {"body": text}))[0]["id"])
 
-    async def number(self, env: Mapping[str, str]) -> Place:
-        """The pull request of this job's event. Raises UsageError where the job is not for one."""
+    async def number(self, env: Mapping[str, str]) -> int | None:
+        """The pull request of this job's event; None: `CLOSED`. Raises UsageError where the job is not for one."""
         gitlab = self.forge.name == "GitLab"
         event: Mapping[str, Any] = {"number": env.get("CI_MERGE_REQUEST_IID")} if gitlab else read_event(env)
         run = event.get("workflow_run") or {}
@@ -220,28 +212,27 @@ class _Api:
             return await self._of_run(run)
         if not (number := event.get("number")):
             raise UsageError("the event of this job is none of a pull request", remedy="Name it: --pull-request N.")
-        return int(number), ""
+        return int(number)
 
-    async def _of_run(self, run: Mapping[str, Any]) -> Place:
+    async def _of_run(self, run: Mapping[str, Any]) -> int | None:
         """The open pull request whose last commit a workflow ran for."""
-        if not run["head_repository"]:
-            return None, "the repository of the pull request is gone"
+        if not run["head_repository"]:  # it is gone
+            return None
         source = quote(f"{run['head_repository']['owner']['login']}:{run['head_branch']}", safe="")
         pulls, _ = await self.call("GET", f"/repos/{self.project}/pulls?state=open&per_page=100&head={source}")
         found = [int(one["number"]) for one in pulls if one["head"]["sha"] == run["head_sha"]]
         if len(found) > 1:
             raise UsageError(f"several pull requests have this commit: {found}", remedy="Name one: --pull-request N.")
-        return (found[0], "") if found else (None, "the pull request is closed, or has a newer commit")
+        return found[0] if found else None
 
 
 def read_event(env: Mapping[str, str]) -> dict[str, Any]:
     """The event of a job at GitHub. Raises UsageError where there is none."""
     path = env.get("GITHUB_EVENT_PATH", "")
     try:
-        with Path(path).open("rb") as file:
-            return dict(json.loads(file.read(MOST_BYTES)))
+        return dict(json.loads(Path(path).read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
-        what = f"GITHUB_EVENT_PATH names no event: {path!r}" if path else "GITHUB_EVENT_PATH is not set"
+        what = f"GITHUB_EVENT_PATH names no event: {path!r}"
         raise UsageError(what, remedy="Name the pull request: --pull-request N.") from None
 
 

@@ -197,6 +197,11 @@ def test_what_an_error_says_is_shown_without_the_token_and_on_one_line(at: FakeF
     assert len(error.message) < 800
 
 
+def test_a_number_that_is_none_is_no_bug(gitlab: FakeForge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI_MERGE_REQUEST_IID", "seven")
+    assert refused(gitlab, pull_request=None).remedy == "Check CI_API_V4_URL."
+
+
 def test_a_redirect_is_not_followed(at: FakeForge) -> None:
     with serving(at.kind) as other:
         at.faults = [Fault("GET", 301, {}, {"Location": f"{other.url}/elsewhere"})]
@@ -230,10 +235,9 @@ def test_a_forge_that_goes_on_failing_is_an_error(at: FakeForge) -> None:
 def test_a_rate_limit_is_waited_for_within_bounds(github: FakeForge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forge, "WAITS", (99.0, 99.0))
     limited = {"message": "You have exceeded a secondary rate limit"}
-    spent = {"X-RateLimit-Remaining": "0"}
     github.faults = [
         Fault("GET", 403, limited, {"Retry-After": "0"}),
-        Fault("GET", 403, {"message": "API limit"}, spent | {"X-RateLimit-Reset": "1"}),
+        Fault("GET", 403, {"message": "API limit"}, {"X-RateLimit-Remaining": "0", "Retry-After": "0"}),
     ]
     assert posted(github).action == "created"
     github.faults = [Fault("GET", 429, limited, {"Retry-After": "3600"})]
@@ -326,7 +330,7 @@ def test_the_second_job_finds_the_pull_request_of_a_fork(
     report = posted(github, pull_request=None)
     assert (report.action, report.why) == ("none", "the pull request is closed, or has a newer commit")
     event(tmp_path, monkeypatch, workflow_run=of_run(head_repository=None))
-    assert posted(github, pull_request=None).why == "the repository of the pull request is gone"
+    assert posted(github, pull_request=None).action == "none"
     github.pulls = [pull(6), pull(7)]
     event(tmp_path, monkeypatch, workflow_run=of_run())
     assert refused(github, pull_request=None).message == "several pull requests have this commit: [6, 7]"
@@ -338,7 +342,7 @@ def test_an_event_without_a_pull_request_is_told(
 ) -> None:
     remedy = "Name the pull request: --pull-request N."
     error = refused(github, pull_request=None)
-    assert (error.message, error.remedy) == ("GITHUB_EVENT_PATH is not set", remedy)
+    assert (error.message, error.remedy) == ("GITHUB_EVENT_PATH names no event: ''", remedy)
     for content in ("{", "[1]", '"text"', "[" * 100_000):
         (tmp_path / "event.json").write_text(content, encoding="utf-8")
         monkeypatch.setenv("GITHUB_EVENT_PATH", str(tmp_path / "event.json"))
