@@ -179,8 +179,8 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
     if report.exit_code is not ExitCode.INTERRUPTED:
         await watcher.tell_others()
     async with stored_run(job.root, report.summary["run"]) as (database, record):
-        read = await runs.input_read_at(database, record.id) is not None
-        summary = job_summary(job, report, await adopted_rows(database, job.name, record.id), read=read)
+        adopted, read = await adopted_rows(database, job.name, record.id), record.read_at is not None
+        summary = job_summary(job, report, adopted, read=read)
     if job.options.summary_output is not None:
         write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())

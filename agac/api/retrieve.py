@@ -146,7 +146,7 @@ async def _retrieved(
         open_ = counted(summed.batches, "batch is", "batches are")
         message = f"{open_} open, with {summed.done + summed.failed:,} of {summed.requests:,} requests done"
         message = message if moved else f"nothing is ready yet: {message}"
-    elif await runs.input_read_at(database, before.id) is None:
+    elif after.read_at is None:
         message = "the input was not read to its end: `agac run` resumes it"
     else:
         message = "no batch is open, and rows remain: `agac run` resumes them"

@@ -194,7 +194,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
     return {
         **report,
         "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),
-        "input_read_at": iso(await runs.input_read_at(database, record.id)),
+        "input_read_at": iso(record.read_at),
         "stages": stages,
         "held": {
             "cost_usd": round(dollars_in_all(c.held_cost for c in counts), 6),

@@ -502,9 +502,9 @@ def batches(context: click.Context) -> Values:
 def _runs(context: click.Context) -> list[tuple[str, str]]:
     """The runs, the one last worked on first, with the workflow of each."""
     from agac.store.batches import at_a_glance
+    from agac.store.history import RunLine
 
-    found = at_a_glance(_root(context) / STORE, "runs_at_a_glance", tuple[int, str])
-    return [(str(number), workflow) for number, workflow in found]
+    return [(str(one.id), one.workflow) for one in at_a_glance(_root(context) / STORE, "run_lines", RunLine, None)]
 
 
 COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {

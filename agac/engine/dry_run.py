@@ -149,9 +149,8 @@ class DryWalk:
         run, retry = self._before.record.id, self._baseline.retry
         needs_all = retry is None or any(stage.makes is not None for stage in self._plan.stages)
         self._answers.found.rows["total"] = row_counts(await counters(self._db, run))["total"]
-        async for rows in rows_of_retry(self._db, run, retry or Retry()):
-            taken = [one for one in rows if needs_all or one.chosen]
-            yield [self._row(NewRow.of(one), one, chosen=retry is None or bool(one.chosen)) for one in taken]
+        async for rows in rows_of_retry(self._db, run, retry or Retry(), others=needs_all):
+            yield [self._row(NewRow.of(one), one, chosen=retry is None or bool(one.chosen)) for one in rows]
 
     async def input_rows(self, rows: Rows) -> AsyncGenerator[list[ForecastRow], None]:
         """The rows of the input that need a look: those that are finished and unchanged need none."""

@@ -26,7 +26,7 @@ from agac.store.batches import project_token
 from agac.store.db import Database, write
 from agac.store.records import PRESENT, NewRow
 from agac.store.rows import State, StoredRow
-from agac.store.runs import counters, definition_of, input_read_at, last_invocation, read_run, row_counts
+from agac.store.runs import counters, definition_of, last_invocation, read_run, row_counts
 from agac.store.scratch import Scratch
 
 # Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
@@ -405,11 +405,7 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
     """How many rows of the input came, changed and left since the workflow's last run read the same selection."""
     last = await last_invocation(database, plan.workflow)
     record = await read_run(database, last.run) if last else None
-    if (
-        record is None
-        or Selection(**record.selection) != plan.selection
-        or not await input_read_at(database, record.id)
-    ):
+    if record is None or Selection(**record.selection) != plan.selection or not record.read_at:
         return ""
     there, moved, reading = row_counts(await counters(database, record.id))["total"], Counter[str](), rows()
     while chunk := await asyncio.to_thread(read_chunk, reading):
@@ -425,12 +421,12 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
 
 async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:
     """Whether the input is a file that nobody touched since the run read it, and wrote `results` of what it held."""
-    source, read_at = plan.input, await input_read_at(database, run)
+    source, record = plan.input, await read_run(database, run)
     if any(one.what == "input" for one in plan.remote):  # a copy may be older than what took its place for a while
         return False
-    if read_at is None or source.statement is not None or not source.path.is_file():
+    if record is None or record.read_at is None or source.statement is not None or not source.path.is_file():
         return False
-    since = min(read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile
+    since = min(record.read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile
     stat, before = source.path.stat(), (await definition_of(database, run))["input"]
     same = all(before.get(key) == getattr(source, key) for key in CHOOSING_ROWS)
     return bool(same and before["path"] == source.shown and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN)

@@ -422,7 +422,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     made, counts = await made_counts(database, run), await runs.counters(database, run)
     settled = runs.row_counts(counts)["open"] == 0 and not any(one.state == State.PENDING for one in made)
     if work.batching.resume_run is not None:
-        whole = settled and await runs.input_read_at(database, run) is not None
+        whole = settled and (await runs.run_record(database, run)).read_at is not None
     else:  # a retry leaves whole what was read to its end before
         whole = work.retry is None or (settled and await runs.was_read(database, run))
     invocation.ended = stop_signal.stop is None

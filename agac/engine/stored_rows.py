@@ -30,7 +30,7 @@ async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
     """The rows that a retry chose, in the order of the input, some hundred at a time, each open in the store before it
     is given out. Their tasks stay until they are settled anew."""
     (database, run, _), ledger = context.places, context.ledger
-    async for rows in store.chosen_rows(database, run, retry):
+    async for rows in store.rows_of_retry(database, run, retry):
         if context.stop_signal.stop is not None:
             return
         prior = await store.prior_tasks(database, [row.key for row in rows])

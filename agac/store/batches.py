@@ -371,13 +371,13 @@ lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times
 COMPLETION_WAIT_S = 0.2
 
 
-def at_a_glance(path: Path, statement: str, record: type[T]) -> list[T]:
+def at_a_glance(path: Path, statement: str, record: type[T], *values: Any) -> list[T]:
     """What a statement finds; empty when the database cannot say."""
     if not path.is_file():
         return []
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=COMPLETION_WAIT_S)) as connection:
-            return fetch(connection, statement, record)
+            return fetch(connection, statement, record, *values)
     except sqlite3.Error:
         return []

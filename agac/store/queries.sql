@@ -84,17 +84,12 @@ SELECT manner FROM run WHERE id = ?;
 
 -- name: run_read
 -- A run with its last invocation.
-SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.outputs, r.fresh_since, r.created_at, r.finished_at,
-       r.revision, r.exported_revision, ifnull(r.exported_files, '{}') AS exported_files, e.id AS invocation_id,
+SELECT r.id, r.workflow, r.selection, r.output_dir, r.include_input, r.outputs, r.fresh_since, r.created_at, r.read_at,
+       r.finished_at, r.revision, r.exported_revision, ifnull(r.exported_files, '{}') AS exported_files, e.id AS invocation_id,
        e.at AS invocation_at, e.ended_at AS invocation_ended_at, e.exit_code AS invocation_exit_code,
        e.body AS invocation_body
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE r.id = ?;
-
--- name: run_ids
--- The runs of a workflow, or of all, the one last worked on first.
-SELECT r.id FROM run r LEFT JOIN event e ON e.run_id = r.id WHERE ?1 IS NULL OR r.workflow = ?1
-GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_superseded_by
 -- The run of the same workflow, rows, variables and output folder that was worked on after this one, and has a task.
@@ -110,10 +105,6 @@ WHERE o.id = ? AND EXISTS (
     SELECT 1 FROM counter WHERE run_id = n.id AND stage <> '' AND count > 0
     AND outcome IN ('done', 'reused', 'failed', 'skipped', 'dropped')
 ) ORDER BY n.last DESC LIMIT 1;
-
--- name: runs_at_a_glance
--- Number and workflow of all runs, the one last worked on first.
-SELECT r.id, r.workflow FROM run r LEFT JOIN event e ON e.run_id = r.id GROUP BY r.id ORDER BY max(e.id) DESC, r.id DESC;
 
 -- name: run_exporting
 -- The files in this run's output folder are about to be replaced: no run that wrote there is shown any longer.
@@ -184,23 +175,16 @@ AND json_extract(body, '$.retrieves') IS NULL LIMIT 1;
 -- When the input was read to its end; null: a pass over it begins.
 UPDATE run SET read_at = ? WHERE id = ?;
 
--- name: run_read_at
--- When the input was last read to its end, and no pass over it began since.
-SELECT read_at FROM run WHERE id = ?;
-
 -- name: lost_calls
 -- What was lost with a run's killed invocations (twice the concurrency of one never buried) and cut off by Ctrl-C twice.
 SELECT sum(coalesce(json_extract(body, '$.lost'), 0) + coalesce(json_extract(body, '$.given_up'), 0)
     + CASE WHEN ended_at IS NULL THEN 2 * json_extract(body, '$.concurrency') ELSE 0 END) FROM event
 WHERE run_id = ? AND kind = 'invocation' AND id <> ?;
 
--- name: endpoint_find
--- The number of an endpoint.
-SELECT id FROM endpoint WHERE provider = ? AND base_url = ? AND model = ? AND simulated = ?;
-
--- name: endpoint_make
--- A new endpoint.
-INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?);
+-- name: endpoint_put
+-- The number of an endpoint, which is new or there.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET model = excluded.model RETURNING id;
 
 -- name: rows_at
 -- The stored rows at a range of positions (and, after an interrupted reordering, strays that share a position).
@@ -834,17 +818,11 @@ DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
 -- In a copy of the database nobody is at work.
 UPDATE lease SET holder = '';
 
--- name: rows_chosen
--- Rows to take up again, a range at a time: failed ones, those that the same retry opened and left, or all (done_too).
-SELECT {row}, data FROM row
-WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
-    AND (:done_too OR {retried})
-ORDER BY ordinal, key LIMIT :limit;
-
 -- name: rows_of_retry
--- All rows of the input that can be worked on, a range at a time, and whether these are chosen.
+-- Usable rows of the input, a range at a time: the chosen ones, failed or all (done_too), and others where wanted.
 SELECT {whole_row}, NULL AS parent_state, :done_too OR {retried} AS chosen FROM row
 WHERE run_id = :run AND ordinal > :after AND state <> 3 AND NOT (state = 2 AND error_stage IS NULL)
+    AND (:others OR :done_too OR {retried})
 ORDER BY ordinal, key LIMIT :limit;
 
 -- name: rows_chosen_count

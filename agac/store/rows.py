@@ -237,17 +237,14 @@ def all_rows(database: Database, run: int) -> AsyncIterator[list[StoredRow]]:
     return _pages(database, "rows_all", StoredRow, position="key", run=run)
 
 
-async def chosen_rows(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[StoredRow]]:
-    """The chosen rows in the order of the input, some hundred at a time. Unusable ones are not chosen."""
-    async for rows in _pages(database, "rows_chosen", StoredRow, **_chosen(run, choice)):
-        if chosen := [row for row in rows if not choice.rows or row.id in choice.rows]:
-            yield chosen
-
-
-async def rows_of_retry(database: Database, run: int, choice: RowChoice) -> AsyncIterator[list[StoredRow]]:
-    """All usable rows of the input in its order, some hundred at a time: the chosen ones, and the others."""
-    async for rows in _pages(database, "rows_of_retry", StoredRow, **_chosen(run, choice)):
-        yield [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
+async def rows_of_retry(
+    database: Database, run: int, choice: RowChoice, *, others: bool = False
+) -> AsyncIterator[list[StoredRow]]:
+    """The chosen rows in the order of the input, or all that are usable, some hundred at a time."""
+    async for rows in _pages(database, "rows_of_retry", StoredRow, **_chosen(run, choice), others=others):
+        found = [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
+        if some := [row for row in found if others or row.chosen]:
+            yield some
 
 
 async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:

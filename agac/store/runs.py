@@ -32,8 +32,9 @@ class LastInvocation(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A stored run. Times in seconds since 1970. `outputs`: what is written beside the JSON files, and how.
-    `exported_files`: the output files when they showed `exported_revision`: name → [bytes, mtime in ns]."""
+    """A stored run. Times in seconds since 1970; `read_at` None: its input was not read to its end, or is being read.
+    `outputs`: what is written beside the JSON files, and how. `exported_files`: the output files when they showed
+    `exported_revision`: name → [bytes, mtime in ns]."""
 
     id: int
     workflow: str
@@ -43,6 +44,7 @@ class RunRecord(NamedTuple):
     outputs: dict[str, Any]
     fresh_since: float | None
     created_at: float
+    read_at: float | None
     finished_at: float | None
     revision: int
     exported_revision: int | None
@@ -103,14 +105,11 @@ counters: Reads[[int], list[Count]] = reads("counters", Count)
 estimates: Reads[[int], dict[str, KeptEstimate]] = reads("estimates", KeptEstimate, by("stage"))
 run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str, Any])
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
-input_read_at: Reads[[int], float | None] = reads("run_read_at", float, first)
-"""In seconds since 1970; None: the input was not read to its end, or is being read."""
-
 lane_lengths: Reads[[str], list[tuple[float, float]]] = reads("lane_lengths", tuple[float, float])
 usage_spreads: Reads[[str], dict[str, float]] = reads("usage_spreads", tuple[str, float], dict)
 newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
 superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
-run_ids: Reads[[str | None], list[int]] = reads("run_ids", int)
+run_ids: Reads[[str | None], list[int]] = reads("run_lines", int)  # of a workflow, or all
 last_run_number: Reads[[], int] = reads("run_number_last", int, first)
 store_accepted: Reads[[str], bool] = reads("store_accepted", int, lambda found: found[0] > 0)
 last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)

@@ -437,10 +437,7 @@ class Ledger:
     def _endpoint(self, endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)
         if found is None:
-            row = writer.execute(sql("endpoint_find"), endpoint).fetchone()
-            found = row[0] if row else writer.execute(sql("endpoint_make"), endpoint).lastrowid
-            assert found is not None
-            self._endpoints[endpoint] = found
+            found = self._endpoints[endpoint] = int(writer.execute(sql("endpoint_put"), endpoint).fetchone()[0])
         return found
 
 

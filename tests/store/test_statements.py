@@ -15,7 +15,7 @@ PLACEHOLDERS = re.compile(r":\w+|\?")
 HOT = [
     "rows_at", "rows_by_id", "tasks_of_rows", "results_by_fingerprint", "rows_export", "rows_leaving", "number_last",
     "row_change", "row_place", "row_settle", "row_leave", "row_key_max", "result_id_max", "task_forget", "counters",
-    "run_newest", "run_read", "lease_beat", "endpoint_find", "timings", "telemetry_upto", "telemetry_attempts",
+    "run_newest", "run_read", "lease_beat", "timings", "telemetry_upto", "telemetry_attempts",
 ]  # fmt: skip
 LARGE = ("row", "task", "result", "attempt", "counter")
 
