@@ -131,7 +131,7 @@ def workflow_name(workflow: Any) -> str | None:
 
 async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
     """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
-    known = await history.workflows_run(database) if database else []
+    known = {line.workflow for line in await history.run_lines(database, None)} if database else set()
     if name is None or name in known:
         return
     names = sorted({*known, *_workflow_files(root)})

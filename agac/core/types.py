@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from json import encoder
-from operator import add, attrgetter
+from operator import add
 from pathlib import PurePath
 from reprlib import Repr
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
@@ -347,17 +347,13 @@ def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any],
         name = name or key.removeprefix("**")
         hint = _hint_of(kind, name)
         convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
-        found.append((key, _reader(name), convert))
+        found.append((key, partial(_read, name), convert))
     return found
 
 
-def _reader(path: str) -> Callable[[Any], Any]:
-    """Reads a field, or one of a record in it (`run.id`); None where that record is missing."""
-    name, _, further = path.partition(".")
-    if not further:
-        return attrgetter(name)
-    read = _reader(further)
-    return lambda value: None if getattr(value, name) is None else read(getattr(value, name))
+def _read(path: str, value: Any) -> Any:
+    """A field, or one of a record in it (`run.id`); None where that record is missing."""
+    return reduce(lambda one, name: None if one is None else getattr(one, name), path.split("."), value)
 
 
 def _hint_of(kind: Any, path: str) -> Any:

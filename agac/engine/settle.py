@@ -61,7 +61,7 @@ class StageTotals:
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
     through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
-    stay open at a stage that was not to be asked (of rows that stages made: `made`, `made_parked`);
+    stay open at a stage that was not to be asked (of rows that stages made `made_parked`);
     `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
@@ -85,7 +85,6 @@ class Totals:
     left_failed: int = 0
     failed_for_good: int = 0
     rows_parked: int = 0
-    made: Counter[Outcome] = field(default_factory=Counter)
     made_parked: int = 0
     tasks_done: int = 0
     tasks_reused: int = 0
@@ -96,8 +95,6 @@ class Totals:
     fallbacks: int = 0
     ambiguous: int = 0
     given_up: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
     cost: float = 0.0
     unpriced: int = 0
     simulated: int = 0
@@ -134,12 +131,9 @@ class Totals:
             self.first_at = call.started_at
         if (ended_at := call.started_at + call.duration) > self.last_at:
             self.last_at = ended_at
-        given = call.usage.input_tokens or 0
         if call.usage.cached_tokens is not None:
-            self.known_prompt += given
+            self.known_prompt += call.usage.input_tokens or 0
             self.known_cached += call.usage.cached_tokens
-        self.input_tokens += given
-        self.output_tokens += call.usage.output_tokens or 0
 
 
 def record_call(
@@ -358,9 +352,7 @@ class Settler:
             self.count_tasks(left, -1)
         stage, error = failed or (None, None)
         batch.ends.append(RowEnd(row.new, state, result, stage.name if stage else None, error))
-        if row.made and not row.part:  # the store counts those
-            totals.made[OUTCOME_OF[state]] += 1
-        elif not row.part:
+        if not (row.made or row.part):  # the store counts those
             self.count_row(state, 1, error.type if error else None)
             totals.rows_done += state is State.DONE
             totals.rows_failed += state is State.FAILED

@@ -130,8 +130,8 @@ class GarbageCollector:
             for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):
                 writer.execute(sql(name))
             writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
-            known = writer.execute(sql("gc_endpoints")).fetchall()
-            writer.executemany(sql("gc_endpoint_drop"), [key for key in known if key[0] not in endpoints])
+            known = {key for key, *_ in writer.execute(sql("endpoints_read"))}
+            writer.executemany(sql("gc_endpoint_drop"), [(key,) for key in known - endpoints])
 
         await self.transaction(write)
 

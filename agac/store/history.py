@@ -109,7 +109,6 @@ class PastAttempts(NamedTuple):
 
 
 run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)  # workflow, or all
-workflows_run: Reads[[], list[str]] = reads("workflows_run", str)
 definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
     "definitions_read", tuple[bytes, dict[str, Any]], dict
 )

@@ -564,10 +564,6 @@ SELECT r.id, r.workflow, r.definition_hash, r.fresh_since, coalesce(e.ended_at, 
 FROM run r LEFT JOIN event e ON e.id = (SELECT max(id) FROM event WHERE run_id = r.id AND kind = 'invocation')
 WHERE ?1 IS NULL OR r.workflow = ?1 ORDER BY e.id DESC, r.id DESC;
 
--- name: workflows_run
--- The workflows that have runs.
-SELECT DISTINCT workflow FROM run ORDER BY workflow;
-
 -- name: definitions_read
 -- Resolved workflows by hash.
 SELECT hash, body FROM definition WHERE hash IN (:many);
@@ -801,10 +797,6 @@ SELECT DISTINCT endpoint_id FROM result WHERE id > :after AND id <= :upto;
 -- name: gc_attempt_endpoints
 -- The endpoints that some attempts name.
 SELECT DISTINCT endpoint_id FROM attempt WHERE id > :after AND id <= :upto;
-
--- name: gc_endpoints
--- All endpoints.
-SELECT id FROM endpoint;
 
 -- name: gc_endpoint_drop
 -- An endpoint that nothing names.
