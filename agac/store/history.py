@@ -93,7 +93,6 @@ class Origin(NamedTuple):
 
     run: int
     row_id: RowId
-    row_key: int
 
 
 class PastAttempts(NamedTuple):
@@ -167,7 +166,7 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
     """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows. A result
     is missing here when its row changed since or is no longer stored."""
-    found = await select(database, "results_asked", tuple[int, int, RowId, int], results) if results else []
+    found = await select(database, "results_asked", tuple[int, int, RowId], results) if results else []
     return keyed(Origin._make)(found)
 
 

@@ -651,7 +651,7 @@ WHERE event_id = ? AND id > (SELECT max(id) - 1000 FROM attempt) ORDER BY id DES
 
 -- name: results_asked
 -- Where these results were asked. A pass over all tasks: nothing else ever needs an index for it.
-SELECT t.result_id, r.run_id, r.id, r.key FROM task t JOIN row r ON r.key = t.row_key
+SELECT t.result_id, r.run_id, r.id FROM task t JOIN row r ON r.key = t.row_key
 WHERE t.outcome = 'done' AND t.result_id IN (:many);
 
 -- name: run_number_last
@@ -969,7 +969,7 @@ WHERE run_id = :run AND origin = :origin AND seen = :event AND state = 0;
 
 -- name: made_counts
 -- How the rows stand that stages made.
-SELECT origin, state, error_stage, error_type, count AS rows FROM made WHERE run_id = ? AND count > 0;
+SELECT origin, state, count AS rows FROM made WHERE run_id = ? AND count > 0;
 
 -- name: made_by_id
 -- Rows that a stage made, by their ids.

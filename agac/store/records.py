@@ -303,11 +303,6 @@ class CounterDelta:
         self.unpriced += cost is None
         self.simulated += simulated
 
-    def add(self, other: CounterDelta) -> None:
-        """Adds another tally to this one."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
     def values(self) -> tuple[float, ...]:
         """The columns, in the order of the table."""
         return tuple(getattr(self, name) for name in self.__slots__)

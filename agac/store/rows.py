@@ -268,12 +268,10 @@ def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
 
 
 class MadeCount(NamedTuple):
-    """How many rows of one maker stand in one way. Errors: '' for none."""
+    """How many rows of one maker stand in one way."""
 
     origin: int
     state: int
-    error_stage: str
-    error_type: str
     rows: int
 
 
