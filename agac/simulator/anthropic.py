@@ -62,7 +62,6 @@ STOPS = {
 HOSTED_TOOLS = ("web_search", "web_fetch")
 """Tools that Anthropic runs itself, by their names: those of their types begin so."""
 
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 BLOCKS = {
     "user": ("text", "tool_result"),
@@ -189,11 +188,10 @@ def read_offered(data: Mapping[str, Any]) -> dict[str, Any]:
     """The tools that are offered and how they are to be used, as fields of a ModelCall."""
     tools = tuple(read_tool(tool, f"tools.{index}") for index, tool in enumerate(data.get("tools") or []))
     choice = data.get("tool_choice") or {"type": "auto"}
-    wanted = choice.get("name") if choice.get("type") == "tool" else CHOICES.get(str(choice.get("type")))
-    if tools and wanted not in (*CHOICES.values(), *(tool.name for tool in tools)):
-        raise bad("tool_choice", "Input should have the type 'auto', 'any', 'none', or 'tool' and the name of a tool")
+    if choice.get("type") not in ("auto", "none"):
+        raise bad("tool_choice", "Input should have the type 'auto' or 'none': no other is simulated")
     parallel = not choice.get("disable_parallel_tool_use")
-    return {"tools": tools, "tool_choice": wanted, "parallel": parallel} if tools else {}
+    return {"tools": tools, "may_call": choice["type"] == "auto", "parallel": parallel} if tools else {}
 
 
 def read_tool(tool: Any, place: str) -> OfferedTool:

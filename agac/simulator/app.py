@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
@@ -35,7 +34,6 @@ BAD_KEY = "sk-invalid"
 HANG_INTERVAL_S = 0.1  # seconds between looks at whether a client that gets no answer is still there
 MODELS = ("small", "large", "echo")  # the models that are listed; every other name is answered too
 GARBAGE = b"<html><body>upstream sent too much</body></html>"
-LISTED_CONTENTS = 10_000  # how many contents an account lists at most; the rest is counted
 
 
 @dataclass
@@ -49,7 +47,7 @@ class SimulatorAccount:
     refused: int = 0
     limited: int = 0
     duplicates: int = 0
-    contents: dict[bytes, int] = field(default_factory=dict)
+    contents: set[bytes] = field(default_factory=set)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     sockets: int = 0
@@ -75,17 +73,14 @@ class SimulatorAccount:
         self.charged += 1
         self.prompt_tokens += call.prompt_tokens
         self.completion_tokens += answer.tokens
-        before = self.contents.get(call.digest, 0)
-        self.duplicates += before > 0 or elsewhere(call.digest)
-        self.contents[call.digest] = before + 1
+        self.duplicates += call.digest in self.contents or elsewhere(call.digest)
+        self.contents.add(call.digest)
 
-    def report(self, *, contents: bool) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         account = {"distinct" if name == "contents" else name: value for name, value in vars(self).items()}
-        account |= {"distinct": len(self.contents), "faults": dict(sorted(self.faults.items())), "simulated": True}
-        if contents:
-            listed = {digest.hex(): n for digest, n in islice(self.contents.items(), LISTED_CONTENTS)}
-            account |= {"contents": listed, "contents_left_out": len(self.contents) - len(listed)}
-        return account
+        return account | {
+            "distinct": len(self.contents), "faults": dict(sorted(self.faults.items())), "simulated": True,
+        }  # fmt: skip
 
 
 class Channel:
@@ -355,8 +350,7 @@ class Simulator:
 
     async def report(self, http: web.Request) -> web.Response:
         """GET /account: requests and charges since the start or the last reset, also those of batches."""
-        batches = {"batches": await self.batches.account()}
-        return batch_api.json_response(self.account.report(contents=http.query.get("contents") == "1") | batches)
+        return batch_api.json_response(self.account.report() | {"batches": await self.batches.account()})
 
     async def reset(self, http: web.Request) -> web.Response:
         """POST /account/reset: all but the requests that are in flight is forgotten; answers with the old account."""

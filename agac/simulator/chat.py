@@ -31,11 +31,8 @@ CHAT_KINDS: dict[str, Kind] = {
 ROLES = ("assistant", "developer", "system", "user")
 FORMATS = ("text", "json_object", "json_schema")
 TEXTS = ("text",)
-HOSTED_TOOLS = {
-    "web_search": "web_search", "web_search_2025_08_26": "web_search", "web_search_preview": "web_search",
-    "x_search": "x_search",
-}  # fmt: skip
-"""The provider's own tools by their types; `x_search` is xAI's."""
+HOSTED_TOOLS = ("web_search", "x_search")
+"""The types of the provider's own tools; `x_search` is xAI's."""
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 
@@ -79,7 +76,7 @@ def read_tools(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     for index, tool in enumerate(given):
         place, kind = f"tools[{index}]", tool.get("type") if isinstance(tool, dict) else None
         if kind in HOSTED_TOOLS and not within:
-            tools.append(OfferedTool(str(kind), kind=HOSTED_TOOLS[str(kind)]))
+            tools.append(OfferedTool(str(kind), kind=str(kind)))
             continue
         if kind != "function":
             raise invalid(f"{place}.type", "function: no other is simulated")
@@ -87,12 +84,10 @@ def read_tools(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
         if not isinstance(told, dict) or not TOOL_NAME.fullmatch(str(told.get("name"))):
             raise invalid(f"{place}.name", f"a string that matches '{TOOL_NAME.pattern}'")
         tools.append(OfferedTool(told["name"], told.get("parameters"), strict=bool(told.get("strict"))))
-    if isinstance(choice, dict):
-        told = choice.get(within) if within else choice
-        choice = (told.get("name") or told.get("type")) if isinstance(told, dict) else None
-    if choice not in ("auto", "none", "required", *(tool.name for tool in tools)):
-        raise invalid("tool_choice", "auto, none, required or one of the tools")
-    return {"tools": tuple(tools), "tool_choice": choice, "parallel": data.get("parallel_tool_calls") is not False}
+    if choice not in ("auto", "none"):
+        raise invalid("tool_choice", "auto or none: no other is simulated")
+    parallel = data.get("parallel_tool_calls") is not False
+    return {"tools": tuple(tools), "may_call": choice == "auto", "parallel": parallel}
 
 
 def read_call(call: Any, key: str, within: str, place: str) -> AskedTool:

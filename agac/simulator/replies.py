@@ -99,7 +99,7 @@ class ModelCall:
 
     `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
     `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
-    estimate. `tool_choice` is auto, none, required or the name of one of the `tools`; `turns` are the calls of each
+    estimate. `may_call`: the `tools` are not only told, they may be called; `turns` are the calls of each
     turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime."""
 
     model: str
@@ -116,7 +116,7 @@ class ModelCall:
     include_usage: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
     tools: tuple[OfferedTool, ...] = ()
-    tool_choice: str = "auto"
+    may_call: bool = True
     parallel: bool = True
     turns: tuple[tuple[AskedTool, ...], ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -362,7 +362,7 @@ class AnswerWriter:
         if calls := self.calls(call, rule):
             return ModelAnswer(None, "tool_calls", calls=calls)
         hosted: tuple[HostedUse, ...] = ()
-        if call.tool_choice != "none" and any(tool.kind for tool in call.tools):
+        if call.may_call and any(tool.kind for tool in call.tools):
             draft = draft_for(call, 0)
             hosted = tuple(HostedUse(tool.kind, draft.phrase(2, 5)) for tool in call.tools if tool.kind)
         if rule is not None:
@@ -385,8 +385,8 @@ class AnswerWriter:
         tools, asked = [tool for tool in call.tools if not tool.kind], list[tuple[str, str]]()
         if rule is not None:
             asked = [(one["name"], as_written(one.get("arguments", {}))) for one in rule.calls]
-        elif tools and call.tool_choice != "none":
-            asked = self.next_calls(call, [tool for tool in tools if tool.name == call.tool_choice] or tools)
+        elif tools and call.may_call:
+            asked = self.next_calls(call, tools)
         return tuple(AskedTool(f"call_sim{call.digest.hex()[:16]}{index}", *one) for index, one in enumerate(asked))
 
     def next_calls(self, call: ModelCall, tools: list[OfferedTool]) -> list[tuple[str, str]]:
@@ -394,9 +394,9 @@ class AnswerWriter:
         turns, number = asked_turns(call.messages, self.tool_turns), len(call.turns)
         if not call.parallel and any(turns):
             turns = [[one] for turn in turns for one in turn]
-        if number >= len(turns) and call.tool_choice == "auto":
+        if number >= len(turns):
             return []
-        if number < len(turns) and turns[number]:
+        if turns[number]:
             return turns[number]
         count = self.tool_calls if call.parallel else 1
         chosen = [(tools[place % len(tools)], place) for place in range(number * count, (number + 1) * count)]

@@ -176,14 +176,11 @@ async def test_a_model_asks_for_a_tool_and_answers_from_its_result(served: Any, 
         ('{"ask": "tool:search {\\"query\\": \\"é\\"}"}', {}, [[("search", '{"query": "é"}')]]),
         ("tool:none {oops", {}, [[("none", "{oops")]]),
         ('tool:search {"query": "a"}', {"tool_choice": "none"}, []),
-        ("tool:search is a tool", {"tool_choice": {"name": "open"}}, [[("open", "{}")]] * 6),
     ],
 )  # fmt: skip
 async def test_a_text_says_which_tools_are_asked_for(
     served: Any, text: str, more: dict[str, Any], expected: list[Asked]
 ) -> None:
-    if isinstance(more.get("tool_choice"), dict):
-        more = {"tool_choice": {"type": "function", "function": more["tool_choice"]}}
     async with served() as client:
         found = await turns(Chat(client, text, (SEARCH, OPEN), **more))
         assert [one for one in found if isinstance(one, list)] == expected
