@@ -179,10 +179,6 @@ def check_key(http: web.Request) -> None:
         raise replies.status_error(401)
 
 
-async def health(http: web.Request) -> web.Response:
-    return batch_api.json_response({"ok": True, "simulated": True})
-
-
 class Simulator:
     """One simulated provider: its limits, its faults, its account, its batches."""
 
@@ -223,7 +219,6 @@ class Simulator:
             app.router.add_get(f"{prefix}/responses", self.socket)
         app.router.add_post("/v1/messages", partial(self.post, MESSAGES))
         app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/models/{model:.+}", self.models)
         for prefix, family, kind, routes in (
             ("/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
             ("/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
@@ -239,7 +234,6 @@ class Simulator:
         app.router.add_post("/account/reset", self.reset)
         app.router.add_post("/account/limits", self.set_limits)
         app.router.add_post("/account/clock", self.clock)
-        app.router.add_get("/health", health)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
         app.on_cleanup.append(lambda _: asyncio.to_thread(self.batches.close))  # once there are no more requests
@@ -338,15 +332,9 @@ class Simulator:
         return batch_api.json_response(api.error(error), error.status, own | error.headers)
 
     async def models(self, http: web.Request) -> web.Response:
-        """GET /v1/models, or /v1/models/NAME: every name exists but those with `missing` in them."""
-        name = http.match_info.get("model")
-        if name is not None and "missing" in name:
-            raise replies.unknown_model(name)
-        listed = [
-            {"id": one, "object": "model", "created": replies.CREATED, "owned_by": replies.FINGERPRINT}
-            for one in (MODELS if name is None else [name])
-        ]
-        return batch_api.json_response({"object": "list", "data": listed} if name is None else listed[0])
+        """GET /v1/models."""
+        about = {"object": "model", "created": replies.CREATED, "owned_by": replies.FINGERPRINT}
+        return batch_api.json_response({"object": "list", "data": [{"id": name, **about} for name in MODELS]})
 
     async def report(self, http: web.Request) -> web.Response:
         """GET /account: requests and charges since the start or the last reset, also those of batches."""

@@ -72,9 +72,6 @@ async def test_the_sdk_is_refused_an_invalid_key_and_a_missing_model_and_lists_m
     assert (await client.account())["refused"] == 2
     async with served() as client, sdk(client.base_url) as api:
         assert [model.id async for model in api.models.list()] == ["small", "large", "echo"]
-        assert (await api.models.retrieve("org/any:free")).id == "org/any:free"
-        with pytest.raises(openai.NotFoundError):
-            await api.models.retrieve("missing")
 
 
 def ask_body(**more: Any) -> dict[str, Any]:
@@ -177,13 +174,11 @@ async def test_strict_mode_refuses_open_schemas(client: Any, with_schema: Any, s
     assert (await client.ask(response_format=with_schema(schema)))[0] == 200
 
 
-async def test_other_addresses_are_said_and_health_is_answered(client: Any) -> None:
+async def test_other_addresses_are_said(client: Any) -> None:
     for method, path in (("GET", "/v1/chat/completions"), ("POST", "/v1/images"), ("GET", "/")):
         async with client.session.request(method, client.root + path) as response:
             assert response.status == 404
             assert path in (await response.json())["error"]["message"]
-    async with client.session.get(f"{client.root}/health") as response:
-        assert await response.json() == {"ok": True, "simulated": True}
 
 
 async def test_account_counts_what_was_charged_and_what_was_asked_twice_until_it_is_reset(client: Any) -> None:
