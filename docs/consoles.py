@@ -38,6 +38,7 @@ _SECRET = re.compile(r"API_KEY|TOKEN|PROXY|VIRTUAL_ENV|PYTHON|AGAC(?!_TEST)", re
 _VARIES = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-11-20T12:00:00Z"),
     (re.compile(r"\([0-9a-f]{8}, \d{4}-\d\d-\d\d"), "(1a2b3c4d, 2026-11-23"),
+    (re.compile(r"--against [0-9a-f]{8}`"), "--against 1a2b3c4d`"),
     (re.compile(r"Store: [\d.,]+ MB"), "Store: 0.2 MB"),
     (re.compile(r"\.db: [\d.,]+ MB"), ".db: 0.2 MB"),
     (re.compile(r"Python 3\.\d+\.\d+"), "Python 3.11.7"),

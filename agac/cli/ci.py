@@ -47,7 +47,7 @@ def ci(
     root = context.obj.project_dir
     event = event_of(os.environ, kind)
     if event.kind != "pull-request":
-        return _ran(context, event, yes=yes, as_json=as_json)
+        return _ran(context, event._replace(base=against or event.base), yes=yes, as_json=as_json)
     found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
     write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
     text = comment_text(found)
