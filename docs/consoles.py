@@ -46,6 +46,7 @@ _VARIES = (
     (re.compile(r"Time per call: .*; elapsed: .*"), "Time per call: 3 ms; elapsed: 1 s"),
     (re.compile(r"(\): \w+(, \w+)? in )[\d,.]+ m?s\b"), r"\g<1>3 ms"),
     (re.compile(r"calls of [\d,]+ ms \(p95 [\d,]+ ms\)"), "calls of 3 ms (p95 9 ms)"),
+    (re.compile(r"  [\d,.]+ s$"), "  8.0 s"),
     (re.compile(r"\b(half|one) took .*"), r"\1 took 1s"),
     (re.compile(r"(\), | to [~$\d.]+, )about \d+[smhd]( \d+[smhd])?$"), r"\1about 1s"),
     (re.compile(r"Prefix cache: .*"), "Prefix cache: 90.0% of prompt tokens"),

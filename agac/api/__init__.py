@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.card_lock import LockReport, lock_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
+    from agac.api.evaluation import Evaluation, evaluate
     from agac.api.extras import (
         BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
         show_card, show_data, sql, write_schemas,
@@ -77,7 +78,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
     adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
-    acompare_runs = asynchronous(compare_runs)
+    acompare_runs, aevaluate = asynchronous(compare_runs), asynchronous(evaluate)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     apost_comment = asynchronous(post_comment)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
@@ -85,23 +86,23 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "ExitCode",
-    "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport",
-    "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport",
-    "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "RowCounts",
-    "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
-    "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool",
-    "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
-    "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor", "aexport", "agc",
-    "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against", "apost_comment", "aprocess",
-    "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun",
-    "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel",
-    "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator",
-    "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce",
-    "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
-    "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing",
-    "save_job", "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate",
-    "views", "why", "write_schemas",
+    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "Evaluation",
+    "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
+    "LintReport", "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport",
+    "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
+    "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
+    "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys",
+    "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport",
+    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor",
+    "aevaluate", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against",
+    "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry",
+    "aretry_choice", "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy",
+    "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor",
+    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect",
+    "lint", "lock_card", "map_reduce", "plan", "plan_against", "post_comment", "process", "process_plan", "pull",
+    "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
+    "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream",
+    "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 

@@ -361,9 +361,15 @@ class CheckedWorkflow:
     source: Source
     warnings: list[Problem]
 
-    def rows(self, selection: Selection) -> Iterator[Row]:
-        """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first."""
+    def rows(self, selection: Selection, *, labels: bool = False) -> Iterator[Row]:
+        """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first. With
+        `labels` they have the columns that no stage sees."""
         rows = read_rows(self.source, self.workflow.input.id_field, selection.offset)
+        if (hidden := self.workflow.labels) and not labels:
+            rows = (
+                row._replace(data=row.data and {name: row.data[name] for name in row.data if name not in hidden})
+                for row in rows
+            )
         if selection.sample is not None:
             ordinals = (record.ordinal for record in self.source.records(selection.offset))
             drawn = set(sampled(ordinals, selection.sample, selection.seed))
@@ -468,6 +474,7 @@ def check_workflow(
         problems.append(Problem(workflow.input.where, f"{error.message}. {error.remedy or ''}".strip()))
     else:
         columns = source.columns() if source else None
+        columns = columns and tuple(name for name in columns if name not in workflow.labels)
         problems += _fields(workflow, columns)
     said = {problem.path for problem in problems}
     found = refusals(workflow, columns, project.root, project.env, preview=partial) if workflow.whole else []

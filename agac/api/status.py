@@ -229,7 +229,7 @@ def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
     if "trial" in given:
-        words, given = ["agac", "try", *words[2:]], given["trial"]
+        words, given = ["agac", given["trial"].get("command", "try"), *words[2:]], given["trial"] | {"command": None}
     if "job" in given:
         return f"agac resume {job_alias(record.id)}"
     if given.get("in_python"):
@@ -237,7 +237,9 @@ def go_on(record: runs.RunRecord) -> str:
     for name, value in given.items():
         if name == "var":
             words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
-        else:
+        elif isinstance(value, list):
+            words += [word for one in value for word in (f"--{name}", str(one))]
+        elif value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 

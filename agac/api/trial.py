@@ -5,7 +5,7 @@ of a selection that asks this stage alone and writes no files; what it is answer
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,20 +14,22 @@ from random import Random
 from typing import Any
 
 from agac.api.plan import Confirm, ask, confirm_store, planned
-from agac.api.project import RunOptions, made_ready, project_of
+from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.report import RowCount, Watch
 from agac.api.run import ready_work, walk_through
 from agac.api.run_compare import ComparedStage, RunComparison
+from agac.api.status import given_flags
 from agac.api.sync import calling, interruptible
 from agac.core.errors import ExitCode, SpecError, UsageError, Where
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, proportion
 from agac.core.types import Report, Row, RowId, counted, dollars, usd
-from agac.engine.estimate import PlanReport
+from agac.engine.estimate import PlanReport, summed
+from agac.engine.invocation import Scope
 from agac.engine.run import Invocation
 from agac.engine.telemetry import calls_of, summarise
 from agac.plan.checks import missing_variables
-from agac.plan.plan import Plan, Selection
+from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.stage import PlannedStage
 from agac.spec.graph import homes
 from agac.spec.paths import Unusable
@@ -62,6 +64,69 @@ class StageTrial(Report):
     exit_code: ExitCode
 
 
+@dataclass(frozen=True, slots=True)
+class SampledVersion:
+    """A version of a workflow, with what the `options` change, of which the stages of the `scope` are asked, by calls,
+    for chosen rows of the input: as many as the sample of the options. No files are written of its run."""
+
+    opened: Project
+    checked: CheckedWorkflow
+    options: RunOptions
+    scope: Scope
+
+    @staticmethod
+    async def ready(workflow: Path | str, options: RunOptions, project: Path | str | None) -> SampledVersion:
+        """The version, checked, with the stages that the options name. Raises SpecError, UsageError."""
+        options = replace(options, run_mode="sync")
+        opened, checked, options = await made_ready(project_of(workflow, project), workflow, options)
+        if missing := missing_variables(checked.models, checked.workflow):
+            raise SpecError(missing)
+        return SampledVersion(opened, checked, options, options.scope([one.name for one in checked.workflow.stages]))
+
+    @property
+    def plan(self) -> Plan:
+        """What is asked, as far as it is known before providers are reached."""
+        return make_plan(self.checked.workflow, self.checked.models, self.opened.root, self.options.selection(), None)
+
+    def stage(self, name: str) -> PlannedStage:
+        """A stage that asks a model."""
+        return next(one for one in self.plan.asking if one.name == name)
+
+    def rows(self, chosen: Collection[RowId]) -> Callable[[], Iterator[Row]]:
+        """The rows of the input with these ids."""
+        some = frozenset(chosen)
+        return lambda: (row for row in self.checked.rows(Selection()) if row.id in some)
+
+    async def forecast(self, database: Database, chosen: Collection[RowId]) -> PlanReport:
+        """What asking these rows would take."""
+        return await planned(database, self.plan, self.scope, self.rows(chosen))
+
+    async def ask(
+        self, database: Database, chosen: Collection[RowId], given: Mapping[str, Any], progress: Watch | bool, *,
+        signals: bool,
+    ) -> Invocation:  # fmt: skip
+        """Asks these rows, in an invocation of which `given` is noted: what it takes to type it again."""
+        async with AsyncExitStack() as stack:
+            work = await ready_work(stack, database, self.opened, self.checked, self.options, None)
+            work = replace(work, scope=self.scope, rows=self.rows(chosen))
+            invocation = Invocation(given={"trial": dict(given)}, accepted=await confirm_store(database, work))
+            count = partial(RowCount, len(chosen), exact=True)
+            with interruptible(invocation.stop_signal.interrupt, signals=signals):
+                await walk_through(database, work, invocation, list(self.checked.warnings), progress, count)
+            return invocation
+
+
+def confirm_price(confirm: Confirm | None, plans: Sequence[PlanReport], what: str, rows: int, bound: str = "") -> None:
+    """Tells what is expected, and raises UsageError unless somebody says yes; says nothing where no call is made."""
+    if not (calls := sum(one.calls for one in plans)):
+        return
+    cost, stages = summed(one.usd for one in plans), [stage for one in plans for stage in one.stages if stage.run]
+    simulated = any(one.simulated for one in stages)
+    words = "price not known" if cost is None else dollars(cost, None, simulated=simulated, about="~")
+    said = f"{what} takes {bound}{counted(calls, 'call')} for {counted(rows, 'row')}, {words}"
+    ask(confirm, "no calls were made", said, "Continue?", "Add --yes to continue, or try fewer rows with --sample.")
+
+
 @calling
 async def trial(
     workflow: Path | str, stage: str, *, prompt: Path | str | None = None, model: str | None = None,
@@ -76,56 +141,33 @@ async def trial(
     first call, unless `yes`. Raises UsageError, SpecError."""
     if within is not None and not 0 < within < 1:
         raise UsageError(f"--within {within:.4%}: give a share of the rows, such as 1%")
-    opened = project_of(workflow, project)
     change = StageChange(stage, model, None if prompt is None else _text(Path(prompt)))
     options = RunOptions(stage=stage, sample=sample or FIRST_ROWS, seed=seed, budget=budget, yes=yes, change=change)
-    opened, checked, options = await made_ready(opened, workflow, options)
-    scope = options.scope([one.name for one in checked.workflow.stages])
-    _refuse(checked.workflow, stage)
-    if missing := missing_variables(checked.models, checked.workflow):
-        raise SpecError(missing)
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(opened.store))
-        work = await ready_work(stack, database, opened, checked, options, confirm)
-        run, position, stored = await _version_before(database, work.plan, stage)
-        first = await _side(database, run, stage)
-        ids = sorted(stored, key=str)
+    version = await SampledVersion.ready(workflow, options, project)
+    _refuse(version.checked.workflow, stage)
+    async with open_database(version.opened.store) as database:
+        before = await _version_before(database, version.plan, stage)
+        most = min(sample or (len(before.keys) if within else FIRST_ROWS), len(before.keys))
+        version = replace(version, options=replace(version.options, sample=most))
+        ids = sorted(before.keys, key=str)
         Random(seed).shuffle(ids)  # noqa: S311 - chance, not secrecy
-        most = min(sample or (len(ids) if within else FIRST_ROWS), len(ids))
-        stages = tuple(
-            replace(one, run_mode="sync") if isinstance(one, PlannedStage) else one for one in work.plan.stages
-        )
-        plan = replace(work.plan, stages=stages, selection=Selection(sample=most, seed=seed))
-        index = next(one.index for one in stages if one.name == stage)
-
-        def rows(count: int) -> Callable[[], Iterator[Row]]:
-            some = frozenset(ids[:count])
-            return lambda: (row for row in checked.rows(Selection()) if row.id in some)
-
-        work = replace(work, plan=plan, scope=scope, rows=rows(most))
-        expected = await planned(database, plan, scope, work.rows)
-        if expected.calls and not yes:
-            _ask(expected, stage, most, within, confirm)
-        accepted = await confirm_store(database, work)
+        if not yes:
+            forecast = await version.forecast(database, ids[:most])
+            confirm_price(confirm, [forecast], f"trying {stage}", most, "at most " if within else "")
         told = {"stage": stage, "prompt": prompt and str(prompt), "model": model, "within": within and f"{within:.4%}"}
-        given = {key: value for key, value in told.items() if value} | {"sample": most, "seed": seed}
+        given = {**told, "sample": most, "seed": seed}
         size = min(FIRST_ROWS, most) if within else most
         while True:
-            invocation = Invocation(given={"trial": given}, accepted=accepted)
-            work, count = replace(work, rows=rows(size)), partial(RowCount, size, exact=True)
-            with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
-                await walk_through(database, work, invocation, list(checked.warnings), progress, count)
-            compared = RunComparison(first, await _side(database, invocation.run, stage), None, [
-                ComparedStage(stage, stage, (position, index))
-            ])  # fmt: skip
-            await _compare(database, compared, {one: stored[one] for one in ids[:size]}, limit)
+            invocation = await version.ask(database, ids[:size], given, progress, signals=handle_signals)
+            compared = await before.compared(database, invocation.run, ids[:size], limit)
             both, other = compared.rows["both"], compared.rows["changed"]
             altered = proportion(other, both, of=len(ids)) if both else None
             sure = within is None or (altered is not None and altered.reach <= within)
             if sure or size == most or not invocation.ended:
                 break
             size = min(most, 2 * size, _enough(altered.middle if altered else 0.5, size, len(ids), within or 1))
-        rest = (await planned(database, plan, scope, rows(len(ids)))).stages[index]
+        plan = await version.forecast(database, ids)
+        rest = next(one for one in plan.stages if one.name == stage)
         code, failed = invocation.exit_code, compared.second["failed"]
         return StageTrial(
             plan.workflow, stage, len(ids), size, failed, altered, compared, rest.run, rest.estimate.usd,
@@ -150,19 +192,44 @@ def _refuse(workflow: Workflow, stage: str) -> None:
         raise UsageError(what, remedy="Change the file, and run a sample (`agac run --sample 30`).")
 
 
-async def _version_before(database: Database, plan: Plan, stage: str) -> tuple[int, int, dict[RowId, int]]:
-    """The newest run of another version with answers of the stage that is no trial, those over all rows first; the
-    stage's position in it, and the keys of the rows that have an answer, by id."""
+@dataclass(frozen=True, slots=True)
+class _StoredVersion:
+    """The run of another version, the positions of the stage in it and in the present one, and the keys of the rows of
+    the input that have an answer there, by id."""
+
+    run: int
+    stage: str
+    positions: tuple[int, int]
+    keys: Mapping[RowId, int]
+
+    async def compared(self, database: Database, run: int, ids: Sequence[RowId], limit: int) -> RunComparison:
+        """The answers of the rows with these ids that have one here and in that run."""
+        stage = ComparedStage(self.stage, self.stage, self.positions)
+        first, second = [await _side(database, one, self.stage) for one in (self.run, run)]
+        report = RunComparison(first, second, None, [stage])
+        for some in slices(ids):
+            rows = await rows_by_id(database, run, some)
+            pairs = [(one, self.keys[one], min(same, key=lambda row: row.occurrence).key) for one, same in rows.items()]
+            results = await results_of_rows(database, [key for _, *both in pairs for key in both])
+            for pair in pairs:
+                now = results.get((pair[2], self.positions[1]))
+                if now is not None and now.value is not None:
+                    report.add(pair, list(stage.changes(pair, results)), limit)
+        return report
+
+
+async def _version_before(database: Database, plan: Plan, stage: str) -> _StoredVersion:
+    """The newest run of another version with answers of the stage that is no trial, those over all rows first."""
     found, now = list[tuple[bool, int, int]](), canonical(plan.body)
+    index = next(one.index for one in plan.stages if one.name == stage)
     for number in await runs.run_ids(database, plan.workflow):
         record, definition = await runs.run_record(database, number), await runs.definition_of(database, number)
         names = [one["name"] for one in definition["stages"]]
-        was_trial = record.invocation is not None and "trial" in record.invocation.body.get("given", {})
-        if stage in names and not was_trial and canonical(definition) != now:
+        if stage in names and "trial" not in given_flags(record) and canonical(definition) != now:
             found.append((Selection(**record.selection).partial, number, names.index(stage)))
     for _, number, position in sorted(found, key=lambda one: one[0]):
         if answered := await _answered(database, number, position):
-            return number, position, answered
+            return _StoredVersion(number, stage, (position, index), answered)
     what = f"{plan.workflow} has no stored answers of another version of the stage {stage}"
     remedy = f"Run it (agac run -a {plan.workflow}), then change its file, or name --prompt or --model."
     raise UsageError(what, remedy=remedy)
@@ -176,28 +243,6 @@ async def _answered(database: Database, run: int, position: int) -> dict[RowId, 
         there = {key for (key, stage), one in results.items() if stage == position and one.value is not None}
         found |= {row.id: row.key for row in page if row.key in there}
     return found
-
-
-def _ask(expected: PlanReport, stage: str, most: int, within: float | None, confirm: Confirm | None) -> None:
-    """Tells the price, and raises UsageError unless somebody says yes."""
-    simulated = any(one.simulated for one in expected.stages if one.run)
-    cost = "price not known" if expected.usd is None else dollars(expected.usd, None, simulated=simulated, about="~")
-    said = f"{counted(expected.calls, 'call')} for {counted(most, 'row')}, {cost}"
-    said = f"trying {stage} takes {'at most ' if within else ''}{said}"
-    ask(confirm, "no calls were made", said, "Continue?", "Add --yes to continue, or try fewer rows with --sample.")
-
-
-async def _compare(database: Database, report: RunComparison, keys: Mapping[RowId, int], limit: int) -> None:
-    """Adds the rows with these ids, of which the keys in the first run are given, that have an answer in both."""
-    (stage,) = report.stages
-    for ids in slices(list(keys)):
-        rows = await rows_by_id(database, report.second["run"], ids)
-        pairs = [(one, keys[one], min(same, key=lambda row: row.occurrence).key) for one, same in rows.items()]
-        results = await results_of_rows(database, [key for _, *both in pairs for key in both])
-        for pair in pairs:
-            now = results.get((pair[2], stage.positions[1]))
-            if now is not None and now.value is not None:
-                report.add(pair, list(stage.changes(pair, results)), limit)
 
 
 def _enough(share: float, size: int, of: int, within: float) -> int:

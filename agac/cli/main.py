@@ -46,6 +46,7 @@ COMMANDS = {
     "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
     "compare": ("review", "Compare the results of two runs, row by row."),
     "try": ("review", "Ask a changed stage for a sample of rows, and compare the answers with the stored ones."),
+    "eval": ("review", "Hold answers of models against the labels of rows."),
     "inspect": ("inspect", "Show a run, or every stage and attempt of a row."),
     "why": ("inspect", "Show why a task was run, and what changed since the last time."),
     "graph": ("project", "Draw a workflow, with the outcomes of its last run."),

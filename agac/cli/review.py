@@ -25,8 +25,10 @@ from agac.data.text_formats import safe_cell_text
 
 if TYPE_CHECKING:
     from agac.api.diff import DiffReport
+    from agac.api.evaluation import Evaluation
     from agac.api.run_compare import Agreement, FieldChange, RunComparison
     from agac.api.trial import StageTrial
+    from agac.core.statistics import Interval
 
 
 @click.command(help="Show what changed since REF, what stays valid, and what a run would cost. Makes no calls.")
@@ -181,7 +183,7 @@ def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **
     """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
     from agac.cli.run import read_budget
 
-    given |= {"budget": read_budget(given["budget"]), "within": _share(given["within"])}
+    given |= {"budget": read_budget(given["budget"]), "within": given["within"] and _percentage(given["within"])}
     report = main.long_running(api.trial)(
         workflow, stage, **given, project=settings.project_dir, progress=not settings.quiet, confirm=terminal.confirmed,
         handle_signals=True,
@@ -190,10 +192,8 @@ def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **
     return report.exit_code
 
 
-def _share(text: str | None) -> float | None:
+def _percentage(text: str) -> float:
     """`1%` as 0.01."""
-    if text is None:
-        return None
     try:
         return float(text.removesuffix("%")) / 100
     except ValueError:
@@ -215,6 +215,65 @@ def trial_lines(report: StageTrial) -> Iterator[str]:
         rest = f"the rest would cost {cost}" if report.rest else "none are left to ask"
         yield f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the {report.rows:,} rows; {rest}"
     yield from changed_lines(compared, "--limit N")
+
+
+@click.command(name="eval", help="Hold answers of models against the labels of rows: accuracy, classes, cost, time.")
+@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
+@click.option("-m", "--model", "models", metavar="MODEL", multiple=True, help="Ask this model; repeatable.")
+@click.option("--stage", metavar="STAGE", help="The stage to judge, where several have `expect`.")
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows of those with a label.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0.")
+@click.option(
+    "--min", "least", metavar="FIGURE=SHARE", multiple=True,
+    help="Fail where the interval of accuracy, agreement, precision.CLASS or recall.CLASS begins lower; repeatable.",
+)  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
+@main.json_option
+@click.pass_obj
+def eval(  # noqa: A001 - the command's name
+    settings: main.Globals, /, workflow: str, least: tuple[str, ...], as_json: bool, **given: Any
+) -> int:  # fmt: skip
+    """Exit 0 judged, 1 stopped, 2 usage, 3 below --min, or without it some rows failed, 4 stopped at a limit, 130
+    interrupted."""
+    try:
+        minimum = {name: float(share) for name, _, share in (one.rpartition("=") for one in least)}
+    except ValueError:
+        raise click.UsageError(f"--min {' '.join(least)}: give a figure and a share, such as accuracy=0.9") from None
+    report = main.long_running(api.evaluate)(
+        workflow, minimum=minimum, **given, project=settings.project_dir, progress=not settings.quiet,
+        confirm=terminal.confirmed, handle_signals=True,
+    )  # fmt: skip
+    terminal.print_report(report, evaluation_lines, as_json=as_json)
+    return report.exit_code
+
+
+def _interval(found: Interval | None, sign: str = "") -> str:
+    """`81.7% (70.1% to 89.4%)`; with the sign `+` also above 0."""
+    return "" if found is None else f"{found.middle:{sign}.1%} ({found.low:{sign}.1%} to {found.high:{sign}.1%})"
+
+
+def evaluation_lines(report: Evaluation) -> Iterator[str]:
+    what = f"the field {report.field} of its answers" if report.field else "its answers"
+    yield f"{report.workflow}, stage {report.stage}: {what} beside the labels in {plain(report.label)}"
+    left = f"; {counted(report.unlabelled, 'row')} without a label left out" if report.unlabelled else ""
+    yield f"{report.asked:,} of {counted(report.rows, 'row')} with a label asked{left}\n"
+    table = []
+    for one in report.models:
+        shares = _interval(one.accuracy), _interval(one.difference, "+"), _interval(one.agreement)
+        took = _known(one.usd_per_1000_rows, "${:,.4f}"), _known(one.seconds_per_1000_rows, "{:,.1f} s")
+        table.append((one.model, one.run, one.judged, one.failed, *shares, *took))
+    header = ("model", "run", "judged", "failed", "accuracy", "to the first", "replicas agree", "1,000 rows", "calls")
+    yield terminal.table(header, table)
+    for one in report.models:
+        simulated, stopped = " (its dollars are simulated)" * one.simulated, one.stopped and f"; stopped: {one.stopped}"
+        yield f"\n{one.model}{simulated}{stopped or ''}"
+        rows = [
+            (label, *made.values(), _interval(one.precision[label]), _interval(one.recall[label]))
+            for label, made in one.confusion.items()
+        ]
+        answers = next(iter(one.confusion.values()), ())
+        yield terminal.table(("label", *answers, "precision", "recall"), rows) if rows else "  no classes"
+    yield from (f"Below --min: {line}" for line in report.missed)
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:

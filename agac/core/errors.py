@@ -199,7 +199,7 @@ def storable(text: str) -> str:
 
 # Words for names that do not exist: what was probably meant, or what there is.
 
-MAX_LISTED = 50
+MAX_LISTED = 60
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -210,7 +210,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def listed(known: Iterable[str], nothing: str = "none") -> str:
-    """`a, b, c`, cut after fifty."""
+    """`a, b, c`, cut after sixty."""
     names = list(known)
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more if names else nothing

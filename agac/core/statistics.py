@@ -1,10 +1,9 @@
-"""How sure a figure is that rests on a sample: intervals of proportions, means and paired differences."""
+"""How sure a figure is that rests on a sample: intervals of proportions and of their differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist
 from typing import NamedTuple
 
 
@@ -36,18 +35,6 @@ def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 
     return Interval(0.0 if hits == 0 else centre - half, share, 1.0 if hits == n else centre + half)
 
 
-def mean(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """The mean of what the `values` were drawn from, by Student's t; without bounds for a single value. Raises
-    ValueError where there is none."""
-    if not values:
-        raise ValueError("no values")
-    middle = fmean(values)
-    if len(values) == 1:
-        return Interval(-math.inf, middle, math.inf)
-    reach = _t(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Interval(middle - reach, middle, middle + reach)
-
-
 def paired_difference(
     both: int, first_only: int, second_only: int, neither: int, *, confidence: float = 0.95
 ) -> Interval:
@@ -72,25 +59,3 @@ def paired_difference(
 
 def _z(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-def _t(confidence: float, freedom: int) -> float:
-    """The quantile of Student's t on both sides, found by halving where its probability has a short sum; beyond that by
-    its expansion from the normal one, which is right to five digits there."""
-    z = _z(confidence)
-    if freedom > 30:
-        near = (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        return z + near + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    low, high = 0.0, math.pi / 2  # the angle whose tangent is t / √freedom
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, freedom) < confidence else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """The probability of a t between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    odd, term, total = freedom % 2, math.cos(angle) if freedom % 2 else 1.0, 0.0
-    for power in range(1 + odd, freedom, 2):
-        total, term = total + term, term * math.cos(angle) ** 2 * power / (power + 1)
-    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec import templates
-from agac.spec.graph import seen_after
+from agac.spec.graph import homes, seen_after
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
@@ -60,6 +60,13 @@ class StageScope:
     def has(self, name: str) -> bool:
         """Whether rows have a field or a result of this name."""
         return name in self.earlier or name in self.fields.shapes
+
+    def label(self, name: str) -> str | None:
+        """What is said of a name that is a column of labels, which no stage sees; None: it is none."""
+        made = any(isinstance(one.operation, Python) for one in self.rows.earlier.values())  # fields of any name
+        if name not in self.workflow.labels or made or self.rows.has(name) or self.has(name):
+            return None
+        return f"{name!r} holds labels (`expect`), which no stage sees; compare answers with them by `agac eval`"
 
     def shape(self, path: tuple[str, ...]) -> FieldShape:
         """What is known of the value at the end of a path into a result, or into a field."""
@@ -156,6 +163,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []
         problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []
+        problems += [Problem(stage.at("expect"), message) for message in _unfit_labels(scope)]
     return problems
 
 
@@ -185,19 +193,21 @@ def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
                 yield "group_by", f"{name!r} is a name of agac's own in the prompt of a group; rename the field first"
     if isinstance(does, Dedupe):
         yield from (("dedupe", _way(way, rows)) for way in does.fields)
-    if isinstance(does, Select | Rename) and not scope.fields.open:
-        yield from ((does.key, message) for message in _unfit_change(does, scope.fields.shapes))
+    if isinstance(does, Select | Rename):
+        yield from ((does.key, message) for message in _unfit_change(does, scope))
 
 
-def _unfit_change(does: Select | Rename, have: Mapping[str, FieldShape]) -> Iterator[str]:
+def _unfit_change(does: Select | Rename, scope: StageScope) -> Iterator[str]:
     """Fields that are to be kept or renamed and are not there, or cannot have their new names."""
-    new_names = does.names if isinstance(does, Rename) else {}
+    new_names, have = does.names if isinstance(does, Rename) else {}, scope.fields.shapes
     for name in does.fields if isinstance(does, Select) else new_names:
-        if name not in have:
+        if hidden := scope.label(name):
+            yield hidden
+        elif name not in have and not scope.fields.open:
             yield f"names the field {name!r}, which rows do not have; {did_you_mean(name, have)}"
     kept = have.keys() - new_names.keys()
     for old, new in new_names.items():
-        if new in kept:
+        if new in kept and not scope.fields.open:
             yield f"{old!r} cannot become {new!r}: rows have that field already"
 
 
@@ -231,6 +241,8 @@ def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
         return f"{head!r} could be the field of that name or the result of stage {head!r}; rename the one or the other"
     if rows.has(head):
         return _inside(way, rows)
+    if hidden := rows.label(head):
+        return hidden
     if rest and written in fields:
         return f"the field {written!r} cannot be named here, for its dot; rename it first"
     if any(stage.name == head for stage in rows.workflow.stages):
@@ -268,6 +280,8 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
 def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
     """Names in a condition of the stage that are none, and comparisons that are never true."""
     stage, workflow, fields = scope.stage, scope.workflow, scope.fields
+    if hidden := next(filter(None, map(scope.label, guard.names)), None):
+        return [Problem(guard.where, hidden)]
     of_members = [name for name in guard.names if name not in fields.shapes and scope.rows.has(name)]
     if stage.group is not None and of_members:
         words = f"a group has many rows, each with its own {of_members[0]!r}"
@@ -286,6 +300,18 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         extra=_OF_GROUPS if stage.group is not None else (),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
+
+
+def _unfit_labels(scope: StageScope) -> Iterator[str]:
+    """Why the answers of a stage cannot be compared with the labels that it expects."""
+    stage, expect = scope.stage, scope.stage.expect
+    if expect is None:
+        return
+    if (maker := homes(scope.workflow.stages)[stage.name]) is not None:
+        yield f"labels are of rows of the input, and {stage.name} answers rows that the stage {maker} makes; remove it"
+    names = FieldShape(stage.answer_shape or {}).names()
+    if expect.field is None and names:
+        yield f"answers are compared by one field; add `field`: {listed(sorted(names))}"
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:
@@ -329,6 +355,8 @@ def _placeholder(name: str, scope: StageScope) -> str | None:
         return _no_such("variable", name, variable, list(scope.workflow.vars), "vars.")
     if name in scope.own:
         return None
+    if label := scope.label(head):
+        return f"{written}: {label}"
     if head in columns:
         if columns[head] in (TEXT, SINGLE):
             return f"{written}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"

@@ -234,6 +234,7 @@ def _resolved(
         name, document.shown, file.description, source, ready, variables, replace(output, stages=ends, rows=rows),
         run_rules(file, document, project, overrides), tuple(stage.name for stage in file.stages if not stage.enabled),
         whole=len(ready) == len(stages), remote=tuple(dict.fromkeys(fetched)),
+        labels=tuple(dict.fromkeys(stage.expect.label for stage in file.stages if stage.expect)),
     ), problems  # fmt: skip
 
 

@@ -377,6 +377,18 @@ class ToolFile(FileModel):
     )
 
 
+class LabelFile(FileModel):
+    """With what `agac eval` compares the answers of a stage."""
+
+    label: NonEmpty = Field(
+        description="The column of the input with the right answers; no stage, tool or output of the workflow has it."
+    )
+    field: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
+        "The field of the results that is compared; the whole answer when left out."
+    )
+    tolerance: float = key("How far a number may lie from its label and still be right.", default=0.0, ge=0)
+
+
 ToolsByName = dict[NonEmpty, ToolFile]
 Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_input_type=list[NonEmpty] | ToolsByName)]
 FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
@@ -467,6 +479,10 @@ class StageFile(DefaultsFile):
         examples=["sentiment"],
     )
     budget: Budget | None = key("What this stage may spend at most in a run.")
+    expect: LabelFile | None = key(
+        "With what `agac eval` compares its answers: a column of labels, which the workflow does not see.",
+        examples=[{"label": "topic_by_hand", "field": "topic"}],
+    )
 
     @property
     def operations(self) -> list[str]:
@@ -489,6 +505,8 @@ class StageFile(DefaultsFile):
             raise check.refused("otherwise says what happens when `when` is false; add when, or remove otherwise")
         if self.vote is not None and self.replicas == 1:
             raise check.refused("vote chooses among several answers; add `replicas: 3`, or remove vote")
+        if self.expect is not None and self.replicas > 1 and self.vote is None:
+            raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for key, what in beside.items() if self.group_by is None else ():
             if key in self.model_fields_set:

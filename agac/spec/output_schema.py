@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,29 +254,30 @@ def _imported(spec: PythonSchema, name: str, root: Path) -> object:
 # `vote` names a field of the results.
 
 
-def vote_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> list[Problem]:
-    """What is wrong with a stage's `vote`, as far as files say. `schema` None: it has none, or one with problems."""
-    if written.vote is None:
-        return []
-    at = (*path, "vote")
-    if written.output_schema is None and written.output_field is None and written.reply == "text":
-        message = "vote names a field of the results, and these are plain text; add output_field or output_schema"
-        return [document.problem(at, message, key=True)]
+def field_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> Iterator[Problem]:
+    """What is wrong with the fields of results that a stage's `vote` and `expect` name, as far as files say. `schema`
+    None: it has none, or one with problems."""
+    plain = written.output_schema is None and written.output_field is None and written.reply == "text"
     body = field_shape(written.output_field) if written.output_field is not None else None
     if isinstance(schema, JsonSchema):
         body = schema.schema.body
-    fault = lacks_field(body, written.vote) if body is not None else None
-    return [document.problem(at, fault)] if fault else []
+    labelled = written.expect.field if written.expect is not None else None
+    for key, name in (("vote", written.vote), ("expect", labelled)):
+        if name is not None and plain:
+            message = f"{key} names a field of the results, and these are plain text; add output_field or output_schema"
+            yield document.problem((*path, key), message, key=True)
+        elif name is not None and body is not None and (fault := lacks_field(body, name)):
+            yield document.problem((*path, key), fault)
 
 
-def lacks_field(body: dict[str, Any], vote: str) -> str | None:
+def lacks_field(body: dict[str, Any], way: str) -> str | None:
     """Why results of this schema cannot have the field; None when they can."""
     shape, before = FieldShape(body), list[str]()
-    for part in vote.split("."):
+    for part in way.split("."):
         what = f"{'.'.join(before)} of the results has" if before else "the results have"
         kinds, names = shape.kinds(before), shape.names(before)
         if kinds is not None and "object" not in kinds:
-            return f"{what} no fields; vote for one that holds a value"
+            return f"{what} no fields; name one that holds a value"
         if names is None:
             return None
         if part not in names:

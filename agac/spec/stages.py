@@ -15,7 +15,7 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
 from agac.spec.models import DefaultsFile, FileModel, RunRulesFile, StageFile, WorkflowFile
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Select, ways
-from agac.spec.output_schema import load_schema, vote_problems
+from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
 from agac.spec.stage_tools import ToolReader
@@ -49,7 +49,7 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stag
 _ASKING = DefaultsFile.model_fields.keys() | {
     "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
     "budget", "group_by", "reduce", "incomplete", "replicas", "vote", "tools", "max_turns", "tools_mode", "tool_stubs",
-    "reads", "skills",
+    "reads", "skills", "expect",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
@@ -160,7 +160,7 @@ class StageBuilder:
         skills = self._skills(written, path, card)
         system = with_skills(system, skills) if written.skills else system
         schema = self._schema(written, path, card)
-        self.problems += vote_problems(written, schema, self.document, path)
+        self.problems += field_problems(written, schema, self.document, path)
         group, bounds = None, dict(written.reduce) if written.reduce else {}
         if written.group_by is not None:
             group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
@@ -171,7 +171,7 @@ class StageBuilder:
             **self._defaulted(written, keys, levels, card), "system": system, "prompt": prompt,
             "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None, "output_schema": schema,
             "examples": examples, "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
-            "group": group, **self._agent(written, path, card, skills),
+            "group": group, "expect": written.expect, **self._agent(written, path, card, skills),
         }  # fmt: skip
 
     def _skills(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Skill, ...]:

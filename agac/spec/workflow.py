@@ -20,6 +20,7 @@ from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsM
 
 if TYPE_CHECKING:
     from agac.spec.agent_cards import Card
+    from agac.spec.models import LabelFile
     from agac.spec.project_models import ProjectFile
     from agac.spec.yaml import Document
 
@@ -470,6 +471,7 @@ class WrittenStage(Stage):
     named_tools: tuple[NamedTool, ...] = ()
     card: Card | None = None
     idle_timeout: float | None = None
+    expect: LabelFile | None = None
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
@@ -494,7 +496,8 @@ def family(stage: AnyAgent) -> Iterator[AnyAgent]:
 @dataclass(frozen=True, slots=True)
 class Workflow:
     """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
-    `disabled` names those that are not enabled. `whole`: none is missing because of a problem. `remote` was fetched."""
+    `disabled` names those that are not enabled. `whole`: none is missing because of a problem. `remote` was fetched.
+    `labels` are columns of the input that its rows do not have."""
 
     name: str
     file: str
@@ -507,6 +510,7 @@ class Workflow:
     disabled: tuple[str, ...] = ()
     whole: bool = True
     remote: tuple[RemoteContent, ...] = ()
+    labels: tuple[str, ...] = ()
 
     @property
     def asking(self) -> tuple[WrittenStage, ...]:

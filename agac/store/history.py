@@ -6,6 +6,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
@@ -271,6 +272,12 @@ async def paired_rows(database: Database, first: int, second: int, field: str | 
 
 rows_asked: Reads[[int], int] = reads("rows_asked", int, lambda found: found[0])
 """For how many rows of a run calls were made, those that stages made too."""
+
+
+stage_took: Reads[[int, int], tuple[int, float | None, float | None]] = reads(
+    "stage_took", tuple[int, float | None, float | None], itemgetter(0)
+)
+"""How many tasks were asked for the answers of a stage (its position) of a run, in USD, in seconds of calls."""
 
 
 async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[int, str]]:

@@ -43,6 +43,7 @@ WORDS: dict[str, list[list[str]]] = {
     "diff": [["."], [".", "-a", "reviews"]],
     "test": [[], ["-k", "rev"]],
     "try": [["-a", "reviews", "--stage", LONG, "--model", "local/small", "--yes"]],
+    "eval": [["-a", "labelled", "--model", "local/small", "--model", "local/large", "--yes"]],
     "run": [["-a", "reviews"], ["-a", "reviews", "--dry-run"], ["-a", "reviews", "-a", "others"]],
     "process": [["data/rows.csv", "job.jsonl", "--model", "local/large"], ["data/rows.csv", "job.jsonl", "--dry-run"]],
     "resume": [["job_2"]],
@@ -103,6 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> P
     project.agac("process", *WORDS["process"][0])
     project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
     project.write("tests/workflows/reviews.yml", "rows: data/rows.csv\n")
+    project.workflow("labelled", stages=[{"name": "short", "prompt": "${id}", "expect": {"label": "text"}}])
     return project
 
 

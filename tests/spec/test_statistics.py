@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
-from statistics import fmean
 
 import pytest
 
-from agac.core.statistics import Interval, mean, paired_difference, proportion
+from agac.core.statistics import Interval, paired_difference, proportion
 
 
 @pytest.mark.parametrize(
@@ -37,21 +35,6 @@ def test_nearly_95_of_100_intervals_hold_the_share(share: float, n: int, of: int
         found = proportion(hits, n, of=of)
         held += found.low <= marked / population <= found.high
     assert 0.92 <= held / times <= 0.975  # counts are whole numbers, so it is not 0.95 at each of them
-
-
-@pytest.mark.parametrize(
-    ("n", "t"), [(2, 12.7062), (3, 4.3027), (4, 3.1824), (11, 2.2281), (31, 2.0423), (32, 2.0395), (121, 1.9799)]
-)
-def test_a_mean_reaches_as_far_as_the_table_of_t_says(n: int, t: float) -> None:
-    values = [float(number) for number in range(n)]
-    spread = math.sqrt(sum((one - fmean(values)) ** 2 for one in values) / (n - 1))
-    found = mean(values)
-    assert found.middle == fmean(values)
-    assert found.reach == pytest.approx(t * spread / math.sqrt(n), rel=3e-5)
-
-
-def test_a_mean_of_one_value_has_no_bounds() -> None:
-    assert mean([3.0]) == Interval(-math.inf, 3.0, math.inf)
 
 
 def test_a_paired_difference_is_that_of_the_published_example() -> None:
@@ -85,7 +68,5 @@ def test_counts_that_cannot_be_are_refused(hits: int, n: int, of: int | None) ->
 
 
 def test_nothing_has_no_figure() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        mean([])
     with pytest.raises(ValueError, match="no rows"):
         paired_difference(0, 0, 0, 0)

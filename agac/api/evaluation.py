@@ -1,0 +1,261 @@
+"""`agac eval`: the answers of a stage held against labels that its workflow does not see, model by model, on the same
+rows. What the models answer is stored, and reused by whatever asks the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agac.api.plan import Confirm
+from agac.api.project import CheckedWorkflow, RunOptions
+from agac.api.report import Watch
+from agac.api.run import WORST_FIRST
+from agac.api.sync import calling
+from agac.api.trial import SampledVersion, confirm_price
+from agac.core.errors import ExitCode, UsageError, listed
+from agac.core.keys import canonical
+from agac.core.statistics import Interval, paired_difference, proportion
+from agac.core.types import JSONValue, Report, RowId, Usd
+from agac.data.sources import sampled
+from agac.engine.invocation import Scope
+from agac.engine.telemetry import share
+from agac.plan.plan import Selection
+from agac.spec.json_schema import FieldShape
+from agac.spec.output_schema import lacks_field
+from agac.spec.workflow import StageChange
+from agac.store.db import Database, slices
+from agac.store.history import agreements, stage_took
+from agac.store.rows import State, results_of_rows, rows_by_id
+from agac.store.writer import open_database
+
+MAX_CLASSES = 50
+"""Labels that are told apart. Where there are more, answers are right or wrong, and there are no tables of them."""
+
+FAILED, ANOTHER = "(failed)", "(another)"  # stand in a table for a row that failed, and for an answer that is no label
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuality(Report):
+    """How a model did. Of the `judged` rows so many are `right`; those that `failed` are wrong. Others were not asked,
+    for a guard kept them or the run ended. `difference`: by how much its accuracy exceeds that of the first model, on
+    the rows that were judged for both; `agreement`: the part of the rows whose replicas all agreed. Dollars, and
+    seconds of calls, are what its answers took whenever they were asked. Of a class `precision` is the part of its
+    answers that is right, `recall` the part of its labels that was found; `confusion` counts rows by label and answer.
+    They are empty where labels are no classes. None: unknown, or not there. `stopped`: why it ended early."""
+
+    model: str
+    run: int
+    simulated: bool
+    stopped: str | None
+    judged: int
+    right: int
+    failed: int
+    accuracy: Interval | None
+    difference: Interval | None
+    agreement: Interval | None
+    usd_per_1000_rows: Usd | None
+    seconds_per_1000_rows: float | None
+    precision: dict[str, Interval | None]
+    recall: dict[str, Interval | None]
+    confusion: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Report):
+    """The answers of a `stage` (their `field`; None: all of each) held against the column `label`, which so many `rows`
+    have and `unlabelled` ones lack; `asked` of them were drawn. `missed`: which model lies below the `minimum`."""
+
+    workflow: str
+    stage: str
+    label: str
+    field: str | None
+    rows: int
+    unlabelled: int
+    asked: int
+    models: list[ModelQuality]
+    minimum: Mapping[str, float]
+    missed: list[str]
+    exit_code: ExitCode
+
+
+@calling
+async def evaluate(
+    workflow: Path | str, *, models: Sequence[str] = (), stage: str | None = None, sample: int | None = None,
+    seed: int = 0, minimum: Mapping[str, float] | None = None, yes: bool = False, project: Path | str | None = None,
+    progress: Watch | bool = False, confirm: Confirm | None = None, handle_signals: bool = False,
+) -> Evaluation:  # fmt: skip
+    """Asks the stage that has `expect` (of several: `stage`), and those before it, about the rows that have a label, or
+    `sample` of them drawn with `seed`, with one of the models after the other (default: that of the files). `minimum`
+    has what the lower bounds of `accuracy`, `agreement`, `precision.CLASS` or `recall.CLASS` have to reach. Tells the
+    price and asks before the first call, unless `yes`. Raises UsageError, SpecError."""
+    options, minimum = RunOptions(sample=1, seed=seed, yes=yes), minimum or {}
+    files = await SampledVersion.ready(workflow, options, project)
+    labels = _Labels(files, stage, minimum)
+    name, rows = labels.stage.name, sampled(labels.forms, sample or len(labels.forms), seed)
+    ids, versions = list(dict.fromkeys(labels.ids[row] for row in rows)), dict[str, SampledVersion]()
+    for model in dict.fromkeys(models) or [labels.stage.lane]:
+        change = StageChange(name, model, None) if models else None
+        changed = replace(options, sample=len(rows), change=change)
+        versions[model] = replace(await SampledVersion.ready(workflow, changed, project), scope=labels.scope)
+    given = {"command": "eval", "stage": name, "model": list(models), "sample": sample, "seed": seed}
+    found, codes, first = list[ModelQuality](), list[ExitCode](), dict[int, bool]()
+    async with open_database(files.opened.store) as database:
+        if not yes:
+            forecasts = [await one.forecast(database, ids) for one in versions.values()]
+            confirm_price(confirm, forecasts, f"evaluating {name}", len(rows), "at most " if models[1:] else "")
+        for model, version in versions.items():
+            ended = await version.ask(database, ids, given, progress, signals=handle_signals)
+            codes.append(ended.exit_code)
+            judged = await labels.judged(database, ended.run, frozenset(rows))
+            facts = (model, ended.run, version.stage(name).provider.simulated, ended.stop_signal.why or None)
+            found.append(
+                _quality(judged, first, labels, facts, await stage_took(database, ended.run, labels.stage.index))
+            )
+            first = first or judged.right
+            if codes[-1] is ExitCode.INTERRUPTED:
+                break
+    missed, code = [], min(codes, key=WORST_FIRST.index)
+    for one, (what, least) in product(found, minimum.items()):
+        figures, _, of_class = what.partition(".")
+        figure: Any = getattr(one, figures)
+        if (figure := figure[of_class] if of_class else figure) is None or figure.low < least:
+            low = "not known" if figure is None else f"surely above {figure.low:.4g} only"
+            missed.append(f"{one.model}: {what} is {low}, and has to reach {least:g}")
+    if code is ExitCode.DONE and (missed if minimum else any(one.failed for one in found)):
+        code = ExitCode.ROWS_FAILED
+    return Evaluation(
+        files.checked.workflow.name, name, labels.expect.label, labels.expect.field, len(labels.forms),
+        labels.unlabelled, len(rows), found, minimum, missed, code,
+    )  # fmt: skip
+
+
+def _form(value: JSONValue) -> str:
+    """A label, or an answer, as they are compared: in lower case, without white space around it; 3.0 is 3."""
+    text = value.strip().lower() if isinstance(value, str) else canonical(value)
+    with suppress(ValueError):
+        return f"{float(text):.15g}" if len(text) < 16 else text
+    return text
+
+
+class _Judged(NamedTuple):
+    """By the number of a row whether its answer is right; rows by label and answer; those whose replicas all agreed."""
+
+    right: dict[int, bool]
+    pairs: Counter[tuple[str, str]]
+    votes: Counter[bool]
+
+
+class _Labels:
+    """The labels of a stage: their `forms`, and the ids of their rows, by the rows' numbers; what they tell apart."""
+
+    def __init__(self, version: SampledVersion, named: str | None, minimum: Mapping[str, float]) -> None:
+        """Those of the stage that is `named`, or of the only one that expects some. Raises UsageError where there is
+        none, for labels that no answer can be, and for a minimum of figures that there are not."""
+        workflow = version.checked.workflow
+        expecting = {one.name: one for one in workflow.asking if one.expect is not None and named in (None, one.name)}
+        if len(expecting) != 1:
+            what = f"stages that have `expect`: {listed(expecting)}"
+            raise UsageError(what, remedy="Name one with --stage; write `expect: {label: COLUMN, field: FIELD}` on it.")
+        (written,) = expecting.values()
+        assert written.expect is not None
+        self.stage, self.expect = version.stage(written.name), written.expect
+        self.scope = Scope(frozenset((*written.ancestors, written.name)))
+        self._way = self.expect.field.split(".") if self.expect.field else []
+        body = self.stage.answer_shape or {}
+        if self.expect.field and (fault := lacks_field(body, self.expect.field)):
+            raise UsageError(f"stage {written.name}, expect: {fault}")
+        self.forms, self.ids, self.unlabelled = dict[int, str](), dict[int, RowId](), 0
+        self._read(version.checked, _choices(FieldShape(body).inside(self._way)))
+        classes = sorted(set(self.forms.values())) if not self.expect.tolerance else []
+        self.classes = classes if len(classes) <= MAX_CLASSES else []
+        figures = ["accuracy", *(["agreement"] if self.stage.vote else [])]
+        figures += [f"{what}.{one}" for what in ("precision", "recall") for one in self.classes]
+        for name, least in minimum.items():
+            if name not in figures or not 0 < least <= 1:
+                what = f"--min {name}={least:g}: give a share of the rows, such as 0.9, for a figure"
+                raise UsageError(what, remedy=f"Figures are {listed(figures)}.")
+
+    def _read(self, checked: CheckedWorkflow, known: Sequence[str]) -> None:
+        column, wrong = self.expect.label, list[str]()
+        for row in checked.rows(Selection(), labels=True):
+            label = (row.data or {}).get(column)
+            form = "" if label is None else _form(label)
+            if form and known and form not in known:
+                wrong.append(f"{form} in row {row.id}")
+            elif form and row.error is None:
+                self.forms[row.ordinal], self.ids[row.ordinal] = form, row.id
+            else:
+                self.unlabelled += 1
+        if wrong or not self.forms:
+            what = f"labels in {column!r} are none of {listed(known)}: {listed(wrong[:5])}"
+            what = what if wrong else f"no row of {checked.workflow.input.shown} has a label in {column!r}"
+            raise UsageError(what, remedy="Correct the column; rows whose cell is empty are not asked.")
+
+    async def judged(self, database: Database, run: int, asked: Collection[int]) -> _Judged:
+        """What a run came to for the rows with these numbers."""
+        at, found = self.stage.index, _Judged({}, Counter(), Counter())
+        for ids in slices(list(dict.fromkeys(self.ids[row] for row in asked))):
+            rows = [row for same in (await rows_by_id(database, run, ids)).values() for row in same]
+            keys = [row.key for row in rows]
+            results, votes = await results_of_rows(database, keys), await agreements(database, keys)
+            for row in rows:
+                value = getattr(results.get((row.key, at)), "value", None)
+                failed = row.state == State.FAILED and row.error_stage is not None
+                if row.ordinal in asked and row.ordinal is not None and (value is not None or failed):
+                    label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
+                    found.right[row.ordinal] = answer == label or self._is_near(answer, label)
+                    found.pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
+                    found.votes.update(share(votes[row.key][at]) == 1 for _ in range(at in votes.get(row.key, {})))
+        return found
+
+    def _answer(self, text: str) -> str:
+        value = json.loads(text)
+        for part in self._way:
+            value = value.get(part) if isinstance(value, dict) else None
+        return _form(value)
+
+    def _is_near(self, answer: str, label: str) -> bool:
+        try:
+            return abs(float(answer) - float(label)) <= self.expect.tolerance
+        except ValueError:
+            return False
+
+
+def _choices(shape: FieldShape) -> list[str]:
+    """The answers that there can be; empty: there are others."""
+    branches = [one for one in shape.values() or () if one.get("type") != "null"]
+    if branches and all(one.get("type") == "boolean" for one in branches):
+        return ["true", "false"]
+    closed = all("enum" in one for one in branches)
+    return [_form(one) for branch in branches for one in branch["enum"]] if closed else []
+
+
+def _quality(
+    judged: _Judged, first: Mapping[int, bool], labels: _Labels, facts: tuple[str, int, bool, str | None],
+    took: tuple[int, float | None, float | None],
+) -> ModelQuality:  # fmt: skip
+    """What was judged, beside the rows of the `first` model."""
+    (right, pairs, votes), (asked, dollars, seconds) = judged, took
+    both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
+    counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
+    thousand, answers = 1000 * labels.stage.replicas / (asked or 1), {answer for _, answer in pairs}
+    columns = [*labels.classes, *sorted(answers - {*labels.classes})]
+    confusion = {one: {made: pairs[one, made] for made in columns} for one in labels.classes}
+    return ModelQuality(
+        *facts, len(right), sum(right.values()), sum(rows for pair, rows in pairs.items() if pair[1] == FAILED),
+        _part(sum(right.values()), len(right)), paired_difference(*counts) if both else None,
+        _part(votes[True], votes.total()), dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
+        {one: _part(own[one], sum(made[one] for made in confusion.values())) for one, own in confusion.items()},
+        {one: _part(own[one], sum(own.values())) for one, own in confusion.items()}, confusion,
+    )  # fmt: skip
+
+
+def _part(hits: int, rows: int) -> Interval | None:
+    return proportion(hits, rows) if rows else None
