@@ -152,14 +152,9 @@ class BatchReport(Report):
     project: Path
     now: float
     batches: list[BatchLine]
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
     not_asked: list[str] = field(default_factory=list)
     elsewhere: int = 0
-
-    @property
-    def runs(self) -> list[dict[str, Any]]:
-        """What the calls of each run took."""
-        return [{"run": run, "calls": calls} for run, calls in self.calls.items()]
 
 
 @blocking
@@ -191,10 +186,10 @@ async def batch_status(
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({one.run_id for one in found})
-        calls = {run: calls_of(await counters(database, run)) for run in runs}
+        took = [{"run": run, "calls": calls_of(await counters(database, run))} for run in runs]
         counts = await batches.open_batches(database)
         elsewhere = sum(one.batches for run, one in counts.items() if run not in runs)
-    return BatchReport(root, time.time(), lines, calls, reasons, elsewhere)
+    return BatchReport(root, time.time(), lines, took, reasons, elsewhere)
 
 
 @blocking

@@ -56,25 +56,13 @@ class RetrieveReport(Report):
     ready: bool
     message: str
     exit_code: ExitCode
+    ingested: list[dict[str, Any]]
+    submitted: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
     batches: list[BatchLine]
     run: RunReport
     again: str
     superseded_by: int | None = None
-
-    @property
-    def ingested(self) -> list[dict[str, Any]]:
-        """The batches that were taken in, with counts."""
-        return list(self.run.invocation["ingested"])
-
-    @property
-    def submitted(self) -> list[dict[str, Any]]:
-        """The batches that were submitted."""
-        return list(self.run.invocation["batches"])
-
-    @property
-    def waiting(self) -> list[dict[str, Any]]:
-        """The batches that could not be submitted yet."""
-        return list(self.run.invocation["waiting_batches"])
 
 
 @calling
@@ -164,7 +152,8 @@ async def _retrieved(
     code = report.exit_code
     if not (moved or done) and code is ExitCode.DONE:
         code = ExitCode.NOT_READY
-    return RetrieveReport(moved or done, message, code, lines, report, go_on(before), newer)
+    took = report.invocation["ingested"], report.invocation["batches"], report.invocation["waiting_batches"]
+    return RetrieveReport(moved or done, message, code, *took, lines, report, go_on(before), newer)
 
 
 @dataclass(frozen=True, slots=True)

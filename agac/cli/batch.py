@@ -195,7 +195,7 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         todo = [f"{count:,} {word}" for count, word in ((ready, "ended"), (waiting, "not submitted")) if count]
         words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
-    for run, calls in report.calls.items():
+    for run, calls in (one.values() for one in report.runs):
         own = [line for line in lines if line.batch.run_id == run and line.batch.open]
         most = terminal.price(sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own))
         unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""

@@ -425,19 +425,9 @@ child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
 """How many children of each row there are, by its key and the position of the stage that made them."""
 
 
-class RowUsage(NamedTuple):
-    """What the calls for a row came to: `calls` were answered; None: no provider said."""
-
-    calls: int
-    input_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
-    reasoning_tokens: int | None
-    cost: float | None
-
-
-row_usages: Reads[[Sequence[int]], dict[int, RowUsage]] = reads("rows_usage", tuple[Any, ...], keyed(RowUsage._make))
-"""By the keys of rows; of rows for which no call was made nothing."""
+row_usages: Reads[[Sequence[int]], dict[int, tuple[Any, ...]]] = reads("rows_usage", tuple[Any, ...], keyed(tuple))
+"""What the calls for rows came to, by their keys: how many were answered, tokens in the order of `Usage`, and the cost;
+None: no provider said. Of rows for which no call was made nothing."""
 
 partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
 """What came of replies that were cut, by the keys of the rows that failed so."""
