@@ -247,6 +247,9 @@ def read_findings(path: Path) -> Findings:
         raise UsageError(f"{path}: {f'{at}: ' if at else ''}{wrong['msg']}", remedy=remedy) from None
 
 
+_FOREIGN = "From another repository: no Python of it is imported, no variable is looked up, no answer is pulled."
+
+
 @calling
 async def check_change(
     event: Event, *, against: str | None = None, untrusted: bool = False, project: Path | str | None = None
@@ -262,7 +265,7 @@ async def check_change(
         return Findings(head=event.head, untrusted=untrusted, problems=error.problems)
     version = _version_before(opened, event, against)
     with ExitStack() as stack:
-        notes, earlier = list[str](), None
+        notes, earlier = [_FOREIGN] if untrusted else list[str](), None
         try:
             earlier = stack.enter_context(project_at(version.ref, opened))
         except UsageError as error:
@@ -272,6 +275,8 @@ async def check_change(
         whole = not any_error(report.problems)
         sound = [one.workflow for one in report.workflows if one.sound] if whole else []
         await change.pull(sound)
+        if sound and not opened.store.exists():
+            notes.append("No earlier answers are known here, so that all rows count as to be run.")
         workflows = [await change.planned(one, plans=one.workflow in sound) for one in report.workflows]
         tests, wrong = await change.tested(sound) if whole else ([], [])
         found = Findings(
@@ -358,7 +363,7 @@ class _Change(NamedTuple):
         left = [one for one in cases if self.now.untrusted and self._is_foreign(one)]
         if left:
             tests = ", ".join(one.path.stem for one in left)
-            self.notes.append(f"Not run, as they import Python or call tools of who nobody knows: the tests {tests}.")
+            self.notes.append(f"Tests that import its Python or call tools were not run: {tests}.")
         found = await run_cases(self.now, [one for one in cases if one not in left])
         bare = [[replace(what, prompt=None) for what in one.failures] for one in found]
         return [replace(one, failures=failures) for one, failures in zip(found, bare, strict=True)], problems

@@ -127,17 +127,21 @@ _REST = "`agac-pr.json`, which the job keeps, has all"
 
 @dataclass(slots=True)
 class _Section:
-    """A part of a comment. Of its `blocks`, which are `what`, the last ones are left out where there is no room."""
+    """A part of a comment. More than `opened` of its `blocks`, each of which is a `what`, are folded; the last ones are
+    left out where there is no room."""
 
     what: str
     blocks: list[str]
     head: Sequence[str] = ()
+    opened: int = 20
     left: int = 0
 
     def text(self) -> str:
         """What it says; nothing where there are no blocks."""
-        more = ["", f"*{self.left:,} more {self.what} are not shown: {_REST}.*"] if self.left else []
-        return "\n".join([*self.head, *self.blocks, *more]) if self.blocks or self.left else ""
+        more = ["", f"*{self.left:,} more are not shown: {_REST}.*"] if self.left else []
+        lines, count = [*self.head, *self.blocks, *more], len(self.blocks) + self.left
+        lines = list(fold(counted(count, self.what), lines)) if count > self.opened else lines
+        return "\n".join(lines).rstrip() if count else ""
 
 
 def comment_text(found: Findings) -> str:
@@ -152,16 +156,12 @@ def comment_text(found: Findings) -> str:
     warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
     costs = _cost_table((one.workflow, one.plan, one.changes) for one in found.workflows)
     sections = [
-        _Section("errors", _problems(found.errors)),
-        _Section("stages", costs[2:], costs[:2]),
-        _Section("workflows", ["\n".join(fold(_fold_words(one), _changes(one))) for one in found.workflows]),
-        _Section(
-            "failures",
-            _failures(found.tests),
-            table(["failed test", "row", "stage", "expected", "got"], ()).split("\n"),
-        ),
-        _Section("warnings", warnings, [f"**{counted(len(warnings), 'warning')}**", ""]),
-        _Section("notes", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes]),
+        _Section("error", _problems(found.errors), opened=100),
+        _Section("stage", costs[2:], costs[:2]),
+        _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
+        _Section("failure", _failures(found.tests), table(_FAILURES, ()).split("\n")),
+        _Section("warning", warnings, opened=5),
+        _Section("note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Not looked at**", ""]),
     ]
     while True:
         text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
@@ -180,25 +180,27 @@ def _headline(found: Findings) -> str:
         more = summed(one.usd_more for one in found.workflows if one.plan)
         delta = "" if more is None else f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
         parts.append(f"{figures.counts_words(found.all)}{delta}")
+    parts += [f"**breaking for {escaped(breaks)}**"] if (breaks := _breaks(found.workflows)) else []
     if found.tests:
-        failed = sum(one.result != "passed" for one in found.tests)
-        parts.append(
-            f"**{failed:,} of {counted(len(found.tests), 'test')} failed**"
-            if failed
-            else f"{counted(len(found.tests), 'test')} passed"
-        )
+        failed, tests = sum(one.result != "passed" for one in found.tests), counted(len(found.tests), "test")
+        parts.append(f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed")
     if found.max_usd is not None:
         cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
         parts.append(f"**above {cap}**" if found.over else f"within {cap}")
     return " · ".join(parts)
 
 
-def _fold_words(found: WorkflowFindings) -> str:
-    words = [f"{found.workflow}: {found.how}, {counted(len(found.changes), 'change')}"]
+def _workflow(found: WorkflowFindings) -> Iterator[str]:
+    changes = [counted(len(found.changes), "change")] if found.changes else []
+    words = [", ".join([f"{found.workflow}: {found.how}", *changes])]
     words += [figures.counts_words(found.plan)] if found.plan else []
-    breaks = dict.fromkeys(reader for one in found.changes for reader in one.breaks)
-    words += [f"breaking for {', '.join(breaks)}"] if breaks else []
-    return cropped("; ".join(words), 500)
+    words += [f"breaking for {breaks}"] if (breaks := _breaks([found])) else []
+    said = cropped("; ".join(words), 500)
+    yield from fold(said, _changes(found)) if changes else [escaped(said)]
+
+
+def _breaks(found: Iterable[WorkflowFindings]) -> str:
+    return cropped(", ".join(dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)), 200)
 
 
 def _changes(found: Any) -> list[str]:
@@ -235,6 +237,6 @@ def _footer(found: Findings) -> str:
         commit = version.commit[:8] if version.commit else version.ref
         words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
         again = f"agac ci --event pull-request --against {commit}{' --untrusted' if found.untrusted else ''}"
-        words.append(f"Again: {code(cropped(again, 300))}.")
+        words.append(f"See it with {code(cropped(again, 300))}.")
     words.append(f"{f'Change {code(found.head[:8])}, ' if found.head else ''}agac {code(cropped(found.agac, 20))}.")
     return f"<sub>{' '.join(words)}</sub>"

@@ -4,6 +4,7 @@ is found in `plan/checks`."""
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -59,7 +60,8 @@ def _text(value: Any, home: Path | None = None) -> str:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return "".join(f"{key}\n{_text(one)}" for key, one in pairs)
     file = home / value if home and isinstance(value, str) and "\n" not in value else None
-    return f"{value}\n{file.read_text('utf-8', 'replace') if file and file.is_file() else ''}"
+    is_file = file is not None and os.path.isfile(file)  # noqa: PTH113 - a text may be too long for a file's name
+    return f"{value}\n{file.read_text('utf-8', 'replace') if file and is_file else ''}"
 
 
 def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:

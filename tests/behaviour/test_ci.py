@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from support.events import merge_request, pull_request, push
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.repository import Git, committed
 from support.server import Server
@@ -31,17 +32,6 @@ def ran(project: ProjectFolder, server: Server) -> ProjectFolder:
     return project
 
 
-def github(project: ProjectFolder, *, fork: bool = False, **keys: Any) -> dict[str, str]:
-    """The variables of a job of GitHub for a pull request, and its file, written as GitHub does."""
-    git = Git(project.root)
-    base = {"ref": "main", "sha": git("rev-parse", "main"), "repo": {"full_name": "team/reviews"}}
-    head = {"ref": "change", "sha": git("rev-parse", "HEAD"), "repo": {"full_name": f"{'x' * fork}team/reviews"}}
-    body = {"action": "opened", "number": 7, "pull_request": {"number": 7, "base": base, "head": head}, **keys}
-    project.write(".agac/event.json", json.dumps(body))
-    file = project.root / ".agac/event.json"
-    return {"CI": "true", "GITHUB_EVENT_NAME": "pull_request", "GITHUB_EVENT_PATH": str(file)}
-
-
 def ci(project: ProjectFolder, code: int, *words: str, **env: str) -> Ran:
     return project.agac("ci", *words, env=env, code=code)
 
@@ -50,7 +40,7 @@ def test_a_pull_request_is_told_in_one_comment(ran: ProjectFolder) -> None:
     ran.workflow(stages=CHANGED)
     Git(ran.root).commit()
     summary = ran.root / ".agac/summary.md"
-    ended = ci(ran, 0, **github(ran), GITHUB_STEP_SUMMARY=str(summary))
+    ended = ci(ran, 0, **pull_request(ran), GITHUB_STEP_SUMMARY=str(summary))
     first, headline, *rest = ended.out.splitlines()
     assert first == "<!-- agac:. -->"
     assert headline == (
@@ -64,7 +54,7 @@ def test_a_pull_request_is_told_in_one_comment(ran: ProjectFolder) -> None:
 
 
 def test_nothing_changed_is_a_line(ran: ProjectFolder) -> None:
-    marker, line = ci(ran, 0, **github(ran)).out.splitlines()
+    marker, line = ci(ran, 0, **pull_request(ran)).out.splitlines()
     assert marker == "<!-- agac:. -->"
     assert line.startswith("No workflow changed. <sub>Compared with")
     assert read_findings(ran.root / "agac-pr.json").quiet
@@ -72,7 +62,7 @@ def test_nothing_changed_is_a_line(ran: ProjectFolder) -> None:
 
 def test_findings_of_others_are_read_within_bounds(ran: ProjectFolder) -> None:
     ran.workflow(stages=CHANGED)
-    ci(ran, 0, **github(ran))
+    ci(ran, 0, **pull_request(ran))
     file = ran.root / "agac-pr.json"
     whole = json.loads(file.read_text())
     for keys, said in (
@@ -94,25 +84,18 @@ def test_findings_of_others_are_read_within_bounds(ran: ProjectFolder) -> None:
 
 def test_a_comment_is_cut_where_it_is_too_long(ran: ProjectFolder) -> None:
     ran.workflow(stages=CHANGED)
-    ci(ran, 0, **github(ran))
+    ci(ran, 0, **pull_request(ran))
     found = read_findings(ran.root / "agac-pr.json")
     many = [found.workflows[0].model_copy(update={"workflow": f"reviews_{n}"}) for n in range(300)]
     text = comment_text(found.model_copy(update={"workflows": many}))
     assert MOST - 2_000 < len(text) <= MOST
-    assert " more workflows are not shown: `agac-pr.json`, which the job keeps, has all.*" in text
-
-
-GITLAB = {
-    "CI": "true", "CI_PIPELINE_SOURCE": "merge_request_event", "CI_MERGE_REQUEST_IID": "7", "CI_COMMIT_SHA": "b" * 40,
-    "CI_MERGE_REQUEST_PROJECT_ID": "1", "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
-    "CI_MERGE_REQUEST_DIFF_BASE_SHA": "a" * 40, "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
-}  # fmt: skip
+    assert " more are not shown: `agac-pr.json`, which the job keeps, has all.*" in text
 
 
 def test_the_forge_says_what_it_is_for() -> None:
     expected = Event("pull-request", "a" * 40, "b" * 40, "main")
-    assert event_of(GITLAB) == expected
-    assert event_of(GITLAB | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "2"}) == expected._replace(foreign=True)
+    assert event_of(merge_request()) == expected
+    assert event_of(merge_request(fork=True)) == expected._replace(foreign=True)
     push = {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main", "CI_DEFAULT_BRANCH": "main"}
     assert event_of(push | {"CI_COMMIT_BEFORE_SHA": "a", "CI_COMMIT_SHA": "b"}) == Event("merge", "a", "b", "main")
     with pytest.raises(UsageError, match="nothing is done for 'push'"):
@@ -128,14 +111,8 @@ def test_the_forge_says_what_it_is_for() -> None:
 
 
 def pushed(project: ProjectFolder, before: str) -> dict[str, str]:
-    """The variables of a job of GitHub for a push to main, and its file."""
-    body = {"ref": "refs/heads/main", "before": before, "after": Git(project.root)("rev-parse", "HEAD"),
-            "repository": {"full_name": "team/reviews", "default_branch": "main"}}  # fmt: skip
-    project.write(".agac/event.json", json.dumps(body))
-    return {
-        "CI": "true", "GITHUB_EVENT_NAME": "push", "GITHUB_EVENT_PATH": str(project.root / ".agac/event.json"),
-        "AGAC_KEEPS_DISK": "1",
-    }  # fmt: skip
+    """A push to main, on a machine that keeps its disk."""
+    return push(project, before) | {"AGAC_KEEPS_DISK": "1"}
 
 
 def test_what_was_merged_is_run_and_nothing_else(ran: ProjectFolder) -> None:
