@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.project import Project, open_project
+from agac.api.share import adopt_all
 from agac.api.status import database_path, go_on, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, StoreError, UsageError
@@ -167,6 +168,9 @@ async def batch_status(
     batch was made; with `only_open` also when none is open."""
     root = project_root(project)
     opened, why_not = _opened(root)
+    if opened is not None and opened.spec.file.remote.control:
+        async with open_database(database_path(root)) as writable:
+            await adopt_all(opened, writable)
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise no_batch_yet()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agac.api.project import Project, RunOptions, made_ready, project_of
-from agac.api.share import shared_answers
+from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest
@@ -81,6 +81,9 @@ async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions
         if names := [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]:
             text = NOT_RECORDED.format(", ".join(names))
             report.warnings.append(Problem(Where("tools_mode"), text, "warning"))
+        if (refusal := refusal_in_ci(opened, plan.asking)) is not None and not untrusted:
+            text = f"the run would end with exit code 2: {refusal.message}. {refusal.remedy}"
+            report.warnings.append(Problem(Where("agac.yml", path="remote.control"), text, "warning"))
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
         except UsageError as error:

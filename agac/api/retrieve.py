@@ -15,7 +15,7 @@ from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, reachable, recorded_plan, walk_through, work_of
-from agac.api.share import push_at_end
+from agac.api.share import adopt_all, controlled, push_at_end
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, UsageError
@@ -36,12 +36,14 @@ from agac.store.writer import open_database
 
 @asynccontextmanager
 async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Database]]:
-    """The project and its database. Raises SpecError where agac.yml has problems, UsageError where nothing ran."""
+    """The project and its database, with what other machines left. Raises SpecError where agac.yml has problems,
+    UsageError where nothing ran."""
     opened = open_project(project, sound=True)
     path = database_path(opened.root)
-    if not path.exists():
+    if not path.exists() and not opened.spec.file.remote.control:
         raise no_batch_yet()
     async with open_database(path) as database:
+        await adopt_all(opened, database)
         yield opened, database
 
 
@@ -92,12 +94,15 @@ async def retrieve(
         before = await runs.run_record(database, number)
         newer = await runs.superseded_by(database, number) if run is None or not submit else None
         plan = await recorded_plan(opened, opened.providers, database, number)
+        only_takes = newer is not None or not submit
+        asks = () if only_takes else plan.asking
+        control = await stack.enter_async_context(controlled(opened, database, plan.workflow, asks))
         names = {one.provider.name for stage in plan.asking for one in stage.models}
         providers = await stack.enter_async_context(reachable(opened, database, plan.workflow, names))
         if providers is not opened.providers:
             plan = await recorded_plan(opened, providers, database, number)
-        only_takes = newer is not None or not submit
         batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes)
+        batching = replace(batching, control=control)
         work = work_of(opened, plan, batching, lambda: iter(()), str)
         work = replace(work, scope=Scope(frozenset())) if only_takes else work
         invocation = Invocation(given=given_flags(before))
@@ -237,8 +242,11 @@ async def _maintenance(
     opened: Project, database: Database, workflow: str, also: Iterable[str] = ()
 ) -> AsyncIterator[BatchContext]:
     """The batches of a workflow at work without a run; the providers `also` are reachable too."""
-    async with reachable(opened, database, workflow, also) as providers:
-        batching = batching_of(opened, providers, workflow)
+    async with (
+        controlled(opened, database, workflow) as control,
+        reachable(opened, database, workflow, also) as providers,
+    ):
+        batching = replace(batching_of(opened, providers, workflow), control=control)
         async with batch_maintenance(database, workflow, batching, opened.redactor(), Clocks()) as maintenance:
             yield maintenance
 

@@ -18,7 +18,7 @@ from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, c
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
-from agac.api.share import push_at_end
+from agac.api.share import controlled, push_at_end
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
@@ -91,7 +91,10 @@ async def invoke(
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
         work = await ready_work(stack, database, opened, checked, options, confirm)
-        work = replace(work, scope=scope, retry=retry, watcher=built.watcher if built else None, answers=answers)
+        asks = work.plan.asking if answers is None else ()
+        control = await stack.enter_async_context(controlled(opened, database, work.plan.workflow, asks))
+        work = replace(work, batching=replace(work.batching, control=control), scope=scope, retry=retry)
+        work = replace(work, watcher=built.watcher if built else None, answers=answers)
         plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +16,11 @@ from pathlib import Path
 
 from agac.api.project import Project, RunOptions, made_ready, open_project
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, Problem, UsageError, Where
-from agac.core.types import Report, Usd
+from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where
+from agac.core.types import Report, Usd, counted
 from agac.data.object_store import ObjectStore
 from agac.engine.baseline import Baseline, BaselineRun
+from agac.engine.batch.control import Control
 from agac.engine.dry_run import dry_run
 from agac.engine.invocation import Scope
 from agac.engine.validate import Checker
@@ -262,10 +263,64 @@ async def pull_in(opened: Project, names: Sequence[str]) -> PullReport:
     return PullReport(shared.remote.url, list(names), *told, problems)
 
 
+# The control state: batches of machines that are thrown away.
+
+
+def _paid_in_batches(stages: Iterable[PlannedStage]) -> list[str]:
+    return [one.name for one in stages if one.run_mode == "batch" and not all(m.provider.simulated for m in one.models)]
+
+
+def refusal_in_ci(opened: Project, stages: Iterable[PlannedStage]) -> UsageError | None:
+    """Why this process may not submit what these stages send in batches: what is paid would be lost with its disk."""
+    in_ci, keeps = (opened.env.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "AGAC_KEEPS_DISK"))
+    paid = _paid_in_batches(stages)
+    if not paid or keeps or not in_ci or opened.spec.file.remote.control:
+        return None
+    what = f"CI is set, and stage {paid[0]!r} submits batches that are paid: with this machine they would be lost"
+    remedy = (
+        "Keep their state in the remote: `remote: {control: true}` in agac.yml. Where .agac is kept from job to job "
+    )
+    remedy += "set AGAC_KEEPS_DISK=1. Or add --run-mode sync, or --no-submit to `agac batch retrieve`."
+    return UsageError(what, remedy=remedy)
+
+
+@asynccontextmanager
+async def controlled(
+    opened: Project, database: Database, workflow: str, stages: Iterable[PlannedStage] | None = None
+) -> AsyncIterator[Control | None]:
+    """The workflow is this process's, among all machines, for the block, where agac.yml says so; with what another one
+    left of its batches. Where none of its `stages` pays for batches that is so as long as something is left. Raises
+    UsageError where they may not be submitted from here, LeaseHeld where another machine is at work."""
+    if refusal := refusal_in_ci(opened, stages or ()):
+        raise refusal
+    is_on = opened.spec.file.remote.control and opened.state == opened.root
+    paid = stages is None or bool(_paid_in_batches(stages))
+    if not is_on or not (paid or await _control(opened, workflow, "").last()):
+        yield None
+    else:
+        control = _control(opened, workflow, _writer(opened))
+        async with control.held(database):
+            yield control
+
+
+def _control(opened: Project, workflow: str, writer: str) -> Control:
+    return Control(_remote(opened), workflow, writer, opened.spec.file.remote.trust)
+
+
+async def adopt_all(opened: Project, database: Database) -> None:
+    """Takes in what other machines left of batches, of all workflows; what one of this machine works on is there."""
+    if opened.spec.file.remote.control:
+        for workflow in workflow_names(opened.spec):
+            control = _control(opened, workflow, opened.env.get("AGAC_REMOTE_WRITER", ""))
+            with suppress(LeaseHeld):
+                await control.adopt(database, await control.last())
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteReport(Report):
     """What a remote is: how many whole packs each writer has there. `create_only`: nothing that is there is ever
-    replaced; None: this process may not push. `forges`: its login may write in the folder of any writer."""
+    replaced; None: this process may not push. `forges`: its login may write in the folder of any writer. `control`
+    says of each workflow whose batches' state is there how it stands."""
 
     remote: str
     packs: dict[str, int]
@@ -274,6 +329,7 @@ class RemoteReport(Report):
     create_only: bool | None
     forges: bool
     problems: list[Problem]
+    control: dict[str, str]
 
 
 @blocking
@@ -292,5 +348,11 @@ async def remote_doctor(*, project: Path | str | None = None) -> RemoteReport:
             forges = True
     except AgacError as error:
         problems.append(Problem(Where(remote.url), f"{error.message}. {error.remedy or ''}", "warning"))
-    trust = opened.spec.file.remote.trust
-    return RemoteReport(remote.url, dict(sorted(found.items())), trust, writer, create_only, forges, problems)
+    trust, told = opened.spec.file.remote.trust, {}
+    for workflow in workflow_names(opened.spec):
+        control = _control(opened, workflow, writer)
+        if (entry := await control.last()) is not None:
+            who = control.holder(entry)
+            held = f"held by {who}" if who else f"nobody works on it, {entry.writer} was the last"
+            told[workflow] = f"{counted(len(entry.batches), 'open batch', 'open batches')}; {held}"
+    return RemoteReport(remote.url, dict(sorted(found.items())), trust, writer, create_only, forges, problems, told)

@@ -68,6 +68,8 @@ def doctor(settings: main.Globals, as_json: bool) -> int:
 def _looked(report: RemoteReport) -> Iterator[str]:
     for writer, packs in report.packs.items():
         yield f"{writer}: {counted(packs, 'pack')}" + ("" if writer in report.trust else ", not trusted")
+    for workflow, state in report.control.items():
+        yield f"Batches of {workflow}: {state}"
     if report.create_only is not None:
         lasts = "is never replaced" if report.create_only else "can be replaced: do not use this remote"
         yield f"You may push as {report.writer}; what is there {lasts}"

@@ -34,6 +34,7 @@ from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
+    from agac.engine.batch.control import Control
     from agac.engine.caller import TaskAttempts
     from agac.spec.workflow import Timeout
 
@@ -126,7 +127,8 @@ class Batching:
     the plan of a run as it was stored; `folder` holds batches' files. `wait`: whether to wait until all is done.
     `confirm_stale` says whether anything may be submitted next to stale batches.
     `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
-    the store, not from its input. `only_takes`: what has ended is stored, and nothing is submitted."""
+    the store, not from its input. `only_takes`: what has ended is stored, and nothing is submitted. `control` tells the
+    remote of each step."""
 
     providers: Mapping[str, Provider]
     recorded: Callable[[Database, int], Awaitable[Plan]]
@@ -136,6 +138,7 @@ class Batching:
     only_batch: int | None = None
     resume_run: int | None = None
     only_takes: bool = False
+    control: Control | None = None
 
 
 class CommitWatcher(Protocol):

@@ -114,6 +114,10 @@ class RemoteContentFile(FileModel):
     push: Literal["manual", "auto"] = key(
         "Whether runs push their answers at their end (`auto`), or `agac push` alone does.", default="manual"
     )
+    control: bool = key(
+        "Whether the state of batches is in the remote, too, so that another machine goes on with them.",
+        default=False,
+    )
     allow: list[NonEmpty] = key(
         "Loopback or private hosts and networks (`10.0.0.0/8`), and folders of which `file://` may name files.",
         default=[],

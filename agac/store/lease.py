@@ -109,6 +109,11 @@ def is_dead(holder: str) -> bool:
     return now != started or state == "Z"  # the number was given to another process, or nobody has fetched its end
 
 
+def is_dead_here(holder: str) -> bool:
+    """Whether a holder ran on this machine since it was started, and no longer runs; another one may have its name."""
+    return f" {_boot_id()}/" in holder and is_dead(holder)
+
+
 def _state_and_start(pid: int) -> tuple[str, str]:
     try:
         found = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()

@@ -1444,3 +1444,21 @@ DELETE FROM batch WHERE run_id = ?;
 DELETE FROM batch_task WHERE id > :after AND id <= :upto AND (
     NOT EXISTS (SELECT 1 FROM row WHERE key = batch_task.row_key)
     OR NOT EXISTS (SELECT 1 FROM run WHERE id = batch_task.run_id));
+
+-- name: control_forget
+-- Batches of a workflow that were brought to their end elsewhere; where that is not known (NULL), those that were not sent.
+DELETE FROM batch WHERE run_id IN (SELECT id FROM run WHERE workflow = ?1) AND (?2 IS NOT NULL
+    OR state IN ('PLANNED', 'BUILT', 'UPLOAD_INTENT', 'UPLOADED')) AND state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED');
+
+-- name: control_forget_tasks
+-- Tasks in batches that are not known any more, and those that wait for them.
+DELETE FROM batch_task WHERE state < 2 AND NOT EXISTS (SELECT 1 FROM batch JOIN batch_task AS t ON t.batch_id = batch.id
+    WHERE t.fingerprint = batch_task.fingerprint AND t.state = 1);
+
+-- name: control_read
+-- How much of a workflow's control state is known here.
+SELECT number FROM control WHERE workflow = ?;
+
+-- name: control_keep
+-- So much of it is known.
+INSERT INTO control VALUES (?, ?) ON CONFLICT DO UPDATE SET number = excluded.number;

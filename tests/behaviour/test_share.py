@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 import zstandard
+from support.buckets import bucket
 from support.project import ProjectFolder
 from support.server import Server
 
@@ -416,32 +417,6 @@ def test_the_doctor_tells_what_may_be_done(team: Team) -> None:
     assert (report["packs"], report["trust"]) == ({"ci": 1}, ["ci"])
     pushed(first, "bob")
     assert "bob: 1 pack, not trusted" in first.agac("remote", "doctor", code=0).out
-
-
-@contextmanager
-def bucket() -> Iterator[dict[str, str]]:
-    """An S3 server with the bucket `team`, as the variables that lead there."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        env = {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "hush",
-            "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "AGAC_REMOTE": "s3://team/reviews",
-        }  # fmt: skip
-        import urllib.request
-
-        request = urllib.request.Request(f"{env['AWS_ENDPOINT_URL']}/team", method="PUT")
-        request.add_header(
-            "Authorization",
-            "AWS4-HMAC-SHA256 Credential=who/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x",
-        )
-        urllib.request.urlopen(request).close()
-        yield env
-    finally:
-        server.stop()
 
 
 def test_a_bucket_is_a_remote(team: Team) -> None:

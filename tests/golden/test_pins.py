@@ -46,7 +46,7 @@ ADDED = {
         '.remote.allow[]: "string"', '.remote.http: "boolean"', '.remote.max_mb: "integer"',
         '.remote.timeout: "number"', '.remote.timeout: "string"', '.remote.headers: "object"',
         '.remote.headers.*: "object"', '.remote.url: "string"', '.remote.trust: "array"', '.remote.trust[]: "string"',
-        '.remote.push: "string" ["manual", "auto"]',
+        '.remote.push: "string" ["manual", "auto"]', '.remote.control: "boolean"',
         '.remote.headers.*.*: "string"',
         '.defaults.syntax: "string" ["auto", "dollar", "mustache", "brace"]', '.defaults.backend: "string"',
         '.defaults.warm_prefix: "boolean"', *(f".defaults.batch.{rest}" for rest in LATER_RULES),

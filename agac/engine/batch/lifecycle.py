@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
@@ -36,6 +36,9 @@ from agac.store import batches
 from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load
 from agac.store.db import Database, sql
 from agac.store.writer import Ledger
+
+if TYPE_CHECKING:
+    from agac.engine.batch.control import Control
 
 PRIMED_FOR = 1800.0
 """Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait in a queue too."""
@@ -113,10 +116,13 @@ BatchFormats = Mapping[tuple[int, int], BatchFormat]
 
 class Journal:
     """Writes the steps of batches under the workflow's lease. Each step is committed before anything else is done: what
-    a crash finds is what the store says. Each method returns what is stored after it."""
+    a crash finds is what the store says; with a `control` state the remote says it, too. Each method returns what is
+    stored after it."""
 
-    def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float]) -> None:
-        self._database, self._ledger, self._now = database, ledger, now
+    def __init__(
+        self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None = None
+    ) -> None:
+        self._database, self._ledger, self._now, self._control = database, ledger, now, control
 
     async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
         """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it is one itself."""
@@ -212,7 +218,10 @@ class Journal:
                 f"batch {record.id} is not where it was: batch_{statement} found nothing to change",
                 remedy="another command worked on it; run `agac batch status`, then the same command again",
             )
-        return await batches.read_batch(self._database, record.id)
+        after = await batches.read_batch(self._database, record.id)
+        if self._control is not None and statement not in ("seen", "remark", "put_off"):
+            await self._control.wrote(self._database, after)
+        return after
 
 
 def foreign(record: BatchRecord, provider_id: str | None) -> str:
@@ -267,7 +276,9 @@ class BatchContext:
     proof: WriteProof | None = None
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.database, self.ledger, self.clocks.wall)
+        self.journal = Journal(self.database, self.ledger, self.clocks.wall, self.batching.control)
+        if self.batching.control is not None:
+            self.batching.control.lost = self.stop_signal.lose_input
         self.intakes: dict[int, Intake] = {}
         self._accounts: dict[str, Account] = {}
         self._formats: dict[int, BatchFormats] = {}

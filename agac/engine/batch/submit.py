@@ -159,6 +159,7 @@ async def _is_ours(
 ) -> bool | Fault | None:
     """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
     path = context.path(record, ".candidate")
+    path.parent.mkdir(parents=True, exist_ok=True)  # another machine may have submitted it
     for remote in seen.results:
         lines = max(record.tasks, seen.total or 0)  # another's may be larger
         size = await context.account(record.provider).api.download(remote, path, form.longest_line * lines)
@@ -273,6 +274,8 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Asks for it, once. Killed after that: it is found."""
     form = await context.format(record)
     assert form is not None
+    if (control := context.batching.control) is not None:
+        await control.prove(context.database)
     fault = await context.account(record.provider).api.create(order_of(context, record, form))
     if isinstance(fault, ProviderBatch):
         return await context.journal.submitted(record, fault, deadline(context, form), None)

@@ -3,7 +3,8 @@ commit in the store and each file on the disk.
 
 A moment is `WHERE.METHOD.before`, `.after`, or (downloads) `.amid`: what is there is cut in half then, as a kill in the
 middle of it leaves it. `provider` is whichever batch API is spoken, `journal` the steps in the store, `spool` the file
-that is submitted, `results` what is read into the store, `tool` what a conversation calls.
+that is submitted, `results` what is read into the store, `tool` what a conversation calls, `remote` an object that
+other machines read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ JOURNAL = (
 
 METHODS = {
     "provider": PROVIDER, "journal": JOURNAL, "spool": ("finish",), "results": ("lines", "put"), "tool": ("call",),
+    "remote": ("create",),
 }  # fmt: skip
 
 Happens = Callable[[str], None]
@@ -35,6 +37,7 @@ def is_moment(event: str) -> bool:
 
 def tell(happens: Happens) -> None:
     """Has every moment told to `happens`."""
+    from agac.data.object_store import ObjectStore
     from agac.engine.batch.enrol import Spool
     from agac.engine.batch.ingest import ResultReader
     from agac.engine.batch.lifecycle import Journal
@@ -43,7 +46,7 @@ def tell(happens: Happens) -> None:
 
     classes: dict[str, list[type]] = {
         "provider": [OpenAIBatches, AnthropicBatches], "journal": [Journal], "spool": [Spool],
-        "results": [ResultReader], "tool": [ToolPool],
+        "results": [ResultReader], "tool": [ToolPool], "remote": [ObjectStore],
     }  # fmt: skip
     for owner, methods in METHODS.items():
         for made in classes[owner]:

@@ -1,0 +1,222 @@
+"""The control state of a workflow in a remote: who works on its batches, and all that another machine needs to go on
+with them when this one vanishes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from secrets import token_hex
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from agac.core.errors import AgacError, LeaseHeld, LeaseLost
+from agac.data.object_store import ObjectStore
+from agac.store import runs
+from agac.store.batches import BatchRecord, BatchStep, unfinished_batches
+from agac.store.db import Database, first, select, to_the_end, write
+from agac.store.lease import is_dead_here, lease_held, shown, this_process
+from agac.store.packs import Damaged
+from agac.store.snapshot import MAX_BYTES, State, batch_states, make_snapshot, take_snapshot
+
+# One log a workflow: objects with numbers without gaps, each created once and never changed. The last entry says all:
+# its snapshot of the runs, and how their batches stand since. The numbers are the fence: whoever finds the next one
+# taken was taken over, and asks for nothing any more.
+
+FOLDER, SNAPSHOTS = "v1/control", "v1/snapshots"
+BEAT_SECONDS, STALE_SECONDS = 120.0, 600.0
+"""How often a holder shows a sign of life, and after how long without one it counts as gone."""
+
+MAX_ENTRY = 8_000_000  # bytes: what is longer is not read
+CLOCKS_APART = 3600.0  # seconds by which the clocks of two machines may differ
+LOOKED_BACK = 100  # entries that cannot be believed are passed over, so many at most
+
+_log = logging.getLogger("agac.batch")
+
+
+class LogEntry(BaseModel):
+    """An entry. `mark` tells its writer's from others, `at` is when it was written (seconds since 1970), `free` that
+    the lease was given back; `snapshot` names that, and `batches` are the columns of open ones in it, by intent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    format: Literal[1] = 1
+    number: int
+    workflow: str
+    writer: str
+    holder: str
+    mark: str
+    at: float
+    free: bool
+    snapshot: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    batches: Mapping[str, State]
+
+
+class Control:
+    """The control state of one workflow. It `adopt`s what other machines left, and while it is `held` writes what
+    becomes of the batches of this one. `trust`: whose entries are believed. `lost` is called when it was taken over."""
+
+    def __init__(self, remote: ObjectStore, workflow: str, writer: str, trust: Iterable[str]) -> None:
+        self._remote, self._workflow, self._writer, self._trust = remote, workflow, writer, {*trust, writer} - {""}
+        self._name = quote(workflow, safe="").replace("%", "=")
+        self._turn, self._mark = asyncio.Lock(), token_hex(16)
+        self._error: LeaseLost | None = None
+        self.lost: Callable[[AgacError], None] = lambda _: None
+        self._number, self._at, self._snapshot, self._known = 0, 0.0, "", set[str]()
+        self._stored: object = None  # what was there when the snapshot was made
+
+    async def last(self) -> LogEntry | None:
+        """The last entry that can be believed; None where there is none. What cannot is said."""
+        pattern = re.compile(rf"{FOLDER}/{re.escape(self._name)}/(\d{{10}})")
+        found = filter(None, map(pattern.fullmatch, await self._remote.sizes(f"{FOLDER}/{self._name}")))
+        numbers = sorted((int(one[1]) for one in found), reverse=True)
+        self._number = max(numbers, default=0)
+        for number in numbers[:LOOKED_BACK]:
+            why, content = "it is no entry", await self._remote.read(self._entry(number), MAX_ENTRY)
+            try:
+                entry = LogEntry.model_validate_json(content or b"")
+                why = f"it is of another log, or its writer {entry.writer[:64]!r} is not trusted"
+                is_here = (entry.number, entry.workflow) == (number, self._workflow)
+                if is_here and entry.writer in self._trust and entry.at < time.time() + CLOCKS_APART:
+                    return entry
+            except ValueError:
+                pass
+            _log.warning("%s/%s is left out: %s", self._remote.url, self._entry(number), why)
+        return None
+
+    def _entry(self, number: int) -> str:
+        return f"{FOLDER}/{self._name}/{number:010d}"
+
+    async def adopt(self, database: Database, entry: LogEntry | None) -> None:
+        """Takes in what other machines wrote, up to this last entry, since this store last knew of it. Raises LeaseHeld
+        where a process of this machine is at work on the workflow, AgacError where the snapshot cannot be used."""
+        known = first(await select(database, "control_read", int, self._workflow))
+        if entry is None or known == entry.number:
+            return
+        name = f"{SNAPSHOTS}/{self._name}/{entry.snapshot}"
+        content = await self._remote.read(name, MAX_BYTES)
+        about = self._workflow, entry.number, entry.snapshot, entry.batches
+        try:
+            async with lease_held(database, self._workflow, time.time):
+                assert database.writer is not None
+                await database.writer.at_once(partial(take_snapshot, content, *about))
+        except Damaged as error:
+            remedy = "restore the object (nothing was sent), or set `remote: {control: false}` to go on without it"
+            raise AgacError(f"{self._remote.url}/{name} cannot be used: {error}", remedy=remedy) from None
+
+    def holder(self, entry: LogEntry) -> str | None:
+        """Who works on the workflow, in words; None: nobody does any more."""
+        age = time.time() - entry.at
+        if entry.free or is_dead_here(entry.holder) or age > STALE_SECONDS:
+            return None
+        return f"{entry.writer}, {shown(entry.holder)}, last sign of life {max(age, 0):.0f} s ago"
+
+    @asynccontextmanager
+    async def held(self, database: Database) -> AsyncIterator[None]:
+        """The workflow is this process's, among all machines, for the block. Raises LeaseHeld where it is another's."""
+        while not await self._taken(database):
+            self._error = None
+        beating = asyncio.ensure_future(self._beat(database))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+            await to_the_end(self._give_back(database))
+
+    async def _taken(self, database: Database) -> bool:
+        """Whether the lease was taken; False: another machine was faster."""
+        entry = await self.last()
+        if entry is not None and (holder := self.holder(entry)) is not None:
+            what = f"workflow {self._workflow!r} is being run by another machine ({holder})"
+            after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
+            raise LeaseHeld(what, remedy=f"wait for it to end; if it is gone it is taken over {after}")
+        await self.adopt(database, entry)
+        known = set(entry.batches) if entry is not None else set[str]()
+        if entry is None or {one.intent for one in await self._open(database)} - known:
+            await self._snap(database)  # some were submitted before there was a log
+        else:
+            self._snapshot, self._known, self._stored = entry.snapshot, known, await self._now(database)
+        try:
+            await self._append(database)
+        except LeaseLost:
+            return False
+        return True
+
+    async def _open(self, database: Database) -> list[BatchRecord]:
+        """The batches that are filled and have not come to their end."""
+        found = await unfinished_batches(database, self._workflow)
+        return [one for one in found if one.state != BatchStep.PLANNED]
+
+    async def _now(self, database: Database) -> tuple[list[tuple[int, int]], object]:
+        """The runs that another machine would go on with (the last one, those with batches), and how they stand."""
+        found = await self._open(database)
+        numbers = {*(await runs.run_ids(database, self._workflow))[:1], *(one.run_id for one in found)}
+        return [(run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)], found
+
+    async def _snap(self, database: Database) -> None:
+        """All that the store has of these runs lies in the remote from now on."""
+        known = {one.intent for one in await self._open(database)}
+        self._stored = found, _ = await self._now(database)
+        name, content = await asyncio.to_thread(make_snapshot, database.path, [run for run, _ in found])
+        await self._remote.create(f"{SNAPSHOTS}/{self._name}/{name}", content)
+        self._snapshot, self._known = name, known
+
+    async def _append(self, database: Database, *, free: bool = False) -> None:
+        """One more entry, of how all stands now. Raises LeaseLost where another machine took the workflow over."""
+        async with self._turn:
+            while self._error is None:
+                states = await database.reader.at_once(partial(batch_states, self._workflow, self._known))
+                entry = LogEntry(
+                    number=self._number + 1, workflow=self._workflow, writer=self._writer, holder=this_process(),
+                    mark=self._mark, at=time.time(), free=free, snapshot=self._snapshot, batches=states,
+                )  # fmt: skip
+                name, content = self._entry(entry.number), entry.model_dump_json().encode()
+                if await self._remote.create(name, content):
+                    self._number, self._at = entry.number, entry.at
+                    await write(database, "control_keep", self._workflow, entry.number)
+                    return
+                if self._mark.encode() in (await self._remote.read(name, MAX_ENTRY) or b""):
+                    self._number = entry.number  # ours: we were cut off before we heard of it
+                    continue
+                what = f"another machine took over workflow {self._workflow!r} while this one was silent"
+                self._error = LeaseLost(what, remedy="the other one goes on with it; run the same command again later")
+                self.lost(self._error)
+            raise self._error
+
+    async def wrote(self, database: Database, record: BatchRecord) -> None:
+        """A step of a batch was committed. Returns once the remote knows of it."""
+        is_known = record.intent in self._known
+        if not is_known and record.state != BatchStep.CREATE_INTENT:
+            return  # nothing of it is anywhere else
+        if not is_known or (not record.open and record.state != BatchStep.CLEANED):  # its tasks have ends: answers came
+            await self._snap(database)
+        await self._append(database)
+
+    async def prove(self, database: Database) -> None:
+        """Proves that the workflow is still ours, after a silence. Raises LeaseLost."""
+        if self._error is not None or time.time() - self._at > 2 * BEAT_SECONDS:
+            await self._append(database)
+
+    async def _beat(self, database: Database) -> None:
+        while self._error is None:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._append(database)
+            except AgacError as error:
+                _log.warning("no sign of life could be given: %s", error.message)
+
+    async def _give_back(self, database: Database) -> None:
+        try:
+            if self._error is None and self._stored != await self._now(database):
+                await self._snap(database)
+            if self._error is None:
+                await self._append(database, free=True)
+        except AgacError as error:
+            _log.warning("workflow %s was not given back: %s", self._workflow, error.message)

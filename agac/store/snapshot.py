@@ -1,0 +1,159 @@
+"""Runs as they travel to another machine: a small database with all that the store knows of them, which takes the
+place of what it knew. It is somebody else's data: a wrong one is refused as a whole."""
+
+# ruff: noqa: S608 - statements are put together of the names of our own tables and columns
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import closing
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from agac.core.errors import StoreError
+from agac.store.db import sql, transaction
+from agac.store.packs import Damaged
+
+MAX_BYTES = 1 << 29  # of a snapshot, packed
+State = Mapping[str, int | float | str | None]
+"""Columns of a batch."""
+
+_RUNS = "(SELECT value FROM json_each(:runs))"
+_ROWS = f"(SELECT key FROM row WHERE run_id IN {_RUNS})"
+_BY_ROW, _BY_RUN = (
+    "task attempt agent_turn tool_call member",
+    "event counter timing estimate alike batch batch_task row",
+)
+_OF_RUNS = {
+    **dict.fromkeys(_BY_ROW.split(), f"row_key IN {_ROWS}"), **dict.fromkeys(_BY_RUN.split(), f"run_id IN {_RUNS}"),
+    "run": f"id IN {_RUNS}",
+}  # fmt: skip
+"""The lines of runs in the tables that hold any: what belongs to a row before it."""
+
+_WHICH = {
+    "definition": f"hash IN (SELECT definition_hash FROM run WHERE id IN {_RUNS})", "endpoint": "true", "pack": "true",
+    "result": f"""id IN (SELECT result_id FROM task WHERE row_key IN {_ROWS} UNION SELECT result_id FROM row
+        WHERE run_id IN {_RUNS}) OR fingerprint IN (SELECT fingerprint FROM batch_task WHERE run_id IN {_RUNS})""",
+    **_OF_RUNS,
+}  # fmt: skip
+
+_NUMBERED = dict.fromkeys(("run", "event", "result", "attempt", "batch", "batch_task"), "id") | {"row": "key"}
+_NAMES = {
+    "run_id": "run", "event_id": "event", "seen": "event", "row_key": "row", "parent_key": "row", "group_key": "row",
+    "result_id": "result", "batch_id": "batch", "primer": "batch",
+}  # fmt: skip
+"""Columns that name a line of another table by its number, which is another one in every store."""
+
+_SHARED = {
+    "endpoint": ("endpoint_id", "provider, base_url, model, simulated"), "pack": ("pack_id", "writer, name"),
+}  # fmt: skip
+"""Tables of which each line is in a store once, with the column that names it."""
+
+
+def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+    """The columns of these batches of a workflow that have not come to their end, but for numbers of this store."""
+    found = reader.execute(sql("batches_unfinished"), (workflow,))
+    columns = [column[0] for column in found.description]
+    lines = [dict(zip(columns, line, strict=True)) for line in found]
+    kept = [one for one in columns if one != "id" and one not in _NAMES]
+    return {line["intent"]: {key: line[key] for key in kept} for line in lines if line["intent"] in intents}
+
+
+def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
+    """These runs as they are at one moment: the name of their snapshot, which is the hash of its content, and that.
+    Raises StoreError where it is too long."""
+    from zstandard import ZstdCompressor
+
+    packed = BytesIO()
+    with TemporaryDirectory() as folder, closing(sqlite3.connect(store, isolation_level=None)) as reader:
+        reader.execute("ATTACH ? AS f", (f"{folder}/f",))
+        reader.execute("BEGIN")
+        for name, which in _WHICH.items():
+            reader.execute(f"CREATE TABLE f.{name} AS SELECT * FROM {name} WHERE {which}", {"runs": json.dumps(runs)})
+        reader.execute("COMMIT")
+        with Path(folder, "f").open("rb") as file:
+            ZstdCompressor().copy_stream(file, packed)
+    if packed.tell() > MAX_BYTES:
+        what = f"what the store has of a run is longer than {MAX_BYTES:,} bytes, packed: the remote does not take it"
+        raise StoreError(what, remedy="run fewer rows at a time (--limit), or set `remote: {control: false}`")
+    return sha256(packed.getbuffer()).hexdigest(), packed.getvalue()
+
+
+def take_snapshot(
+    content: bytes | None,
+    workflow: str,
+    number: int,
+    name: str,
+    states: Mapping[str, State],
+    writer: sqlite3.Connection,
+) -> None:
+    """Puts the runs of a workflow in the place of the same ones here, with the states of batches since: what the entry
+    `number` of the control state tells. Other batches were brought to their end elsewhere. Raises Damaged."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    if content is None or sha256(content).hexdigest() != name:
+        raise Damaged("it is not the content that its name stands for")
+    with TemporaryDirectory() as folder:
+        try:
+            with Path(folder, "f").open("wb") as file:
+                for piece in ZstdDecompressor(max_window_size=1 << 27).read_to_iter(content):
+                    if file.write(piece) and file.tell() > 16 * MAX_BYTES:
+                        raise Damaged("it is too long")
+            writer.execute("ATTACH ? AS f", (f"file:{folder}/f?mode=ro",))
+            try:
+                with transaction(writer):
+                    _take(writer, workflow, states)
+                    writer.execute(sql("control_keep"), (workflow, number))
+            finally:
+                writer.execute("DETACH f")
+        except (sqlite3.Error, ZstdError) as error:
+            raise Damaged(str(error)) from None
+
+
+def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]) -> None:
+    if set(writer.execute("SELECT DISTINCT type FROM f.sqlite_master")) != {("table",)}:
+        raise Damaged("it has more than tables")
+    if set(writer.execute("SELECT workflow FROM f.run")) - {(workflow,)}:
+        raise Damaged("it is of another workflow")
+    known = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
+    writer.execute(sql("control_forget"), (workflow, *known))
+    writer.execute(sql("control_forget_tasks"))
+    same = writer.execute("SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)").fetchall()
+    for name, which in _OF_RUNS.items():
+        writer.execute(f"DELETE FROM main.{name} WHERE {which}", {"runs": json.dumps([run for (run,) in same])})
+    lasts = {name: f"SELECT ifnull(max({own}), 0) FROM main.{name}" for name, own in _NUMBERED.items()}
+    past = {name: int(writer.execute(last).fetchone()[0]) for name, last in lasts.items()}
+    for name in _WHICH:
+        columns = _known(writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")])
+        values = ", ".join(_value(name, column, past) for column in columns)
+        how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
+        into = f"main.{name} ({', '.join(columns)})"
+        writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t")
+    for intent, state in states.items():
+        changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
+        writer.execute(f"UPDATE main.batch SET {changes} WHERE intent = ?", (*state.values(), intent))
+
+
+def _value(name: str, column: str, past: Mapping[str, int]) -> str:
+    """What a column of a line is here; `past` are the last numbers of the tables."""
+    if _NUMBERED.get(name) == column:
+        return f"t.{column} + {past[name]}"
+    if column in _NAMES:
+        return f"t.{column} + {past[_NAMES[column]]}"
+    for shared, (names, alike) in _SHARED.items():
+        if column == names:
+            return f"(SELECT o.id FROM main.{shared} AS o JOIN f.{shared} AS g USING ({alike}) WHERE g.id = t.{column})"
+    return "NULL" if column.startswith("exported_") else f"t.{column}"  # the files are not here
+
+
+def _known(writer: sqlite3.Connection, name: str, columns: Iterable[str]) -> list[str]:
+    """The same columns, if the table has them."""
+    found = [one for one in columns if not (name in _SHARED and one == "id")]
+    if set(found) - {one[1] for one in writer.execute(f"PRAGMA main.table_info({name})")}:
+        raise Damaged("a newer agac wrote it: update agac")
+    return found

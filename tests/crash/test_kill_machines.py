@@ -1,0 +1,95 @@
+"""kill -9 at every step of a batch's life, and of its way into the remote; then the disk is gone. Another machine, with
+the same files and the same remote, finishes the run: each task is paid once."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.machines import Machine
+from support.server import Server
+from support.soak import few
+
+SUBMITTING = [
+    "journal.plan.after", "spool.finish.after", "provider.upload.before", "provider.upload.after",
+    "journal.uploaded.after", "journal.intend.before", "provider.create.before", "provider.create.after",
+    "journal.submitted.before", "journal.submitted.after",
+    *(f"remote.create.{when}:{n}" for n in range(1, 7) for when in ("before", "after")),
+]  # fmt: skip
+"""Of a first run. It puts: a lease, the rows of its batch, the intent, what became of it, all rows, the lease back."""
+
+COLLECTING = [
+    "provider.look.before", "provider.look.after", "journal.seen.after", "journal.step.before", "journal.step.after",
+    "provider.download.before", "provider.download.amid", "provider.download.after", "journal.downloaded.before",
+    "journal.downloaded.after", "results.lines.before", "results.put.before", "results.put.after",
+    "journal.ingested.before", "journal.ingested.after", "provider.delete.before:1", "provider.delete.after:1",
+    "provider.delete.before:2", "provider.delete.after:2", "journal.cleaned.before", "journal.cleaned.after",
+    "journal.plan.after", "provider.upload.after", "provider.create.before", "provider.create.after",
+    "journal.submitted.after",
+    *(f"remote.create.{when}:{n}" for n in range(1, 12) for when in ("before", "after")),
+]  # fmt: skip
+"""Of what takes the results in, and submits a batch of the stage that follows."""
+
+FINISHING = [
+    "provider.look.after",
+    "results.put.after",
+    "journal.ingested.after",
+    "journal.cleaned.after",
+    "os.rename:2",
+]
+numbers = count(5)
+
+
+def cells(moments: list[str], shift: int) -> list[Any]:
+    """Each moment with one of the two commands that go on, and one of the APIs."""
+    found = []
+    for number, moment in enumerate(moments, shift):
+        api = "openai" if number % 3 or "delete" in moment or "upload" in moment else "anthropic"
+        found.append(pytest.param(api, moment, ("run", "retrieve")[number % 2], id=f"{api}-{moment}-{number % 2}"))
+    return few(found, 7)
+
+
+def machine(tmp_path: Path, server: Server, api: str) -> Machine:
+    server.reset()
+    return Machine(tmp_path / "first", server, api, rows=next(numbers) if api == "anthropic" else 4)
+
+
+def finish(first: Machine, api: str, command: str, kept: int = 0) -> None:
+    """On another machine; where nothing was submitted nothing can be retrieved."""
+    second = Machine(first.project.root.with_name("second"), first.server, api, rows=first.rows)
+    if command == "retrieve" and "no batch was submitted" in second.retrieve().err:
+        command = "run"
+    second.finish(command)
+    second.assert_whole(kept=first.before + kept)
+
+
+@pytest.mark.parametrize(("api", "moment", "command"), cells(SUBMITTING, 0))
+def test_a_machine_that_vanishes_while_it_submits(
+    api: str, moment: str, command: str, server: Server, tmp_path: Path
+) -> None:
+    first = machine(tmp_path, server, api)
+    first.killed(moment, "run", "-a", "reviews")
+    finish(first, api, command, kept=1)
+
+
+@pytest.mark.parametrize(("api", "moment", "command"), cells(COLLECTING, 1))
+def test_a_machine_that_vanishes_while_it_takes_results_in(
+    api: str, moment: str, command: str, server: Server, tmp_path: Path
+) -> None:
+    first = machine(tmp_path, server, api)
+    first.submit()
+    between = Machine(tmp_path / "between", server, api, rows=first.rows)
+    between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
+    finish(first, api, command, kept=1)
+
+
+@pytest.mark.parametrize(("api", "moment", "command"), cells(FINISHING, 0))
+def test_a_machine_that_vanishes_at_the_end(
+    api: str, moment: str, command: str, server: Server, tmp_path: Path
+) -> None:
+    first = machine(tmp_path, server, api)
+    first.submit()
+    first.retrieve()
+    between = Machine(tmp_path / "between", server, api, rows=first.rows)
+    between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
+    finish(first, api, command)
