@@ -57,7 +57,7 @@ class ForecastRow(RowProgress):
     old: StoredRow | None = None
     tasks: dict[int, store.PriorTask] = field(default_factory=dict)
     ready: Ready = field(default_factory=dict)
-    blocked: set[str] = field(default_factory=set)
+    blocked: frozenset[str] = frozenset()
     absent: bool = False
     times: int = 1
     guessed: bool = False
@@ -68,9 +68,9 @@ class ForecastRow(RowProgress):
     characters: int = 0
     parts: int = 0
     in_batch: int = 0
-    begun: set[int] = field(default_factory=set)
+    begun: frozenset[int] = frozenset()
     open_needs: dict[str, int] = field(default_factory=dict)
-    never_began: set[str] = field(default_factory=set)
+    never_began: frozenset[str] = frozenset()
     making: DerivedRows | None = None
     unmade: AnyStage | None = None
     chosen: bool = True
@@ -248,10 +248,11 @@ class Baseline:
 
     def left(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed and is not tried again; None when it is, or did not fail."""
-        prior, ready = self._prior(stage, row), row.ready.get((stage.index, 0, fingerprint))
+        ready = row.ready.get((stage.index, 0, fingerprint)) if row.ready else None
         if ready is not None and ready.then_do is None and ready.error is not None:
             return ready.error
-        if not self.continued or prior is None or prior.error is None or prior.fingerprint != fingerprint:
+        prior = self._prior(stage, row) if self.continued else None
+        if prior is None or prior.error is None or prior.fingerprint != fingerprint:
             return None
         if self.retry is not None:
             return None if row.chosen else prior.error
@@ -327,6 +328,7 @@ class StoredAnswers:
         self.baseline, self.found, self.scratch = baseline, found, scratch
         self._show, self._in_batches = show, in_batches
         self._shared = set[bytes]()  # of what was looked up last, the answers that could be pulled
+        self._asked = list[bytes]()  # of the same what would be asked
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
@@ -340,7 +342,8 @@ class StoredAnswers:
 
     def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
         """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""
-        return row.guessed or not self._functions[stage.name].isdisjoint(row.view.unknown)
+        unknown = row.view.unknown
+        return row.guessed or bool(unknown and not self._functions[stage.name].isdisjoint(unknown))
 
     def not_asked(self, row: ForecastRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
         """A stage that asks nothing is as good as done; or a guard said no."""
@@ -361,7 +364,7 @@ class StoredAnswers:
 
     def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
         """The row's task cannot be run, and neither can those that need it."""
-        row.blocked.add(stage.name)
+        row.blocked |= {stage.name}
         shown = reason if self.baseline.scope.may_ask(stage.name) else why.NOT_IN_SCOPE
         self.of(stage).block(shown, row.id, row.times)
 
@@ -384,12 +387,14 @@ class StoredAnswers:
             prepared = self.prompt(stage, row)
             if prepared is None:  # it names fields that are not there yet
                 further += len(stage.system or "") + len(stage.prompt.text) + len(TEXT) * len(stage.prompt.placeholders)
-            self._sample(stage, prepared.request.messages if prepared else (), further)
+            self._sample(stage, prepared.messages if prepared else (), further)
 
     def _sample(self, stage: AnyStage, messages: Sequence[Message], further: int = 0) -> None:
         found = self.of(stage)
         found.sampled += 1
-        found.characters += further + sum(len(one.text) for one in messages)
+        found.characters += further
+        for one in messages:
+            found.characters += len(one.text)
 
     def show(self, stage: AnyStage, row_id: RowId, messages: tuple[Message, ...]) -> None:
         """A prompt that would be sent."""
@@ -409,15 +414,17 @@ class StoredAnswers:
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
         self._shared.clear()
+        self._asked.clear()
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
-        self.scratch.begin()
         results = [
             self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
             if result is None and not isinstance(task, NotReady)
             else result
             for (row, task), result in zip(begun, known, strict=True)
         ]
+        self.scratch.begin()
+        self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         self.scratch.end()
         return results
 
@@ -426,11 +433,8 @@ class StoredAnswers:
     ) -> dict[bytes, store.EarlierResult]:
         """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not."""
         found: dict[bytes, store.EarlierResult] = {}
-        since, remote, database = (
-            self.baseline.since(stage, chosen=chosen),
-            self.baseline.remote,
-            self.baseline.database,
-        )
+        remote, database = self.baseline.remote, self.baseline.database
+        since = self.baseline.since(stage, chosen=chosen)
         for start in range(0, len(prints) if not self.baseline.fresh else 0, MAX_KEYS):
             some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
             if database is not None:
@@ -482,33 +486,36 @@ class StoredAnswers:
         in_batch: set[bytes],
     ) -> TaskResult | None:
         prints, found = _prints(task), self.of(stage)
-        there = [earlier[one].value for one in prints if one in earlier]
+        there = [result for one in prints if (result := earlier.get(one)) is not None]
         if len(there) == len(prints):
-            value = there[0]
+            value = there[0].value
             if isinstance(stage, PlannedStage) and len(prints) > 1:
-                value = outcome_of_vote(there, stage.vote).text
+                value = outcome_of_vote([one.value for one in there], stage.vote).text
             leaves = is_leave(stage, value)
             found.dropped += row.times * leaves
             found.reuse += row.times * (not leaves)
             return Answer(Result(task.fingerprint, value), UNPARSED)
-        lacking = sum(one not in earlier and one not in in_batch for one in prints)
+        lacking = len(prints) - len(there)
+        if in_batch:
+            lacking -= sum(one not in earlier and one in in_batch for one in prints)
         if not lacking:
             found.in_flight += row.times
             return Unknown(why.NOT_YET)
         if self.baseline.never_began(stage, row):
-            row.never_began.add(stage.name)
+            row.never_began |= {stage.name}
             return None
         if not self._may_ask(stage, row):
             return Parked.PARKED
         reason = self.baseline.reason(stage, row, task.fingerprint)
         found.asked(reason, row.id, lacking, row.times)
-        found.remote += row.times * all(one in earlier or one in self._shared for one in prints)
+        if self._shared:
+            found.remote += row.times * all(one in earlier or one in self._shared for one in prints)
         found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):
             self._not_called(stage, row)
         else:
-            found.collapsed += not self.scratch.is_first(OF_ANY_STAGE, task.fingerprint)
-            self.show(stage, row.id, task.request.messages)
+            self._asked.append(task.fingerprint)
+            self.show(stage, row.id, task.messages)
         return Unknown(reason)
 
     def _not_called(self, stage: AnyStage, row: ForecastRow) -> None:

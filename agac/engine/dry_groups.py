@@ -114,11 +114,11 @@ class ForecastDeriver:
     def _child(self, maker: AnyStage, row: ForecastRow, child: Child, view: RowView) -> ForecastRow:
         new = NewRow(Row(child.id, 0, {}), 0, child.hash, child.data, State.PENDING, origin=maker.index)
         made = ForecastRow(new, view, level=self._levels.by_origin[maker.index])
-        made.blocked = set(row.blocked)
+        made.blocked = row.blocked
         made.times, made.guessed, made.failed, made.parked = row.times, row.guessed, row.failed, row.parked
         made.absent = row.failed is not None or row.absent
         if row.lost:
-            made.blocked.add(maker.name)
+            made.blocked |= {maker.name}
             made.is_group, made.refused = True, why.upstream_blocked(next(iter(row.blocked), maker.name))
         if maker.makes == "items" and made.view.unknown:
             made.view.unknown.pop(ITEM, None)
@@ -396,7 +396,7 @@ class GroupForecaster:
                 of_group.refused = self._baseline.left_reason(stage, row)
             else:
                 of_group.parts += 1
-                answers.show(stage, row.id, task.request.messages)
+                answers.show(stage, row.id, task.messages)
 
 
 def parts_of(stage: PlannedStage, rows: int, tokens: int) -> int:

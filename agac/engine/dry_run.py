@@ -132,7 +132,6 @@ class DryWalk:
         self._does: dict[int | None, LevelStages[ForecastRow]] = {
             level.origin: LevelStages(self._plan, level, self._baseline.preparer, answers) for level in self._levels.all
         }
-        self._walks = {origin: frozenset(stage.index for stage in does.stages) for origin, does in self._does.items()}
         self._deriver = ForecastDeriver(self._levels, answers)
         self._groups = GroupForecaster(self._levels, self._does, self._deriver, answers)
         self._makers = [stage for stage in self._plan.stages if stage.makes not in (None, "rows")]
@@ -170,16 +169,16 @@ class DryWalk:
                 stored: dict[object, StoredRow] = {}
                 if self._db is not None and self._before is not None and usable:
                     by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])
-                    stored = {row_id: min(same, key=lambda old: old.occurrence) for row_id, same in by_id.items()}
+                    for row_id, same in by_id.items():
+                        stored[row_id] = min(same, key=lambda old: old.occurrence) if same[1:] else same[0]
                 finished = await self._finished(stored.values())
                 begun = []
                 for new in usable:
                     old = stored.get(new.row.id)
-                    if old is not None and old.key in finished and old.hash == new.hash:
-                        for stage in found.stages:
-                            stage.reuse += 1
-                    else:
+                    if old is None or old.key not in finished or old.hash != new.hash:
                         begun.append(self._row(new, old))
+                for stage in found.stages:
+                    stage.reuse += len(usable) - len(begun)
                 yield begun
 
     async def _finished(self, stored: Iterable[StoredRow]) -> set[int]:
@@ -234,35 +233,31 @@ class DryWalk:
     async def _stages(self, rows: Sequence[ForecastRow]) -> None:
         """One chunk of rows through all stages of theirs."""
         await self._baseline.learn([row for row in rows if not row.learned])
-        for row in rows:
-            does = self._does[row.level.origin]
+        walking = [(row, self._does[row.level.origin]) for row in rows]
+        for row, does in walking:
             if not does.in_turn:
                 row.open_needs = does.branches.begin()
                 self._begin_branches(row, does, does.branches.first)
         for stage in self._levels.stages:
-            own = [row for row in rows if stage.index in self._walks[row.level.origin]]
-            begun = [(row, task) for row in own if (task := self._begin(row, stage)) is not None]
-            if not begun:
-                continue
-            for (row, task), result in zip(begun, await self._answers.answer(stage, begun), strict=True):
-                if result is not None:
-                    does = self._does[row.level.origin]
-                    if does.take(row, stage, task, result) and not does.in_turn:
-                        self._begin_branches(row, does, does.branches.freed(stage, row.open_needs))
+            own = [(row, does) for row, does in walking if stage.index in does.walks]
+            begun = [(row, does, task) for row, does in own if (task := self._begin(row, stage, does)) is not None]
+            results = await self._answers.answer(stage, [(row, task) for row, _, task in begun]) if begun else []
+            for (row, does, task), result in zip(begun, results, strict=True):
+                if result is not None and does.take(row, stage, task, result) and not does.in_turn:
+                    self._begin_branches(row, does, does.branches.freed(stage, row.open_needs))
 
-    def _begin(self, row: ForecastRow, stage: AnyStage) -> Task | None:
+    def _begin(self, row: ForecastRow, stage: AnyStage, does: LevelStages[ForecastRow]) -> Task | None:
         """The task of a row at a stage, where it has one."""
-        if self._is_elsewhere(row, stage) or (row.dropped and stage.index not in row.begun):
+        if (row.lists and self._is_elsewhere(row, stage)) or (row.dropped and stage.index not in row.begun):
             return None
         if row.never_began and any(need in row.never_began for need in stage.needs):
-            row.never_began.add(stage.name)
+            row.never_began |= {stage.name}
             return None
         if self._answers.is_guess(row, stage):
             self._answers.of(stage).exact = False
         if row.blocked and (blocked := next((need for need in stage.needs if need in row.blocked), None)) is not None:
             self._answers.block(stage, row, why.upstream_blocked(blocked))
             return None
-        does = self._does[row.level.origin]
         if does.settle(row, stage) is not None if does.in_turn else stage.index not in row.begun:
             return None
         if row.refused is not None and stage is row.level.maker:
@@ -279,11 +274,11 @@ class DryWalk:
 
         slow = does.branches.ready(ready, row.open_needs, settle)
         if not row.dropped:
-            row.begun.update(stage.index for stage in slow)
+            row.begun |= {stage.index for stage in slow}
 
     def _is_elsewhere(self, row: ForecastRow, stage: AnyStage) -> bool:
         """Whether rows that a function gave in the place of this one walk through the stage instead."""
-        return bool(row.lists) and any(stage.index in self._walks[index] for index in row.lists)
+        return bool(row.lists) and any(stage.index in self._does[index].walks for index in row.lists)
 
     def _kept(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
         """Of rows with equal values the first goes on."""
@@ -293,7 +288,7 @@ class DryWalk:
             found.exact = found.exact and not self._answers.is_guess(row, maker)
             candidate = None if row.lost else self._deriver.made(row).alike.get(maker.index)
             if candidate is not None and not row.lost:
-                is_first = self._scratch.is_first(maker.index, candidate.hash)
+                is_first = self._scratch.new(maker.index, [candidate.hash])
                 found.reuse += is_first
                 found.dropped += row.times - is_first
                 if is_first:

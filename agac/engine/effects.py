@@ -42,7 +42,7 @@ class RowProgress:
     dropped: bool = False
     parked: AnyStage | None = None
     waits: bool = False
-    held: set[int] = field(default_factory=set)
+    held: frozenset[int] = frozenset()
     lists: dict[int, Rows | None] = field(default_factory=dict)
 
     def fail(self, stage: AnyStage, error: RowError) -> None:
@@ -75,7 +75,7 @@ class ActiveRow(RowProgress):
     waited: float = 0.0
     turns: int = 0
     tool_calls: int = 0
-    counted: set[int] = field(default_factory=set)
+    counted: frozenset[int] = frozenset()
     known: bool = False
     forced: bool = False
     again_from: int | None = None

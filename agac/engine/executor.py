@@ -154,7 +154,7 @@ class LevelStages(Generic[R]):
     def __init__(self, plan: Plan, level: Level[AnyStage], preparer: Preparer, outcomes: StageOutcomes[R]) -> None:
         self._preparer, self._outcomes = preparer, outcomes
         self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")  # which waits for all rows
-        own = {stage.name for stage in self.stages}
+        own, self.walks = {stage.name for stage in self.stages}, frozenset(stage.index for stage in self.stages)
         self.ends = frozenset(stage.name for stage in plan.ends if stage.name in own)
         self.branches = Branches(self.stages)
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
@@ -201,7 +201,7 @@ class LevelStages(Generic[R]):
                 if result is Parked.ENROLLED:
                     row.waits = True
                 else:
-                    row.held.add(stage.index)
+                    row.held |= {stage.index}
                 row.parked = row.parked or stage
                 return False
             case Unknown():

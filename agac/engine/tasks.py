@@ -289,7 +289,7 @@ class Tasks:
                 return await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
             assert isinstance(asked.stage, PlannedStage)
             own.requests += 1
-            for message in task.request.messages:
+            for message in task.messages:
                 own.characters += len(message.text)
             return await self._source.ask(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
         finally:

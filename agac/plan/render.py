@@ -20,8 +20,14 @@ class Prepared(NamedTuple):
     """A task that is ready to be looked up or sent. `replicas`: the fingerprints of those that it has, if any."""
 
     fingerprint: bytes
-    request: Request
+    stage: PlannedStage
+    messages: tuple[Message, ...]
     replicas: tuple[bytes, ...] = ()
+
+    @property
+    def request(self) -> Request:
+        """What is sent. Made when it is asked for: tasks of a plan are only looked up."""
+        return Request(self.messages, self.stage.schema, self.stage.params)
 
 
 class RowView:
@@ -141,7 +147,7 @@ class Preparer:
             visible_names = ", ".join(missing.visible) or "nothing"
             return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible_names}")
         fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
-        return Prepared(fingerprint, Request(messages, stage.schema, stage.params), replicas)
+        return Prepared(fingerprint, stage, messages, replicas)
 
 
 def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:

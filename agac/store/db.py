@@ -297,8 +297,10 @@ def _column(number: int, converter: Callable[[Any], Any] | None) -> Make:
 def _converter(hint: Any) -> Callable[[Any], Any] | None:
     """What makes a value of this type of what SQLite gives; None where nothing is to be done."""
     kind = _without_none(hint)
-    if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)):
-        return kind
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {one.value: one for one in kind}.__getitem__
+    if kind is bool:
+        return bool
     return json.loads if (get_origin(kind) or kind) in (dict, list) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from agac.core.types import RowId
@@ -74,7 +74,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._db.executescript(_TABLES)
+        self._db.executescript(f"PRAGMA journal_mode = MEMORY; {_TABLES}")
         self._sorted = False
 
     def close(self) -> None:
@@ -85,13 +85,20 @@ class Scratch:
         """For each id, how often it came by now, itself included; with a `step` of -1, how often it comes after."""
         statement = "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + ? RETURNING times"
         self.begin()
-        found: list[int] = [self._db.execute(statement, (row_id, step)).fetchone()[0] for row_id in ids]
+        try:  # mostly all are new, and this takes a third of the time
+            self._db.executemany("INSERT OR ROLLBACK INTO seen VALUES (?, 1)", [(row_id,) for row_id in ids])
+            found = [1] * len(ids)
+        except sqlite3.IntegrityError:
+            self.begin()
+            found = [self._db.execute(statement, (row_id, step)).fetchone()[0] for row_id in ids]
         self.end()
         return found
 
-    def is_first(self, maker: int, digest: bytes) -> bool:
-        """Whether this value did not come to the stage before."""
-        return self._db.execute("INSERT OR IGNORE INTO candidate VALUES (?, ?)", (maker, digest)).rowcount > 0
+    def new(self, maker: int, digests: Iterable[bytes]) -> int:
+        """How many of these values did not come to the stage before, or among them."""
+        return self._db.executemany(
+            "INSERT OR IGNORE INTO candidate VALUES (?, ?)", ((maker, one) for one in digests)
+        ).rowcount
 
     def join(self, maker: int, joining: ForecastGroup) -> bool:
         """Adds to a group. Whether all is known of those that came to it so far."""
