@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agac.api.plan import Confirm
-from agac.api.project import CheckedWorkflow, RunOptions
+from agac.api.project import RunOptions
 from agac.api.report import Watch
 from agac.api.run import WORST_FIRST
 from agac.api.sync import calling
-from agac.api.trial import SampledVersion, confirm_price
+from agac.api.trial import SampledVersion, confirm_price, refuse_unfit
 from agac.core.errors import ExitCode, UsageError, listed
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, paired_difference, proportion
@@ -27,8 +27,6 @@ from agac.data.sources import sampled
 from agac.engine.invocation import Scope
 from agac.engine.telemetry import share
 from agac.plan.plan import Selection
-from agac.spec.json_schema import FieldShape
-from agac.spec.output_schema import lacks_field
 from agac.spec.workflow import StageChange
 from agac.store.db import Database, slices
 from agac.store.history import agreements, stage_took
@@ -48,14 +46,19 @@ class ModelQuality(Report):
     the rows that were judged for both; `agreement`: the part of the rows whose replicas all agreed. Dollars, and
     seconds of calls, are what its answers took whenever they were asked. Of a class `precision` is the part of its
     answers that is right, `recall` the part of its labels that was found; `confusion` counts rows by label and answer.
-    They are empty where labels are no classes. None: unknown, or not there. `stopped`: why it ended early."""
+    They are empty where labels are no classes. None: unknown, or not there. `stopped`: why it ended early. `verdicts`:
+    whether the answer is right, by the number of the row."""
+
+    JSON_KEYS = (
+        "model", "run", "simulated", "stopped", "judged", "right", "failed", "accuracy", "difference", "agreement",
+        "usd_per_1000_rows", "seconds_per_1000_rows", "precision", "recall", "confusion",
+    )  # fmt: skip
 
     model: str
     run: int
     simulated: bool
     stopped: str | None
-    judged: int
-    right: int
+    verdicts: dict[int, bool]
     failed: int
     accuracy: Interval | None
     difference: Interval | None
@@ -65,6 +68,16 @@ class ModelQuality(Report):
     precision: dict[str, Interval | None]
     recall: dict[str, Interval | None]
     confusion: dict[str, dict[str, int]]
+
+    @property
+    def judged(self) -> int:
+        """Rows with a verdict."""
+        return len(self.verdicts)
+
+    @property
+    def right(self) -> int:
+        """Rows whose answer is their label."""
+        return sum(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +118,16 @@ async def evaluate(
         changed = replace(options, sample=len(rows), change=change)
         versions[model] = replace(await SampledVersion.ready(workflow, changed, project), scope=labels.scope)
     given = {"command": "eval", "stage": name, "model": list(models), "sample": sample, "seed": seed}
-    found, codes, first = list[ModelQuality](), list[ExitCode](), dict[int, bool]()
+    found, codes = list[ModelQuality](), list[ExitCode]()
     async with open_database(files.opened.store) as database:
         if not yes:
             forecasts = [await one.forecast(database, ids) for one in versions.values()]
             confirm_price(confirm, forecasts, f"evaluating {name}", len(rows), "at most " if models[1:] else "")
         for model, version in versions.items():
             ended = await version.ask(database, ids, given, progress, signals=handle_signals)
-            codes.append(ended.exit_code)
-            judged = await labels.judged(database, ended.run, frozenset(rows))
             facts = (model, ended.run, version.stage(name).provider.simulated, ended.stop_signal.why or None)
-            found.append(
-                _quality(judged, first, labels, facts, await stage_took(database, ended.run, labels.stage.index))
-            )
-            first = first or judged.right
+            found.append(await labels.quality(database, facts, frozenset(rows), found[0].verdicts if found else {}))
+            codes.append(ended.exit_code)
             if codes[-1] is ExitCode.INTERRUPTED:
                 break
     missed, code = [], min(codes, key=WORST_FIRST.index)
@@ -144,35 +153,32 @@ def _form(value: JSONValue) -> str:
     return text
 
 
-class _Judged(NamedTuple):
-    """By the number of a row whether its answer is right; rows by label and answer; those whose replicas all agreed."""
-
-    right: dict[int, bool]
-    pairs: Counter[tuple[str, str]]
-    votes: Counter[bool]
-
-
 class _Labels:
     """The labels of a stage: their `forms`, and the ids of their rows, by the rows' numbers; what they tell apart."""
 
     def __init__(self, version: SampledVersion, named: str | None, minimum: Mapping[str, float]) -> None:
         """Those of the stage that is `named`, or of the only one that expects some. Raises UsageError where there is
-        none, for labels that no answer can be, and for a minimum of figures that there are not."""
+        none, and for a minimum of figures that there are not."""
         workflow = version.checked.workflow
-        expecting = {one.name: one for one in workflow.asking if one.expect is not None and named in (None, one.name)}
+        expecting = [one for one in workflow.asking if one.expect is not None and named in (None, one.name)]
         if len(expecting) != 1:
-            what = f"stages that have `expect`: {listed(expecting)}"
+            what = f"stages that have `expect`: {listed(one.name for one in expecting)}"
             raise UsageError(what, remedy="Name one with --stage; write `expect: {label: COLUMN, field: FIELD}` on it.")
-        (written,) = expecting.values()
+        (written,) = expecting
+        refuse_unfit(workflow, written.name)
         assert written.expect is not None
         self.stage, self.expect = version.stage(written.name), written.expect
         self.scope = Scope(frozenset((*written.ancestors, written.name)))
-        self._way = self.expect.field.split(".") if self.expect.field else []
-        body = self.stage.answer_shape or {}
-        if self.expect.field and (fault := lacks_field(body, self.expect.field)):
-            raise UsageError(f"stage {written.name}, expect: {fault}")
         self.forms, self.ids, self.unlabelled = dict[int, str](), dict[int, RowId](), 0
-        self._read(version.checked, _choices(FieldShape(body).inside(self._way)))
+        for row in version.checked.rows(Selection(), labels=True):
+            label = (row.data or {}).get(self.expect.label)
+            if row.error is not None or label is None or not (form := _form(label)):
+                self.unlabelled += 1
+            else:
+                self.forms[row.ordinal], self.ids[row.ordinal] = form, row.id
+        if not self.forms:
+            what = f"no row of {workflow.input.shown} has a label in {self.expect.label!r}"
+            raise UsageError(what, remedy="Fill the column, or name another one in `expect`.")
         classes = sorted(set(self.forms.values())) if not self.expect.tolerance else []
         self.classes = classes if len(classes) <= MAX_CLASSES else []
         figures = ["accuracy", *(["agreement"] if self.stage.vote else [])]
@@ -182,42 +188,42 @@ class _Labels:
                 what = f"--min {name}={least:g}: give a share of the rows, such as 0.9, for a figure"
                 raise UsageError(what, remedy=f"Figures are {listed(figures)}.")
 
-    def _read(self, checked: CheckedWorkflow, known: Sequence[str]) -> None:
-        column, wrong = self.expect.label, list[str]()
-        for row in checked.rows(Selection(), labels=True):
-            label = (row.data or {}).get(column)
-            form = "" if label is None else _form(label)
-            if form and known and form not in known:
-                wrong.append(f"{form} in row {row.id}")
-            elif form and row.error is None:
-                self.forms[row.ordinal], self.ids[row.ordinal] = form, row.id
-            else:
-                self.unlabelled += 1
-        if wrong or not self.forms:
-            what = f"labels in {column!r} are none of {listed(known)}: {listed(wrong[:5])}"
-            what = what if wrong else f"no row of {checked.workflow.input.shown} has a label in {column!r}"
-            raise UsageError(what, remedy="Correct the column; rows whose cell is empty are not asked.")
-
-    async def judged(self, database: Database, run: int, asked: Collection[int]) -> _Judged:
-        """What a run came to for the rows with these numbers."""
-        at, found = self.stage.index, _Judged({}, Counter(), Counter())
+    async def quality(
+        self, database: Database, facts: tuple[str, int, bool, str | None], asked: Collection[int],
+        first: Mapping[int, bool],
+    ) -> ModelQuality:  # fmt: skip
+        """What a run (the second of the `facts`) came to for the rows with these numbers, beside the `first` model."""
+        (_, run, *_), at, right = facts, self.stage.index, dict[int, bool]()
+        pairs, votes = Counter[tuple[str, str]](), Counter[bool]()
         for ids in slices(list(dict.fromkeys(self.ids[row] for row in asked))):
             rows = [row for same in (await rows_by_id(database, run, ids)).values() for row in same]
             keys = [row.key for row in rows]
-            results, votes = await results_of_rows(database, keys), await agreements(database, keys)
+            results, agreed = await results_of_rows(database, keys), await agreements(database, keys)
             for row in rows:
                 value = getattr(results.get((row.key, at)), "value", None)
                 failed = row.state == State.FAILED and row.error_stage is not None
                 if row.ordinal in asked and row.ordinal is not None and (value is not None or failed):
                     label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
-                    found.right[row.ordinal] = answer == label or self._is_near(answer, label)
-                    found.pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
-                    found.votes.update(share(votes[row.key][at]) == 1 for _ in range(at in votes.get(row.key, {})))
-        return found
+                    right[row.ordinal] = answer == label or self._is_near(answer, label)
+                    pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
+                    votes.update(share(vote) == 1 for stage, vote in agreed.get(row.key, {}).items() if stage == at)
+        both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
+        counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
+        tasks, dollars, seconds = await stage_took(database, run, at)
+        thousand = 1000 * self.stage.replicas / (tasks or 1)
+        columns = [*self.classes, *sorted({answer for _, answer in pairs} - {*self.classes})]
+        table = {one: {made: pairs[one, made] for made in columns} for one in self.classes}
+        return ModelQuality(
+            *facts, right, sum(count for (_, answer), count in pairs.items() if answer == FAILED),
+            _part(sum(right.values()), len(right)), paired_difference(*counts) if both else None,
+            _part(votes[True], votes.total()), dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
+            {one: _part(own[one], sum(made[one] for made in table.values())) for one, own in table.items()},
+            {one: _part(own[one], sum(own.values())) for one, own in table.items()}, table,
+        )  # fmt: skip
 
     def _answer(self, text: str) -> str:
         value = json.loads(text)
-        for part in self._way:
+        for part in self.expect.field.split(".") if self.expect.field else ():
             value = value.get(part) if isinstance(value, dict) else None
         return _form(value)
 
@@ -226,35 +232,6 @@ class _Labels:
             return abs(float(answer) - float(label)) <= self.expect.tolerance
         except ValueError:
             return False
-
-
-def _choices(shape: FieldShape) -> list[str]:
-    """The answers that there can be; empty: there are others."""
-    branches = [one for one in shape.values() or () if one.get("type") != "null"]
-    if branches and all(one.get("type") == "boolean" for one in branches):
-        return ["true", "false"]
-    closed = all("enum" in one for one in branches)
-    return [_form(one) for branch in branches for one in branch["enum"]] if closed else []
-
-
-def _quality(
-    judged: _Judged, first: Mapping[int, bool], labels: _Labels, facts: tuple[str, int, bool, str | None],
-    took: tuple[int, float | None, float | None],
-) -> ModelQuality:  # fmt: skip
-    """What was judged, beside the rows of the `first` model."""
-    (right, pairs, votes), (asked, dollars, seconds) = judged, took
-    both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
-    counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
-    thousand, answers = 1000 * labels.stage.replicas / (asked or 1), {answer for _, answer in pairs}
-    columns = [*labels.classes, *sorted(answers - {*labels.classes})]
-    confusion = {one: {made: pairs[one, made] for made in columns} for one in labels.classes}
-    return ModelQuality(
-        *facts, len(right), sum(right.values()), sum(rows for pair, rows in pairs.items() if pair[1] == FAILED),
-        _part(sum(right.values()), len(right)), paired_difference(*counts) if both else None,
-        _part(votes[True], votes.total()), dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
-        {one: _part(own[one], sum(made[one] for made in confusion.values())) for one, own in confusion.items()},
-        {one: _part(own[one], sum(own.values())) for one, own in confusion.items()}, confusion,
-    )  # fmt: skip
 
 
 def _part(hits: int, rows: int) -> Interval | None:

@@ -144,12 +144,13 @@ async def trial(
     change = StageChange(stage, model, None if prompt is None else _text(Path(prompt)))
     options = RunOptions(stage=stage, sample=sample or FIRST_ROWS, seed=seed, budget=budget, yes=yes, change=change)
     version = await SampledVersion.ready(workflow, options, project)
-    _refuse(version.checked.workflow, stage)
+    refuse_unfit(version.checked.workflow, stage)
     async with open_database(version.opened.store) as database:
-        before = await _version_before(database, version.plan, stage)
-        most = min(sample or (len(before.keys) if within else FIRST_ROWS), len(before.keys))
+        run, position, keys = await _version_before(database, version.plan, stage)
+        most = min(sample or (len(keys) if within else FIRST_ROWS), len(keys))
         version = replace(version, options=replace(version.options, sample=most))
-        ids = sorted(before.keys, key=str)
+        first, stages = await _side(database, run, stage), (position, version.stage(stage).index)
+        ids = sorted(keys, key=str)
         Random(seed).shuffle(ids)  # noqa: S311 - chance, not secrecy
         if not yes:
             forecast = await version.forecast(database, ids[:most])
@@ -159,7 +160,9 @@ async def trial(
         size = min(FIRST_ROWS, most) if within else most
         while True:
             invocation = await version.ask(database, ids[:size], given, progress, signals=handle_signals)
-            compared = await before.compared(database, invocation.run, ids[:size], limit)
+            second = await _side(database, invocation.run, stage)
+            compared = RunComparison(first, second, None, [ComparedStage(stage, stage, stages)])
+            await _compare(database, compared, {one: keys[one] for one in ids[:size]}, limit)
             both, other = compared.rows["both"], compared.rows["changed"]
             altered = proportion(other, both, of=len(ids)) if both else None
             sure = within is None or (altered is not None and altered.reach <= within)
@@ -183,45 +186,19 @@ def _text(file: Path) -> PlacedText:
         raise SpecError([error.problem]) from None
 
 
-def _refuse(workflow: Workflow, stage: str) -> None:
+def refuse_unfit(workflow: Workflow, stage: str) -> None:
     """Raises UsageError for a stage of which there is nothing to compare row by row."""
     if stage not in [one.name for one in workflow.asking]:
         raise UsageError(f"--stage {stage}: it asks no model", remedy="Name a stage that has a prompt.")
     if (maker := homes(workflow.stages)[stage]) is not None:
-        what = f"--stage {stage}: it answers rows that the stage {maker} makes, and only rows of the input are tried"
+        what = f"--stage {stage}: it answers rows that the stage {maker} makes, and only rows of the input are compared"
         raise UsageError(what, remedy="Change the file, and run a sample (`agac run --sample 30`).")
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredVersion:
-    """The run of another version, the positions of the stage in it and in the present one, and the keys of the rows of
-    the input that have an answer there, by id."""
-
-    run: int
-    stage: str
-    positions: tuple[int, int]
-    keys: Mapping[RowId, int]
-
-    async def compared(self, database: Database, run: int, ids: Sequence[RowId], limit: int) -> RunComparison:
-        """The answers of the rows with these ids that have one here and in that run."""
-        stage = ComparedStage(self.stage, self.stage, self.positions)
-        first, second = [await _side(database, one, self.stage) for one in (self.run, run)]
-        report = RunComparison(first, second, None, [stage])
-        for some in slices(ids):
-            rows = await rows_by_id(database, run, some)
-            pairs = [(one, self.keys[one], min(same, key=lambda row: row.occurrence).key) for one, same in rows.items()]
-            results = await results_of_rows(database, [key for _, *both in pairs for key in both])
-            for pair in pairs:
-                now = results.get((pair[2], self.positions[1]))
-                if now is not None and now.value is not None:
-                    report.add(pair, list(stage.changes(pair, results)), limit)
-        return report
-
-
-async def _version_before(database: Database, plan: Plan, stage: str) -> _StoredVersion:
-    """The newest run of another version with answers of the stage that is no trial, those over all rows first."""
+async def _version_before(database: Database, plan: Plan, stage: str) -> tuple[int, int, dict[RowId, int]]:
+    """The newest run of another version with answers of the stage that is no trial, those over all rows first; the
+    stage's position in it, and the keys of the rows that have an answer, by id."""
     found, now = list[tuple[bool, int, int]](), canonical(plan.body)
-    index = next(one.index for one in plan.stages if one.name == stage)
     for number in await runs.run_ids(database, plan.workflow):
         record, definition = await runs.run_record(database, number), await runs.definition_of(database, number)
         names = [one["name"] for one in definition["stages"]]
@@ -229,7 +206,7 @@ async def _version_before(database: Database, plan: Plan, stage: str) -> _Stored
             found.append((Selection(**record.selection).partial, number, names.index(stage)))
     for _, number, position in sorted(found, key=lambda one: one[0]):
         if answered := await _answered(database, number, position):
-            return _StoredVersion(number, stage, (position, index), answered)
+            return number, position, answered
     what = f"{plan.workflow} has no stored answers of another version of the stage {stage}"
     remedy = f"Run it (agac run -a {plan.workflow}), then change its file, or name --prompt or --model."
     raise UsageError(what, remedy=remedy)
@@ -243,6 +220,19 @@ async def _answered(database: Database, run: int, position: int) -> dict[RowId, 
         there = {key for (key, stage), one in results.items() if stage == position and one.value is not None}
         found |= {row.id: row.key for row in page if row.key in there}
     return found
+
+
+async def _compare(database: Database, report: RunComparison, keys: Mapping[RowId, int], limit: int) -> None:
+    """Adds the rows with these ids, of which the keys in the first run are given, that have an answer in both."""
+    (stage,) = report.stages
+    for ids in slices(list(keys)):
+        rows = await rows_by_id(database, report.second["run"], ids)
+        pairs = [(one, keys[one], min(same, key=lambda row: row.occurrence).key) for one, same in rows.items()]
+        results = await results_of_rows(database, [key for _, *both in pairs for key in both])
+        for pair in pairs:
+            now = results.get((pair[2], stage.positions[1]))
+            if now is not None and now.value is not None:
+                report.add(pair, list(stage.changes(pair, results)), limit)
 
 
 def _enough(share: float, size: int, of: int, within: float) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec import templates
-from agac.spec.graph import homes, seen_after
+from agac.spec.graph import seen_after
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
@@ -163,7 +163,6 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard, "when") if stage.guard else []
         problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []
-        problems += [Problem(stage.at("expect"), message) for message in _unfit_labels(scope)]
     return problems
 
 
@@ -300,18 +299,6 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         extra=_OF_GROUPS if stage.group is not None else (),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
-
-
-def _unfit_labels(scope: StageScope) -> Iterator[str]:
-    """Why the answers of a stage cannot be compared with the labels that it expects."""
-    stage, expect = scope.stage, scope.stage.expect
-    if expect is None:
-        return
-    if (maker := homes(scope.workflow.stages)[stage.name]) is not None:
-        yield f"labels are of rows of the input, and {stage.name} answers rows that the stage {maker} makes; remove it"
-    names = FieldShape(stage.answer_shape or {}).names()
-    if expect.field is None and names:
-        yield f"answers are compared by one field; add `field`: {listed(sorted(names))}"
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:

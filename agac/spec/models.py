@@ -507,6 +507,8 @@ class StageFile(DefaultsFile):
             raise check.refused("vote chooses among several answers; add `replicas: 3`, or remove vote")
         if self.expect is not None and self.replicas > 1 and self.vote is None:
             raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
+        if self.expect is not None and self.expect.field is None and self.output_schema is not None:
+            raise check.refused("expect compares one field of the results; add `field` to it")
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for key, what in beside.items() if self.group_by is None else ():
             if key in self.model_fields_set:

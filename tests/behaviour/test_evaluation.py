@@ -278,12 +278,14 @@ def test_a_budget_leaves_rows_that_are_not_judged(ready: ProjectFolder) -> None:
 
 
 PLAIN = {"name": "p", "prompt": "x"}
+LIST = {"name": "list", "prompt": "${text}", "output_schema": {"items": "string[]"}}
+MADE = [LIST, CLASSIFY | {"explode": "list.items", "prompt": "${item}"}]
 
 
 @pytest.mark.parametrize(
     ("stages", "words", "message"),
     [
-        ([CLASSIFY | {"expect": {"label": "truth"}}], [], "answers are compared by one field; add `field`: reason, s"),
+        ([CLASSIFY | {"expect": {"label": "truth"}}], [], "expect compares one field of the results; add `field`"),
         ([CLASSIFY | {"expect": {"label": "truth", "field": "mood"}}], [], "the results have no field 'mood'"),
         ([CLASSIFY | {"expect": {"label": "id", "field": "reason"}}], [], "the input has no column 'id'"),
         (
@@ -293,7 +295,7 @@ PLAIN = {"name": "p", "prompt": "x"}
         ),
         ([CLASSIFY | {"replicas": 2}], [], "expect compares one answer, and replicas give a list of them; add vote"),
         ([CLASSIFY, PLAIN | {"expect": {"label": "truth", "field": "a"}}], [], "these are plain text; add output_fiel"),
-        ([CLASSIFY | {"explode": "text"}], [], "classify answers rows that the stage classify makes"),
+        (MADE, [], "--stage classify: it answers rows that the stage classify makes"),
         ([PLAIN], [], "stages that have `expect`: none Name one with"),
         ([CLASSIFY, PLAIN], ["--stage", "p"], "stages that have `expect`: none"),
         ([CLASSIFY, CLASSIFY | {"name": "p"}], [], "stages that have `expect`: classify, p"),
@@ -310,11 +312,15 @@ def test_what_cannot_be_judged_is_said(
     assert message in " ".join(ended.err.split())
 
 
-def test_a_label_that_no_answer_can_be_is_said_before_anything_is_asked(ready: ProjectFolder) -> None:
-    rows = [("1", "positive"), ("2", "postive"), ("3", "Negative")]
-    ready.rows({"id": one, "text": "x", "truth": label} for one, label in rows)
-    ended = ready.agac("eval", "-a", "reviews", "--yes", code=2)
-    assert "labels in 'truth' are none of positive, neutral, negative: postive in row 2" in ended.err
+def test_a_label_that_no_answer_can_be_is_seen_and_corrected_for_nothing(ready: ProjectFolder) -> None:
+    rows = {"1": "positive", "2": "postive", "3": "Negative"}
+    ready.rows({"id": one, "text": "x", "truth": label} for one, label in rows.items())
+    (first,) = evaluated(ready).models
+    assert list(first.confusion) == ["negative", "positive", "postive"]
+    assert (first.recall["postive"] or proportion(1, 1)).middle == 0
+    ready.rows({"id": one, "text": "x", "truth": label.replace("postive", "positive")} for one, label in rows.items())
+    (second,) = evaluated(ready).models
+    assert (list(second.confusion), asked(ready)) == (["negative", "positive"], 1)
 
 
 def test_the_next_command_of_an_evaluation_is_the_same_evaluation(ready: ProjectFolder) -> None:
