@@ -46,19 +46,14 @@ class ModelQuality(Report):
     the rows that were judged for both; `agreement`: the part of the rows whose replicas all agreed. Dollars, and
     seconds of calls, are what its answers took whenever they were asked. Of a class `precision` is the part of its
     answers that is right, `recall` the part of its labels that was found; `confusion` counts rows by label and answer.
-    They are empty where labels are no classes. None: unknown, or not there. `stopped`: why it ended early. `verdicts`:
-    whether the answer is right, by the number of the row."""
-
-    JSON_KEYS = (
-        "model", "run", "simulated", "stopped", "judged", "right", "failed", "accuracy", "difference", "agreement",
-        "usd_per_1000_rows", "seconds_per_1000_rows", "precision", "recall", "confusion",
-    )  # fmt: skip
+    They are empty where labels are no classes. None: unknown, or not there. `stopped`: why it ended early."""
 
     model: str
     run: int
     simulated: bool
     stopped: str | None
-    verdicts: dict[int, bool]
+    judged: int
+    right: int
     failed: int
     accuracy: Interval | None
     difference: Interval | None
@@ -68,16 +63,6 @@ class ModelQuality(Report):
     precision: dict[str, Interval | None]
     recall: dict[str, Interval | None]
     confusion: dict[str, dict[str, int]]
-
-    @property
-    def judged(self) -> int:
-        """Rows with a verdict."""
-        return len(self.verdicts)
-
-    @property
-    def right(self) -> int:
-        """Rows whose answer is their label."""
-        return sum(self.verdicts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +103,7 @@ async def evaluate(
         changed = replace(options, sample=len(rows), change=change)
         versions[model] = replace(await SampledVersion.ready(workflow, changed, project), scope=labels.scope)
     given = {"command": "eval", "stage": name, "model": list(models), "sample": sample, "seed": seed}
-    found, codes = list[ModelQuality](), list[ExitCode]()
+    found, codes, first = list[ModelQuality](), list[ExitCode](), dict[int, bool]()
     async with open_database(files.opened.store) as database:
         if not yes:
             forecasts = [await one.forecast(database, ids) for one in versions.values()]
@@ -126,7 +111,9 @@ async def evaluate(
         for model, version in versions.items():
             ended = await version.ask(database, ids, given, progress, signals=handle_signals)
             facts = (model, ended.run, version.stage(name).provider.simulated, ended.stop_signal.why or None)
-            found.append(await labels.quality(database, facts, frozenset(rows), found[0].verdicts if found else {}))
+            quality, verdicts = await labels.quality(database, facts, frozenset(rows), first)
+            first = first or verdicts
+            found.append(quality)
             codes.append(ended.exit_code)
             if codes[-1] is ExitCode.INTERRUPTED:
                 break
@@ -191,8 +178,9 @@ class _Labels:
     async def quality(
         self, database: Database, facts: tuple[str, int, bool, str | None], asked: Collection[int],
         first: Mapping[int, bool],
-    ) -> ModelQuality:  # fmt: skip
-        """What a run (the second of the `facts`) came to for the rows with these numbers, beside the `first` model."""
+    ) -> tuple[ModelQuality, dict[int, bool]]:  # fmt: skip
+        """What a run (the second of the `facts`) came to for the rows with these numbers, beside the `first` model; and
+        which of them are right."""
         (_, run, *_), at, right = facts, self.stage.index, dict[int, bool]()
         pairs, votes = Counter[tuple[str, str]](), Counter[bool]()
         for ids in slices(list(dict.fromkeys(self.ids[row] for row in asked))):
@@ -201,8 +189,8 @@ class _Labels:
             results, agreed = await results_of_rows(database, keys), await agreements(database, keys)
             for row in rows:
                 value = getattr(results.get((row.key, at)), "value", None)
-                failed = row.state == State.FAILED and row.error_stage is not None
-                if row.ordinal in asked and row.ordinal is not None and (value is not None or failed):
+                ended = value is not None or (row.state == State.FAILED and row.error_stage is not None)
+                if ended and row.ordinal is not None and row.ordinal in asked:
                     label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
                     right[row.ordinal] = answer == label or self._is_near(answer, label)
                     pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
@@ -213,13 +201,14 @@ class _Labels:
         thousand = 1000 * self.stage.replicas / (tasks or 1)
         columns = [*self.classes, *sorted({answer for _, answer in pairs} - {*self.classes})]
         table = {one: {made: pairs[one, made] for made in columns} for one in self.classes}
+        failed = sum(count for (_, answer), count in pairs.items() if answer == FAILED)
         return ModelQuality(
-            *facts, right, sum(count for (_, answer), count in pairs.items() if answer == FAILED),
-            _part(sum(right.values()), len(right)), paired_difference(*counts) if both else None,
-            _part(votes[True], votes.total()), dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
+            *facts, len(right), (hits := sum(right.values())), failed, _part(hits, len(right)),
+            paired_difference(*counts) if both else None, _part(votes[True], votes.total()),
+            dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
             {one: _part(own[one], sum(made[one] for made in table.values())) for one, own in table.items()},
             {one: _part(own[one], sum(own.values())) for one, own in table.items()}, table,
-        )  # fmt: skip
+        ), right  # fmt: skip
 
     def _answer(self, text: str) -> str:
         value = json.loads(text)
