@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.api.plan import Confirm
 from agac.api.project import RunOptions
@@ -111,9 +111,10 @@ async def evaluate(
         for model, version in versions.items():
             ended = await version.ask(database, ids, given, progress, signals=handle_signals)
             facts = (model, ended.run, version.stage(name).provider.simulated, ended.stop_signal.why or None)
-            quality, verdicts = await labels.quality(database, facts, frozenset(rows), first)
-            first = first or verdicts
-            found.append(quality)
+            judged = await labels.judged(database, ended.run, frozenset(rows))
+            took = await stage_took(database, ended.run, labels.stage.index)
+            found.append(_quality(facts, judged, first, labels, took))
+            first = first or judged.right
             codes.append(ended.exit_code)
             if codes[-1] is ExitCode.INTERRUPTED:
                 break
@@ -138,6 +139,14 @@ def _form(value: JSONValue) -> str:
     with suppress(ValueError):
         return f"{float(text):.15g}" if len(text) < 16 else text
     return text
+
+
+class _Judged(NamedTuple):
+    """By the number of a row whether its answer is right; rows by label and answer; whether all replicas agreed."""
+
+    right: dict[int, bool]
+    pairs: Counter[tuple[str, str]]
+    votes: Counter[bool]
 
 
 class _Labels:
@@ -175,40 +184,22 @@ class _Labels:
                 what = f"--min {name}={least:g}: give a share of the rows, such as 0.9, for a figure"
                 raise UsageError(what, remedy=f"Figures are {listed(figures)}.")
 
-    async def quality(
-        self, database: Database, facts: tuple[str, int, bool, str | None], asked: Collection[int],
-        first: Mapping[int, bool],
-    ) -> tuple[ModelQuality, dict[int, bool]]:  # fmt: skip
-        """What a run (the second of the `facts`) came to for the rows with these numbers, beside the `first` model; and
-        which of them are right."""
-        (_, run, *_), at, right = facts, self.stage.index, dict[int, bool]()
-        pairs, votes = Counter[tuple[str, str]](), Counter[bool]()
+    async def judged(self, database: Database, run: int, asked: Collection[int]) -> _Judged:
+        """What a run came to for the rows with these numbers."""
+        at, found = self.stage.index, _Judged({}, Counter(), Counter())
         for ids in slices(list(dict.fromkeys(self.ids[row] for row in asked))):
             rows = [row for same in (await rows_by_id(database, run, ids)).values() for row in same]
             keys = [row.key for row in rows]
-            results, agreed = await results_of_rows(database, keys), await agreements(database, keys)
+            results, votes = await results_of_rows(database, keys), await agreements(database, keys)
             for row in rows:
                 value = getattr(results.get((row.key, at)), "value", None)
                 ended = value is not None or (row.state == State.FAILED and row.error_stage is not None)
                 if ended and row.ordinal is not None and row.ordinal in asked:
                     label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
-                    right[row.ordinal] = answer == label or self._is_near(answer, label)
-                    pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
-                    votes.update(share(vote) == 1 for stage, vote in agreed.get(row.key, {}).items() if stage == at)
-        both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
-        counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
-        tasks, dollars, seconds = await stage_took(database, run, at)
-        thousand = 1000 * self.stage.replicas / (tasks or 1)
-        columns = [*self.classes, *sorted({answer for _, answer in pairs} - {*self.classes})]
-        table = {one: {made: pairs[one, made] for made in columns} for one in self.classes}
-        failed = sum(count for (_, answer), count in pairs.items() if answer == FAILED)
-        return ModelQuality(
-            *facts, len(right), (hits := sum(right.values())), failed, _part(hits, len(right)),
-            paired_difference(*counts) if both else None, _part(votes[True], votes.total()),
-            dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
-            {one: _part(own[one], sum(made[one] for made in table.values())) for one, own in table.items()},
-            {one: _part(own[one], sum(own.values())) for one, own in table.items()}, table,
-        ), right  # fmt: skip
+                    found.right[row.ordinal] = answer == label or self._is_near(answer, label)
+                    found.pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
+                    found.votes.update(share(one) == 1 for stage, one in votes.get(row.key, {}).items() if stage == at)
+        return found
 
     def _answer(self, text: str) -> str:
         value = json.loads(text)
@@ -221,6 +212,26 @@ class _Labels:
             return abs(float(answer) - float(label)) <= self.expect.tolerance
         except ValueError:
             return False
+
+
+def _quality(
+    facts: tuple[str, int, bool, str | None], judged: _Judged, first: Mapping[int, bool], labels: _Labels,
+    took: tuple[int, float | None, float | None],
+) -> ModelQuality:  # fmt: skip
+    """What was judged of a model with these facts, beside the `first` one, and what its tasks took."""
+    (right, pairs, votes), (tasks, dollars, seconds) = judged, took
+    hits, thousand = sum(right.values()), 1000 * labels.stage.replicas / (tasks or 1)
+    both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
+    counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
+    columns = [*labels.classes, *sorted({answer for _, answer in pairs} - {*labels.classes})]
+    table = {one: {made: pairs[one, made] for made in columns} for one in labels.classes}
+    return ModelQuality(
+        *facts, len(right), hits, sum(count for (_, answer), count in pairs.items() if answer == FAILED),
+        _part(hits, len(right)), paired_difference(*counts) if both else None, _part(votes[True], votes.total()),
+        dollars and thousand * dollars, seconds and round(thousand * seconds, 3),
+        {one: _part(own[one], sum(made[one] for made in table.values())) for one, own in table.items()},
+        {one: _part(own[one], sum(own.values())) for one, own in table.items()}, table,
+    )  # fmt: skip
 
 
 def _part(hits: int, rows: int) -> Interval | None:
