@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from agac import __version__
 from agac.api.diff import WorkflowDiff, differences
+from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.share import pull_in
@@ -65,13 +65,9 @@ def event_of(env: Mapping[str, str], kind: Kind | None = None) -> Event:
 
 
 def _github(env: Mapping[str, str]) -> Event | None:
-    name, file = env["GITHUB_EVENT_NAME"], Path(env.get("GITHUB_EVENT_PATH", ""))
+    name, body = env["GITHUB_EVENT_NAME"], github_event(env)
     if name == "schedule":
         return Event("schedule")
-    try:
-        body = json.loads(file.read_bytes()) if file.is_file() else {}
-    except ValueError as error:
-        raise UsageError(f"GITHUB_EVENT_PATH: {file} is not JSON: {error}") from None
     if name == "pull_request_target":
         remedy = "Use `on: pull_request`, and post the comment from a second job (`on: workflow_run`)."
         raise UsageError("pull_request_target runs what anybody wrote with your secrets", remedy=remedy)

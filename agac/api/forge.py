@@ -116,24 +116,24 @@ async def post_comment(
                 if not number or not (found or create):
                     why = "there is nothing to say, and no earlier comment to update" if number else CLOSED
                     return CommentReport(provider, number, "none", why=why)
-                written = await api.write(number, found, text)
-                return CommentReport(provider, number, "updated" if found else "created", written)
+                return CommentReport(provider, number, *await api.write(number, found, text))
             except _Again as error:  # from the beginning: the comment may be there, only the answer was lost
                 after = wait if error.after is None else error.after
                 if wait is None or after is None or after > LONGEST_WAIT:
                     raise
-            except (LookupError, TypeError, AttributeError, ValueError):
-                raise api.strange() from None
+            except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+                what = f"{api.host} does not answer as the API of {api.forge.name} does"
+                raise AgacError(what, remedy=f"Check {api.forge.address}.") from None
             await asyncio.sleep(after)
     raise AssertionError
 
 
 class _Api:
     """Calls of a forge's API, to its address alone. What it answers is taken as its documentation says: another answer
-    is a LookupError, TypeError or AttributeError."""
+    is one of the exceptions of Python's types."""
 
     def __init__(self, forge: _Forge, session: aiohttp.ClientSession, base: URL, project: str, token: str) -> None:
-        self.forge, self.project = forge, quote(project, safe="/" if forge.comment else "")
+        self.forge, self.project, self.host = forge, quote(project, safe="/" if forge.comment else ""), base.host
         self._session, self._base, self._clean = session, base, Redactor([token]).clean
 
     async def call(self, method: str, path: str, body: Any = None) -> tuple[Any, bool]:
@@ -145,18 +145,11 @@ class _Api:
                 content = await read_body(answer, MOST_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             reason = f"no answer in {TIMEOUT:g} s" if isinstance(error, TimeoutError) else reason_of(error)
-            raise _Again(f"{self.forge.name} ({self._base.host}) cannot be reached: {reason}") from None
+            raise _Again(f"{self.forge.name} ({self.host}) cannot be reached: {reason}") from None
         if not 200 <= answer.status < 300:
             said = on_one_line(self._clean(content[:500].decode("utf-8", "replace")), "utf-8")
             raise self._failure(answer.status, f"{answer.status}: {said}", answer.headers, path.partition("?")[0])
-        try:
-            return json.loads(content), "next" in answer.links
-        except (ValueError, RecursionError):
-            raise self.strange() from None
-
-    def strange(self) -> AgacError:
-        what = f"{self._base.host} does not answer as the API of {self.forge.name} does"
-        return AgacError(what, remedy=f"Check {self.forge.address}.")
+        return json.loads(content), "next" in answer.links
 
     def _failure(self, status: int, said: str, headers: Mapping[str, str], path: str) -> AgacError:
         forge = self.forge
@@ -194,28 +187,24 @@ class _Api:
             return str(answer["data"]["viewer"]["login"])
         return str((await self.call("GET", "/user"))[0]["username"])
 
-    async def write(self, number: int, comment: int | None, text: str) -> int:
+    async def write(self, number: int, comment: int | None, text: str) -> tuple[Literal["created", "updated"], int]:
         """Updates a comment, or makes one; its number."""
         path = self.forge.comments.format(self.project, number)
-        if comment is not None:
-            own = self.forge.comment.format(self.project, comment) or f"{path}/{comment}"
-            await self.call(self.forge.update, own, {"body": text})
-            return comment
-        return int((await self.call("POST", path, {"body": text}))[0]["id"])
+        if comment is None:
+            return "created", int((await self.call("POST", path, {"body": text}))[0]["id"])
+        own = self.forge.comment.format(self.project, comment) or f"{path}/{comment}"
+        await self.call(self.forge.update, own, {"body": text})
+        return "updated", comment
 
     async def number(self, env: Mapping[str, str]) -> int | None:
         """The pull request of this job's event; None: `CLOSED`. Raises UsageError where the job is not for one."""
         gitlab = self.forge.name == "GitLab"
-        event: Mapping[str, Any] = {"number": env.get("CI_MERGE_REQUEST_IID")} if gitlab else read_event(env)
+        event: dict[str, Any] = {"number": env.get("CI_MERGE_REQUEST_IID")} if gitlab else github_event(env)
         run = event.get("workflow_run") or {}
-        if run.get("event") == "pull_request":
-            return await self._of_run(run)
-        if not (number := event.get("number")):
-            raise UsageError("the event of this job is none of a pull request", remedy="Name it: --pull-request N.")
-        return int(number)
-
-    async def _of_run(self, run: Mapping[str, Any]) -> int | None:
-        """The open pull request whose last commit a workflow ran for."""
+        if run.get("event") != "pull_request":
+            if not (number := event.get("number")):
+                raise UsageError("the event of this job is none of a pull request", remedy="Name it: --pull-request N.")
+            return int(number)
         if not run["head_repository"]:  # it is gone
             return None
         source = quote(f"{run['head_repository']['owner']['login']}:{run['head_branch']}", safe="")
@@ -226,14 +215,14 @@ class _Api:
         return found[0] if found else None
 
 
-def read_event(env: Mapping[str, str]) -> dict[str, Any]:
-    """The event of a job at GitHub. Raises UsageError where there is none."""
-    path = env.get("GITHUB_EVENT_PATH", "")
+def github_event(env: Mapping[str, str]) -> dict[str, Any]:
+    """What GitHub tells a job of its event, in a file; nothing where there is none."""
+    file = Path(env.get("GITHUB_EVENT_PATH", ""))
     try:
-        return dict(json.loads(Path(path).read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        what = f"GITHUB_EVENT_PATH names no event: {path!r}"
-        raise UsageError(what, remedy="Name the pull request: --pull-request N.") from None
+        return dict(json.loads(file.read_bytes())) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+        remedy = "Unset it, and say with --event or --pull-request what is meant."
+        raise UsageError(f"GITHUB_EVENT_PATH: {file} is no JSON object: {error}", remedy=remedy) from None
 
 
 @asynccontextmanager

@@ -340,13 +340,11 @@ def test_the_second_job_finds_the_pull_request_of_a_fork(
 def test_an_event_without_a_pull_request_is_told(
     github: FakeForge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remedy = "Name the pull request: --pull-request N."
-    error = refused(github, pull_request=None)
-    assert (error.message, error.remedy) == ("GITHUB_EVENT_PATH names no event: ''", remedy)
-    for content in ("{", "[1]", '"text"', "[" * 100_000):
+    assert refused(github, pull_request=None).remedy == "Name it: --pull-request N."
+    for content in ("{", "[1]", '"text"'):
         (tmp_path / "event.json").write_text(content, encoding="utf-8")
         monkeypatch.setenv("GITHUB_EVENT_PATH", str(tmp_path / "event.json"))
-        assert refused(github, pull_request=None).message.startswith("GITHUB_EVENT_PATH names no event: ")
+        assert " is no JSON object: " in refused(github, pull_request=None).message
     for content in ({"ref": "refs/heads/main"}, {"workflow_run": of_run(event="push")}):
         event(tmp_path, monkeypatch, **content)
         assert refused(github, pull_request=None).message == "the event of this job is none of a pull request"
