@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agac import __version__
 from agac.api.diff import WorkflowDiff, differences
@@ -108,6 +109,7 @@ def _gitlab(env: Mapping[str, str]) -> Event | None:
 # What a change does: `agac-pr.json`, of which the comment is made, also by a job that has none of the code.
 
 MAX_BYTES = 10_000_000  # of a file with findings
+_Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
 
 
 class Figures(BaseModel):
@@ -119,9 +121,9 @@ class Figures(BaseModel):
 class EstimateFigures(Figures):
     """What a stage will take, as `CostEstimate` has it."""
 
-    calls: int
-    input_tokens: int
-    output_tokens: int
+    calls: _Count
+    input_tokens: _Count
+    output_tokens: _Count
     usd: float | None
     basis: str
     usd_range: tuple[float, float] | None
@@ -134,10 +136,10 @@ class StageFigures(Figures):
 
     name: str
     run_mode: str | None
-    run: int
-    reuse: int
-    least: int
-    most: int | None
+    run: _Count
+    reuse: _Count
+    least: _Count
+    most: _Count | None
     exact: bool
     simulated: bool
     estimate: EstimateFigures
@@ -149,9 +151,9 @@ class PlanFigures(Figures):
     stages: list[StageFigures]
     usd: float | None
     exact: bool
-    least: int
-    most: int | None
-    valid: int
+    least: _Count
+    most: _Count | None
+    valid: _Count
     past_error: PastError | None
 
 
@@ -167,9 +169,9 @@ class WorkflowFindings(Figures):
     usd_more: float | None = None
 
 
-def _dated(version: Version | None) -> Version | None:
-    if version is not None and not 0 <= (version.made_at or 0) < 1e11:
-        raise ValueError("made_at is not a moment")
+def _bounded(version: Version | None) -> Version | None:
+    if version is not None and not (0 <= (version.made_at or 0) < 1e11 and 0 <= (version.behind or 0) < 1e11):
+        raise ValueError("made_at is no moment, or behind no count")
     return version
 
 
@@ -181,10 +183,9 @@ class Findings(Figures):
     agac: str = __version__
     project: str = "."
     head: str | None = None
-    against: Annotated[Version | None, AfterValidator(_dated)] = None
+    against: Annotated[Version | None, AfterValidator(_bounded)] = None
     untrusted: bool = False
     workflows: list[WorkflowFindings] = []
-    unchanged: list[str] = []
     problems: list[Problem] = []
     lint: list[LintFinding] = []
     tests: list[CaseResult] = []
@@ -208,21 +209,20 @@ class Findings(Figures):
         usd = summed(one.estimate.usd for one in self.all.stages if one.run and not one.simulated)
         return self.max_usd is not None and (usd is None or usd > self.max_usd)
 
-    @property
-    def errors(self) -> list[Problem]:
-        """Why the present version cannot run."""
+    def told(self, severity: str) -> list[Problem]:
+        """The errors, or the warnings, of agac.yml, of workflows and of tests."""
         found = [*self.problems, *(problem for one in self.workflows for problem in one.problems)]
-        return [one for one in found if one.severity == "error"]
+        return [one for one in found if one.severity == severity]
 
     @property
     def quiet(self) -> bool:
         """Whether there is nothing that a reviewer has to know."""
-        return not (self.workflows or self.errors or self.tests)
+        return not (self.workflows or self.tests or self.told("error"))
 
     @property
     def exit_code(self) -> ExitCode:
         """0 fine, 2 files have errors, 3 a test failed, 4 above `max_usd`."""
-        if self.errors:
+        if self.told("error"):
             return ExitCode.USAGE
         failed = any(one.result != "passed" for one in self.tests)
         return ExitCode.ROWS_FAILED if failed else ExitCode.LIMIT if self.over else ExitCode.DONE
@@ -277,7 +277,7 @@ async def check_change(
         tests, wrong = await change.tested(sound) if whole else ([], [])
         found = Findings(
             project=Repository.of(opened.state, os.environ).prefix.rstrip("/") or "." if version.commit else ".",
-            head=event.head, against=version, untrusted=untrusted, workflows=workflows, unchanged=report.unchanged,
+            head=event.head, against=version, untrusted=untrusted, workflows=workflows,
             problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests, notes=notes,
             max_usd=(earlier or opened).spec.file.ci.max_usd,
         )  # fmt: skip
@@ -316,8 +316,9 @@ class _Change(NamedTuple):
             return
         try:
             await pull_in(self.now, names)
-            if self.before is not None and (had := self.had(names)):
-                await pull_in(self.before, had)
+            if self.before is not None and (had := self.had(names)):  # from where the present version says
+                file = self.before.spec.file.model_copy(update={"remote": rules})
+                await pull_in(replace(self.before, spec=replace(self.before.spec, file=file)), had)
         except AgacError as error:
             self.notes.append(f"Answers in the remote are not counted: {_in_words(error)}")
 
@@ -343,12 +344,10 @@ class _Change(NamedTuple):
 
     def linted(self, names: Sequence[str]) -> list[LintFinding]:
         """What lint finds in these workflows and in agac.yml, and not in the version before."""
-        if not names:
-            return []
-        old = lint_in(self.before, self.had(names)).findings if self.before else []
-        known = {(one.rule, one.where.file, one.where.path, one.message) for one in old}
-        found = lint_in(self.now, names).findings
-        return [one for one in found if (one.rule, one.where.file, one.where.path, one.message) not in known]
+        same = attrgetter("rule", "where.file", "where.path", "message")
+        found = lint_in(self.now, names).findings if names else []
+        known = set(map(same, lint_in(self.before, self.had(names)).findings)) if found and self.before else set()
+        return [one for one in found if same(one) not in known]
 
     async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
         """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""
@@ -371,9 +370,8 @@ class _Change(NamedTuple):
 
     def _is_foreign(self, case: WorkflowCase) -> bool:
         """Whether the test would import Python of the project, or start what its tools name."""
-        return case.body.tools_mode == "live" or imports_python(
-            loader.load_workflow(self.now.spec, case.workflow, Overrides())[0]
-        )
+        workflow, _ = loader.load_workflow(self.now.spec, case.workflow, Overrides())
+        return case.body.tools_mode == "live" or imports_python(workflow)
 
 
 # After a merge, and on a schedule.

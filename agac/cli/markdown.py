@@ -150,31 +150,33 @@ def comment_text(found: Findings) -> str:
     marker, footer = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->", _footer(found)
     if found.quiet:
         return f"{marker}\nNo workflow changed. {footer}"
-    told = [*found.problems, *(problem for one in found.workflows for problem in one.problems)]
     stale = [f"{one.name}: a recorded reply is not asked for: {what}" for one in found.tests for what in one.stale]
-    warnings = [*_problems(one for one in told if one.severity != "error"), *_problems(found.lint, "lint")]
+    warnings = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
     warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
-    costs = _cost_table((one.workflow, one.plan, one.changes) for one in found.workflows)
+    costs, failures = (
+        _cost_table((one.workflow, one.plan, one.changes) for one in found.workflows),
+        _failures(found.tests),
+    )
     sections = [
-        _Section("error", _problems(found.errors), opened=100),
+        _Section("error", _problems(found.told("error")), opened=100),
         _Section("stage", costs[2:], costs[:2]),
         _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
-        _Section("failure", _failures(found.tests), table(_FAILURES, ()).split("\n")),
+        _Section("failure", failures[2:], failures[:2]),
         _Section("warning", warnings, opened=5),
         _Section("note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Not looked at**", ""]),
     ]
     while True:
         text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
-        if (beyond := len(text) - MOST) <= 0:
-            return text
         longest = max(sections, key=lambda one: sum(map(len, one.blocks)))
+        if (beyond := len(text) - MOST) <= 0 or not longest.blocks:
+            return text
         while beyond > 0 and longest.blocks:
             beyond -= len(longest.blocks.pop())
             longest.left += 1
 
 
 def _headline(found: Findings) -> str:
-    parts = [f"**{counted(len(found.errors), 'error')}**"] if found.errors else []
+    parts = [f"**{counted(len(errors), 'error')}**"] if (errors := found.told("error")) else []
     parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
     if any(one.plan for one in found.workflows):
         more = summed(one.usd_more for one in found.workflows if one.plan)
@@ -218,17 +220,13 @@ def _changes(found: Any) -> list[str]:
     return lines
 
 
-_FAILURES = ("failed test", "row", "stage", "expected", "got")
-
-
 def _failures(tests: Iterable[CaseResult]) -> list[str]:
     cells = list[list[str]]()
     for one in (one for one in tests if one.result != "passed"):
         cells += [[one.name, "", "", "", one.error]] if one.error else []
         cells += [[one.name, str(what.row or ""), what.stage or "", what.expected, what.got] for what in one.failures]
-    return table(_FAILURES, ([escaped(cropped(" ".join(text.split()), 300)) for text in row] for row in cells)).split(
-        "\n"
-    )[2:]
+    rows = ([escaped(cropped(" ".join(text.split()), 300)) for text in row] for row in cells)
+    return table(["failed test", "row", "stage", "expected", "got"], rows).split("\n")
 
 
 def _footer(found: Findings) -> str:
