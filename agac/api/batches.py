@@ -168,9 +168,8 @@ async def batch_status(
     batch was made; with `only_open` also when none is open."""
     root = project_root(project)
     opened, why_not = _opened(root)
-    if opened is not None and opened.spec.file.remote.control:
-        async with open_database(database_path(root)) as writable:
-            await adopt_all(opened, writable)
+    if opened is not None:
+        await adopt_all(opened)
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise no_batch_yet()

@@ -18,7 +18,7 @@ from agac.api.diff import WorkflowDiff, differences
 from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
-from agac.api.share import pull_in
+from agac.api.share import adopt_all, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
 from agac.api.versions import Version, project_at, version_of
@@ -413,6 +413,7 @@ async def open_runs(*, project: Path | str | None = None) -> dict[int, tuple[str
     """The runs that have open batches, by number, the oldest first: the workflow of each, and whether it may go on, as
     no other run took its place."""
     opened = open_project(project, sound=True)
+    await adopt_all(opened)
     async with open_for_reading(opened.store) as database:
         found = await batches(database) if database else []
         newer = {one.run_id: await superseded_by(database, one.run_id) for one in found} if database else {}

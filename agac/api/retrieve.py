@@ -36,14 +36,13 @@ from agac.store.writer import open_database
 
 @asynccontextmanager
 async def _opened(project: Path | str | None) -> AsyncIterator[tuple[Project, Database]]:
-    """The project and its database, with what other machines left. Raises SpecError where agac.yml has problems,
-    UsageError where nothing ran."""
+    """The project and its database. Raises SpecError where agac.yml has problems, UsageError where nothing ran."""
     opened = open_project(project, sound=True)
+    await adopt_all(opened)
     path = database_path(opened.root)
-    if not path.exists() and not opened.spec.file.remote.control:
+    if not path.exists():
         raise no_batch_yet()
     async with open_database(path) as database:
-        await adopt_all(opened, database)
         yield opened, database
 
 

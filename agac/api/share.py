@@ -307,13 +307,14 @@ def _control(opened: Project, workflow: str, writer: str) -> Control:
     return Control(_remote(opened), workflow, writer, opened.spec.file.remote.trust)
 
 
-async def adopt_all(opened: Project, database: Database) -> None:
+async def adopt_all(opened: Project) -> None:
     """Takes in what other machines left of batches, of all workflows; what one of this machine works on is there."""
     if opened.spec.file.remote.control:
-        for workflow in workflow_names(opened.spec):
-            control = _control(opened, workflow, opened.env.get("AGAC_REMOTE_WRITER", ""))
-            with suppress(LeaseHeld):
-                await control.adopt(database, await control.last())
+        async with open_database(opened.store) as database:
+            for workflow in workflow_names(opened.spec):
+                control = _control(opened, workflow, opened.env.get("AGAC_REMOTE_WRITER", ""))
+                with suppress(LeaseHeld):
+                    await control.adopt(database, await control.last())
 
 
 @dataclass(frozen=True, slots=True)

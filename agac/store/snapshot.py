@@ -133,7 +133,8 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
         values = ", ".join(_value(name, column, past) for column in columns)
         how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
         into = f"main.{name} ({', '.join(columns)})"
-        writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t")
+        if columns:  # an older agac had fewer tables
+            writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t")
     for intent, state in states.items():
         changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
         writer.execute(f"UPDATE main.batch SET {changes} WHERE intent = ?", (*state.values(), intent))

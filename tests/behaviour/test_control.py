@@ -230,6 +230,15 @@ def test_without_the_state_a_job_of_ci_submits_nothing_that_is_paid(machine: Sta
     simulated.run(code=0)
 
 
+def test_a_job_on_a_schedule_takes_them(machine: Start) -> None:
+    first = machine("first")
+    first.submit()
+    for name in ("second", "third"):
+        ran = machine(name).agac("ci", "--event", "schedule", code=0)
+        assert "6 done" in ran.out
+    assert "No batch is open" in machine("last").agac("ci", "--event", "schedule", code=0).out
+
+
 def test_a_job_of_a_pull_request_submits_nothing(machine: Start) -> None:
     first = machine("first")
     first.submit()

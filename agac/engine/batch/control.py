@@ -158,7 +158,8 @@ class Control:
         """The runs that another machine would go on with (the last one, those with batches), and how they stand."""
         found = await self._open(database)
         numbers = {*(await runs.run_ids(database, self._workflow))[:1], *(one.run_id for one in found)}
-        return [(run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)], found
+        steps = [one.state for one in found]
+        return [(run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)], steps
 
     async def _snap(self, database: Database) -> None:
         """All that the store has of these runs lies in the remote from now on."""
