@@ -208,3 +208,31 @@ def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[s
         environment |= {"GITHUB_API_URL": at.url, "GITHUB_REPOSITORY": PROJECT}
         ran = run_step("agac ci comment", second, environment, token=at.token, findings="findings/agac-pr.json")
         assert (ran.returncode, len(at.bodies)) == (0, 1), ran.stderr
+
+
+def test_the_jobs_of_gitlab_review_comment_and_run(repository: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    root, _ = repository
+    root /= "eu $(touch hacked)"
+    git = Git(root)
+    base, head = git("rev-parse", "main"), git("rev-parse", "HEAD")
+    of_request = {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+                  "CI_MERGE_REQUEST_DIFF_BASE_SHA": base, "CI_COMMIT_SHA": head,
+                  "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": PROJECT}  # fmt: skip
+    of_push = {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main", "CI_DEFAULT_BRANCH": "main",
+               "CI_COMMIT_BEFORE_SHA": base, "CI_COMMIT_SHA": head}  # fmt: skip
+    second = tmp_path / "second"
+    second.mkdir()
+    with serving("gitlab") as at:
+        for name, folder, environment, said in (
+            ("agac-review", root, of_request, "**1 workflow changed**"),
+            ("agac-comment", second, of_request, "The comment 1000 of 7 was created"),
+            ("agac-run", root, of_push, "reviews, run 1: 3 rows, 3 done"),
+        ):
+            (line,) = read(GITLAB)[name]["script"]
+            path = f"{template().typed}:{Path(sys.executable).parent}:/usr/bin:/bin"
+            env = clean_environment({"CI": "true", **at.environment(), **environment, "PATH": path})
+            ran = subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+            assert said in ran.stdout, ran.stdout + ran.stderr
+            if name == "agac-review":
+                (root / "agac-pr.json").rename(second / "agac-pr.json")
+        assert len(at.bodies) == 1
