@@ -222,7 +222,6 @@ class Simulator:
         for prefix, family, kind, routes in (
             ("/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
             ("/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
-            ("/openai", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
             ("/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
         ):
             for method, path, operation, effect in routes:

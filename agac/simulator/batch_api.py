@@ -29,7 +29,6 @@ DOWNLOAD_PIECE = 2**18
 
 MAX_FILE_BYTES = 512 * 2**20
 MAX_BODY_BYTES = 256_000_000
-PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 
 CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata")
 MAX_MESSAGE_REQUESTS = 100_000
@@ -58,8 +57,6 @@ def json_response(data: object, status: int = 200, headers: dict[str, str] | Non
 
 class BatchCall:
     """One call of a batch API: counted, and with its faults before or after it has its effect."""
-
-    cancels_hidden: bool  # whether a batch can be cancelled that a fault hides
 
     file_headers = MARK
 
@@ -153,10 +150,10 @@ class BatchCall:
         limit = usual if text is None else int(text)
         return min(limit, self.batches.faults.page_size or limit)
 
-    def found(self, batch_id: str, *, hidden: bool = False) -> Batch:
-        """A batch that exists, and that no fault hides unless a `hidden` one is meant too; raises ApiError."""
+    def found(self, batch_id: str) -> Batch:
+        """A batch that exists; raises ApiError."""
         batch = self.store.batch(batch_id, self.family)
-        if batch is None or (not hidden and batch.hidden_by("batch_get_404", self.store.now())):
+        if batch is None or (self.operation == "poll" and batch.hidden_by("batch_get_404", self.store.now())):
             raise self.format.not_found(batch_id)
         return batch
 
@@ -174,7 +171,7 @@ class BatchCall:
 
     def cancel(self) -> Answer:
         """POST …/batches/ID/cancel: requests that are done by now stay done."""
-        batch = self.found(self.id, hidden=self.cancels_hidden)
+        batch = self.found(self.id)
         if batch.ended:
             raise self.format.not_open(batch)
         self.store.cancel(batch)
@@ -197,16 +194,14 @@ class BatchCall:
 class OpenAiCall(BatchCall):
     """A call about files and batches of OpenAI, or of Azure."""
 
-    cancels_hidden = True
-
     async def receive(self) -> None:
         if self.operation == "upload":
             self.upload = await read_upload(self.http)
         elif self.operation == "create":
-            self.order = read_order(read_object(await self.http.read()), self.family)
+            self.order = read_order(read_object(await self.http.read()))
 
     def add_file(self) -> Answer:
-        content, name, purpose = self.upload
+        content, name = self.upload
         now = self.store.now()
         file_id = self.store.new_id("file-", self.number, now)
         path = self.store.folder / f".upload-{file_id}"
@@ -214,7 +209,7 @@ class OpenAiCall(BatchCall):
             shutil.copyfileobj(content, kept)
         lag = next((rule.value("times") for rule in self.rules if rule.kind == "batch_file_lag"), 0)
         self.store.count("files")
-        return file_object(self.store.add_file(file_id, path, name, purpose, now + INPUTS_KEPT, lag))
+        return file_object(self.store.add_file(file_id, path, name, "batch", now + INPUTS_KEPT, lag))
 
     def list_files(self) -> Answer:
         """GET /files: the newest first."""
@@ -245,9 +240,6 @@ class OpenAiCall(BatchCall):
         if file is None:
             message = f"Cannot find file {input_id}, or the project does not have access to it."
             return ApiError(400, message, code="invalid_request", param="input_file_id")
-        if file.purpose != "batch":
-            message = f"Invalid purpose '{file.purpose}' of the input file: expected 'batch'."
-            raise ApiError(400, message, param="input_file_id")
         contains = partial(file_mentions, self.store.file_path(file.id))
         return self.created(self.new_batch("batch_", contains, **self.order))
 
@@ -262,7 +254,6 @@ class OpenAiCall(BatchCall):
 class MessageCall(BatchCall):
     """A call about Anthropic's batches."""
 
-    cancels_hidden = False
     file_headers = MARK | {"request-id": "req_sim_batches"}
 
     async def serve(self, effect: Effect) -> web.StreamResponse:
@@ -349,9 +340,9 @@ def file_mentions(path: Path, text: str) -> bool:
         return any(mentions(line, text) for line in lines)
 
 
-async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str]:
-    """The bytes of the file in a multipart body, its name and its purpose; raises ApiError for an upload that OpenAI
-    refuses."""
+async def read_upload(http: web.Request) -> tuple[IO[bytes], str]:
+    """The bytes of the file in a multipart body, and its name; raises ApiError for an upload that OpenAI refuses, or
+    that is for something else than batches."""
     try:
         fields = await http.post()
     except web.HTTPRequestEntityTooLarge as wrong:
@@ -359,31 +350,28 @@ async def read_upload(http: web.Request) -> tuple[IO[bytes], str, str]:
         raise ApiError(413, message, code="file_too_large") from wrong
     except ValueError as wrong:
         raise ApiError(400, f"We could not parse the multipart body: {wrong}") from wrong
-    file, purpose = fields.get("file"), fields.get("purpose")
+    file = fields.get("file")
     if not isinstance(file, web.FileField):
         raise missing("file")
-    if not purpose:
-        raise missing("purpose")
-    if not isinstance(purpose, str) or purpose not in PURPOSES:
-        known = ", ".join(f"'{one}'" for one in PURPOSES)
-        raise ApiError(400, f"'{purpose!s}' is not one of [{known}] - 'purpose'", param="purpose")
-    if purpose == "batch" and not file.filename.endswith(".jsonl"):
+    if fields.get("purpose") != "batch":
+        raise invalid("purpose", "'batch': no other is simulated")
+    if not file.filename.endswith(".jsonl"):
         raise ApiError(400, f"Invalid file format for Batch API: '{file.filename}'. Must be .jsonl", param="file")
     if not file.file.seek(0, os.SEEK_END):
         raise ApiError(400, "The file is empty.", param="file")
     file.file.seek(0)
-    return file.file, file.filename, purpose
+    return file.file, file.filename
 
 
-def read_order(data: dict[str, Any], family: str) -> dict[str, Any]:
-    """The body of a create as fields of a Batch; raises ApiError. Azure also takes endpoints without their version."""
+def read_order(data: dict[str, Any]) -> dict[str, Any]:
+    """The body of a create as fields of a Batch; raises ApiError."""
     for name in CREATE_PARAMETERS[:3]:
         if not isinstance(data.get(name), str) or not data[name]:
             raise missing(name)
     if unknown := sorted(set(data) - set(CREATE_PARAMETERS)):
         raise ApiError(400, f"Unknown parameter: '{unknown[0]}'.", code="unknown_parameter", param=unknown[0])
     endpoint = data["endpoint"]
-    if endpoint not in OPENAI_ENDPOINTS and not (family == "azure" and f"/v1{endpoint}" in OPENAI_ENDPOINTS):
+    if endpoint not in OPENAI_ENDPOINTS:
         raise invalid("endpoint", " or ".join(OPENAI_ENDPOINTS), "invalid_value")
     if data["completion_window"] != "24h":
         raise invalid("completion_window", "'24h'", "invalid_value")

@@ -7,14 +7,13 @@ import asyncio
 import json
 import math
 import threading
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import IO, Any
+from typing import Any
 
 from agac.simulator.anthropic import MessageBatches
 from agac.simulator.batch_store import DAY, Batch, BatchStore
@@ -400,22 +399,13 @@ def shape(batch: Batch, path: Path) -> Path:
         for rule in batch.faults:
             if rule["kind"] == "batch_foreign_line":
                 results.write(FOREIGN_LINES.get(rule["form"], FAMILIES[batch.family].foreign_line))
-        for line in shuffled(lines, batch.number) if "batch_shuffle" in kinds else lines:
+        found = list(lines)
+        if "batch_shuffle" in kinds:
+            Random(batch.number).shuffle(found)  # noqa: S311 (nothing to guess)
+        for line in found:
             results.write(line)
             results.write(b"\n" if "batch_blank_lines" in kinds else b"")
     return shaped
-
-
-def shuffled(lines: IO[bytes], seed: int) -> Iterator[bytes]:
-    """The lines in another order, with no more of them in memory than where each begins."""
-    starts = array("Q", [0])
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-    starts.pop()
-    Random(seed).shuffle(starts)  # noqa: S311 (nothing to guess)
-    for start in starts:
-        lines.seek(start)
-        yield lines.readline()
 
 
 class SimulatedBatches:
@@ -428,23 +418,11 @@ class SimulatedBatches:
         self._stopping = threading.Event()
         self._worker = BatchWorker(store, plan, charged, self._stopping, writer)
         self._thread = ThreadPoolExecutor(1, "simulator-batches")
-        self._queue_lock = threading.Lock()
         self._early: Counter[str] = Counter()
-        self._queued: dict[str | None, Future[None]] = {}
 
     def start(self, batch_id: str | None = None) -> Future[None]:
-        """Queues the work that is due now, in one batch or in all. Work that waits in the queue is not queued twice."""
-        with self._queue_lock:
-            waiting = self._queued.get(batch_id)
-            if waiting is None:
-                waiting = self._queued[batch_id] = self._thread.submit(self._catch_up, batch_id)
-        return waiting
-
-    def _catch_up(self, batch_id: str | None) -> None:
-        """Does what waits in the queue; later callers wait for the next time."""
-        with self._queue_lock:
-            del self._queued[batch_id]
-        self._worker.catch_up(batch_id)
+        """Queues the work that is due now, in one batch or in all."""
+        return self._thread.submit(self._worker.catch_up, batch_id)
 
     async def caught_up(self, batch_id: str | None = None) -> bool:
         """Waits for the work that is due now; False if it takes longer than a look may wait."""

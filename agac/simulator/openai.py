@@ -254,7 +254,7 @@ class OpenAiBatches:
 
     def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
         """How its requests are read, and their answers are written."""
-        return OPENAI_ENDPOINTS.get(batch.endpoint) or OPENAI_ENDPOINTS[f"/v1{batch.endpoint}"]
+        return OPENAI_ENDPOINTS[batch.endpoint]
 
     def _line(self, batch: Batch, number: int, custom_id: str, response: Any, error: Any = None) -> bytes:
         line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": response, "error": error}
