@@ -233,12 +233,8 @@ def pattern_text(tree: Iterable[tuple[Any, Any]], draft: Draft, few: int, groups
         match str(operation):
             case "LITERAL":
                 text += chr(argument)
-            case "NOT_LITERAL":
-                text += draft.one_of([letter for letter in PRINTABLE if ord(letter) != argument])
-            case "ANY":
-                text += draft.one_of(PRINTABLE)
-            case "IN":
-                text += one_among(argument, draft)
+            case "NOT_LITERAL" | "ANY" | "IN":
+                text += draft.one_of(alphabet(str(operation), argument))
             case "BRANCH":
                 text += pattern_text(draft.one_of(argument[1]), draft, few, groups)
             case "SUBPATTERN":
@@ -255,21 +251,18 @@ def pattern_text(tree: Iterable[tuple[Any, Any]], draft: Draft, few: int, groups
     return text
 
 
-def one_among(members: list[tuple[Any, Any]], draft: Draft) -> str:
-    if str(members[0][0]) == "NEGATE":
-        excluded = set("".join(alphabet(str(kind), value) for kind, value in members[1:]))
-        allowed = [letter for letter in PRINTABLE if letter not in excluded]
-        return str(draft.one_of(allowed)) if allowed else "\u00b7"
-    kind, value = draft.one_of(members)
-    if str(kind) == "RANGE":
-        return chr(value[0] + draft.below(value[1] - value[0] + 1))
-    return str(draft.one_of(alphabet(str(kind), value)))
-
-
 def alphabet(kind: str, value: Any) -> str:
-    """The characters of one member of a class; a range is cut after 512."""
-    if kind == "LITERAL":
-        return chr(value)
-    if kind == "RANGE":
-        return "".join(chr(code) for code in range(value[0], min(value[1], value[0] + 511) + 1))
+    """The characters that a part of a pattern stands for; a range is cut after 512."""
+    match kind:
+        case "LITERAL":
+            return chr(value)
+        case "RANGE":
+            return "".join(map(chr, range(value[0], min(value[1], value[0] + 511) + 1)))
+        case "NOT_LITERAL":
+            return PRINTABLE.replace(chr(value), "")
+        case "IN" if str(value[0][0]) == "NEGATE":
+            excluded = alphabet("IN", value[1:])
+            return "".join(letter for letter in PRINTABLE if letter not in excluded) or "\u00b7"
+        case "IN":
+            return "".join(alphabet(str(inner), one) for inner, one in value)
     return CATEGORIES.get(str(value), PRINTABLE)

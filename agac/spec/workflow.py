@@ -249,15 +249,6 @@ def field_shape(field: str) -> dict[str, Any]:
     return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
 
 
-def shape_of_replicas(shape: dict[str, Any] | None, replicas: int, vote: str | None) -> dict[str, Any] | None:
-    """The JSON Schema of one answer of this `shape` (None: plain text) where they vote, else of a list of all."""
-    if replicas == 1 or vote is not None:
-        return shape
-    answer = {"type": "string"} if shape is None else shape
-    shared = {key: answer[key] for key in ("$defs", "definitions") if key in answer}  # references begin at the root
-    return {"type": "array", "items": answer, "minItems": replicas, "maxItems": replicas, **shared}
-
-
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
     """The JSON Schema of a row's result, made of those of the stages `ends`, by name; None: unknown, or plain text."""
     if len(ends) == 1:
@@ -435,8 +426,15 @@ class Stage(StageNode):
 
     @property
     def shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain text."""
-        return shape_of_replicas(self.answer_shape, self.replicas, self.vote)
+        """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain text. Of replicas
+        that do not vote it is a list of all answers."""
+        answer = self.answer_shape
+        if self.replicas == 1 or self.vote is not None:
+            return answer
+        answer = {"type": "string"} if answer is None else answer
+        homes = ("$defs", "definitions")  # references begin at the root
+        shared: dict[str, Any] = {key: answer[key] for key in homes if key in answer}
+        return {"type": "array", "items": answer, "minItems": self.replicas, "maxItems": self.replicas, **shared}
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
