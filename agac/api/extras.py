@@ -40,7 +40,7 @@ from agac.spec.card_models import CardFile
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import FileModel, WorkflowFile
-from agac.spec.paths import ProjectPaths, matching, project_root
+from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
 from agac.spec.stages import StageBuilder
 from agac.spec.test_files import FOLDER as TESTS
@@ -387,7 +387,7 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
         folder.mkdir(parents=True, exist_ok=True)
     # an AgentCard in Markdown is no YAML, so editors are not told of it
     patterns = {
-        kind: [f"{opened.spec.shown(files)}/*{suffix}" for suffix in (".yml", ".yaml")] if files else ["agac.yml"]
+        kind: [f"{opened.spec.shown(files)}/*{suffix}" for suffix in YAML_SUFFIXES] if files else ["agac.yml"]
         for kind, files in zip(_MODELS, (paths.workflows, None, paths.agentcards, opened.root / TESTS), strict=True)
     }
     for kind in patterns:

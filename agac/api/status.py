@@ -16,7 +16,7 @@ from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, senten
 from agac.core.keys import JOB, job_alias
 from agac.core.types import Outcome, Report, RowId, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
-from agac.spec.paths import PROJECT_FILE, STORE, project_root
+from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, project_root
 from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
@@ -126,7 +126,7 @@ def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage")
 def workflow_name(workflow: Any) -> str | None:
     """A workflow's name, where its file was given, or what was made in Python."""
     name: str | None = getattr(workflow, "name", workflow)
-    return Path(name).stem if name and name.endswith((".yml", ".yaml")) else name
+    return Path(name).stem if name and name.endswith(YAML_SUFFIXES) else name
 
 
 async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
@@ -149,7 +149,7 @@ def _workflow_files(root: Path) -> set[str]:
 
         spec, _ = load_project(root, {})
         folder = spec.paths.workflows if spec else folder
-    return {file.stem for file in folder.rglob("*") if file.suffix in (".yml", ".yaml")}
+    return {file.stem for file in folder.rglob("*") if file.suffix in YAML_SUFFIXES}
 
 
 # The state of a run.

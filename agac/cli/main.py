@@ -25,9 +25,8 @@ from click.shell_completion import CompletionItem
 
 from agac import __version__
 from agac.cli import terminal
-from agac.cli.terminal import print_text
 from agac.core.errors import AgacError, ErrorType, ExitCode, SpecError, UsageError, nearest
-from agac.spec.paths import PROJECT_FILE, STORE, find_project
+from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, find_project
 
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
@@ -217,9 +216,7 @@ class LazyGroup(CommandGroup):
             return None
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), name)
-        if ctx.resilient_parsing:
-            return add_completions(command, cmd_name)
-        return command
+        return add_completions(command, cmd_name) if ctx.resilient_parsing else command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
@@ -344,7 +341,7 @@ def main() -> NoReturn:
 def _main() -> int:
     context = None
     try:
-        if "_AGAC_COMPLETE" in os.environ:
+        if VARIABLE in os.environ:
             cli.main(prog_name="agac")
         # not `cli.main`: it has exit codes of its own for a closed pipe and for Ctrl-C
         with cli.make_context("agac", sys.argv[1:]) as context:
@@ -416,8 +413,7 @@ CLICK_WORDS = (
     (r" is not a valid float( range)?$", " is not a number"),
     (r"(\S+) is not in the range x>=(\S+)$", r"takes \2 or more, not \1"),
     (r"(\S+) is not in the range (\S+)<=x<=(\S+)$", r"takes \2 to \3, not \1"),
-    (r"^Got unexpected extra argument \((.*)\)$", r"unexpected argument: \1"),
-    (r"^Got unexpected extra arguments \((.*)\)$", r"unexpected arguments: \1"),
+    (r"^Got unexpected extra (arguments?) \((.*)\)$", r"unexpected \1: \2"),
     (r"^Option '(.*)' requires an argument$", r"\1: its value is missing"),
     (r"^No such", "no such"),
 )
@@ -454,8 +450,6 @@ def usage_lines(error: click.ClickException) -> list[str]:
 VARIABLE = "_AGAC_COMPLETE"
 """Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
 
-WORKFLOWS = (".yml", ".yaml")
-
 
 @click.command(
     help="Print the script with which a shell completes agac's commands, flags, workflows, stages and runs. "
@@ -469,7 +463,7 @@ def completion(context: click.Context, shell: str) -> None:
     found = shells.get_completion_class(shell)
     assert found is not None
     shown = found(context.find_root().command, {}, "agac", VARIABLE)
-    print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
+    terminal.print_text(str(shown.source_template % shown.source_vars()).rstrip("\n"))
 
 
 Values = Iterable[tuple[str, str | None]]  # values that a shell may offer, each with its help
@@ -482,13 +476,13 @@ def stages(context: click.Context, run: str | None = None) -> Values:
         run = context.params.get("run") or next(iter(context.args), run)
         given = next((workflow for number, workflow in _runs(context) if run in ("last", number)), ())
     names = [given] if isinstance(given, str) else given
-    files = [path for name in names for path in _files(context, "workflows", *WORKFLOWS) if path.stem == name]
+    files = [path for name in names for path in _files(context, "workflows", *YAML_SUFFIXES) if path.stem == name]
     found = [_as_mapping(stage).get("name") for path in files for stage in _mapping(path).get("stages") or ()]
     return [(name, None) for name in dict.fromkeys(found) if isinstance(name, str)]
 
 
 def workflows(context: click.Context) -> Values:
-    return [(name, None) for name in sorted({path.stem for path in _files(context, "workflows", *WORKFLOWS)})]
+    return [(name, None) for name in sorted({path.stem for path in _files(context, "workflows", *YAML_SUFFIXES)})]
 
 
 def batches(context: click.Context) -> Values:

@@ -198,6 +198,15 @@ class Reply(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a conversation goes on after it: it asks for tools, or is not finished."""
+        return self.finish is Finish.PAUSED or (bool(self.calls) and self.finish in (Finish.TOOLS, Finish.STOP))
+
+    def message(self) -> AssistantMessage:
+        """The message that it is in the request with which its conversation goes on."""
+        return AssistantMessage("assistant", self.text, self.calls, self.wire)
+
 
 class FaultKind(StrEnum):
     """What the engine does about a fault (STYLE: adapters classify, the engine decides)."""

@@ -17,19 +17,7 @@ from pathlib import Path
 
 from agac.core.errors import AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
-from agac.core.types import (
-    AssistantMessage,
-    Fault,
-    Finish,
-    JSONValue,
-    Message,
-    Reply,
-    Request,
-    ToolCall,
-    ToolMessage,
-    ToolResult,
-    Usage,
-)
+from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, ToolCall, ToolMessage, ToolResult, Usage
 from agac.engine.caller import Answer, Caller, CapReached, ModelConnection, NextTurn, TaskAttempts, request_for_model
 from agac.engine.invocation import InvocationContext
 from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
@@ -71,12 +59,11 @@ def how_ended(end: End | None) -> str | None:
     return None if end is None else "done" if isinstance(end, ValidReply) else "failed"
 
 
+@dataclass
 class BeginAnew(Exception):
     """The session of a server is lost with its state: what was said before means nothing to a new one."""
 
-    def __init__(self, error: RowError) -> None:
-        super().__init__(error.message)
-        self.error = error
+    error: RowError
 
 
 @dataclass(slots=True)
@@ -87,11 +74,6 @@ class Turn:
     reply: Reply
     results: list[ToolResult] | None = None
     said: str = ""
-
-
-def asks_for_more(reply: Reply) -> bool:
-    """Whether a conversation goes on after a reply: it asks for tools, or is not finished."""
-    return reply.finish is Finish.PAUSED or (bool(reply.calls) and reply.finish in (Finish.TOOLS, Finish.STOP))
 
 
 @dataclass(slots=True)
@@ -140,7 +122,7 @@ class TaskConversation:
     @property
     def _is_last(self) -> bool:
         """Whether its turns are used up: the model is asked once more, and may not call tools."""
-        return bool(self.bound) or sum(asks_for_more(turn.reply) for turn in self.turns) >= self.stage.tooling.max_turns
+        return bool(self.bound) or sum(turn.reply.goes_on for turn in self.turns) >= self.stage.tooling.max_turns
 
     @property
     def _gives_tools(self) -> bool:
@@ -160,7 +142,7 @@ class TaskConversation:
             self.by_form = True
         messages: list[Message] = list(self.request.messages)
         for turn in self.turns:
-            messages.append(AssistantMessage("assistant", turn.reply.text, turn.reply.calls, turn.reply.wire))
+            messages.append(turn.reply.message())
             if turn.results:
                 messages.append(ToolMessage("tool", "", tuple(turn.results)))
             elif turn.said:
@@ -177,7 +159,7 @@ class TaskConversation:
 
     def judge(self, reply: Reply) -> End | None:
         """The result that a reply is, or why it is none; None: the conversation goes on."""
-        if asks_for_more(reply):
+        if reply.goes_on:
             if self._is_last:
                 what = self.bound or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
                 message = f"{what} are used up, and the model did not answer when it was asked to without tools"
@@ -198,7 +180,7 @@ class TaskConversation:
         """One more turn: how the conversation ends with it, if it does."""
         self.turns.append(turn)
         turn.results = None if judged is None and turn.reply.calls else []
-        if judged is None and not asks_for_more(turn.reply):
+        if judged is None and not turn.reply.goes_on:
             turn.said, self.by_form = ASK_FORM, True
         may = self.repairs < self.stage.repair
         if may and isinstance(judged, RowError) and judged.type is ErrorType.SCHEMA_MISMATCH:
@@ -235,7 +217,7 @@ class TaskConversation:
                 self.end = RowError(reply.type, reply.message)
                 return
             self.next_request()  # which settles whether the form alone was asked for
-            turn, goes_on = Turn(one.number, reply), one is not stored[-1] and asks_for_more(reply)
+            turn, goes_on = Turn(one.number, reply), one is not stored[-1] and reply.goes_on
             self.end = self.take(turn, None if goes_on else self.judge(reply))
             known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
             if turn.results is None and all(call is not None and call.result is not None for call in known):

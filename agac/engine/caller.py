@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
-from agac.core.types import AssistantMessage, Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
+from agac.core.types import Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
 from agac.engine import limits
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import CHARACTERS_A_TOKEN
@@ -416,8 +416,7 @@ class Caller:
             if isinstance(reply, Fault):
                 return RowError(answer.type, f"{answer.message}{why}")
             if reply.finish is Finish.PAUSED:  # it goes on where its message is sent back
-                said = AssistantMessage("assistant", reply.text, wire=reply.wire)
-                attempts.request = replace(attempts.request, messages=(*attempts.request.messages, said))
+                attempts.request = replace(attempts.request, messages=(*attempts.request.messages, reply.message()))
                 continue
             if left <= 0 or answer.type is not ErrorType.SCHEMA_MISMATCH:
                 return answer
@@ -571,13 +570,14 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
     said = call.body.decode("utf-8", "replace") if call.body is not None else None  # of what is no answer, as it came
     if reply is not None:
         said = reply.text or reply.refusal or ""
+    times = {"duration": call.duration, "ttft": call.ttft, "time_to_response": call.time_to_response}
     log_fields: dict[str, JSONValue] = {
         "run": run, "row": clean(row) if isinstance(row, str) else row, "stage": stage,
         **({"replica": attempts.replica} if attempts.replica else {}), "attempt": call.number, "purpose": call.purpose,
         "model": model, "answered_by": clean(call.endpoint.model), "simulated": call.endpoint.simulated,
         "status": call.status, "error": call.error.type.value if call.error else None,
         "error_message": clean(call.error.message) if call.error else None,
-        **{f"{time}_ms": _ms(getattr(call, time)) for time in ("duration", "ttft", "time_to_response")},
+        **{f"{name}_ms": took and round(took * 1000, 1) for name, took in times.items()},
         **{f"{one}_tokens": getattr(call.usage, f"{one}_tokens") for one in ("input", "cached", "output", "reasoning")},
         "service_tier": call.service_tier and clean(call.service_tier), "cost_usd": call.cost,
         "request": [{"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages],
@@ -595,7 +595,3 @@ def _cut(text: str, clean: Callable[[str], str]) -> str:
     text = clean(text)
     left_out = len(text) - MOST_CHARACTERS
     return text if left_out <= 0 else f"{text[:MOST_CHARACTERS]}… ({left_out:,} more characters)"
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)

@@ -24,7 +24,6 @@ from agac.spec.validation import described, validate
 from agac.spec.workflow import InputSpec, OutputSpec, Overrides, ProjectSpec, TableTarget, Workflow, family
 from agac.spec.yaml import Document, expand, read_yaml
 
-WORKFLOW_SUFFIXES = (".yml", ".yaml")
 File = TypeVar("File", bound=FileModel)
 
 
@@ -149,7 +148,7 @@ def workflow_names(project: ProjectSpec) -> list[str]:
 
 def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
     """The files of all workflows, or of those called `name`, in their folder and below it."""
-    found = (file for suffix in WORKFLOW_SUFFIXES for file in project.paths.workflows.rglob(f"*{suffix}"))
+    found = (file for suffix in paths.YAML_SUFFIXES for file in project.paths.workflows.rglob(f"*{suffix}"))
     return sorted(file for file in found if name in ("*", file.stem) and file.is_file())
 
 
@@ -160,10 +159,10 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     if Path(name).is_absolute() and Path(name).resolve().is_relative_to(project.root):
         name = Path(name).resolve().relative_to(project.root).as_posix()
     try:
-        files = paths.files_called(name, project.root, folder, WORKFLOW_SUFFIXES)
+        files = paths.files_called(name, project.root, folder, paths.YAML_SUFFIXES)
     except Refused as error:
         raise UsageError(str(error)) from None
-    if not name.endswith(WORKFLOW_SUFFIXES):
+    if not name.endswith(paths.YAML_SUFFIXES):
         files = list({path.resolve(): path for path in [*files, *workflow_files(project, name)]}.values())
     if not files:
         known = workflow_names(project)

@@ -19,6 +19,7 @@ from agac.core.types import JSONValue
 
 PROJECT_FILE = "agac.yml"
 STORE = Path(".agac") / "agac.db"
+YAML_SUFFIXES = (".yml", ".yaml")
 STATE_FOLDERS = (".agac", ".git")
 _HOME = Path(".agac") / "home"
 

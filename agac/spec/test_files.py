@@ -14,10 +14,10 @@ from agac.core.errors import Problem, UsageError, any_error, listed
 from agac.core.types import AssistantMessage, JSONValue, Request, RowId, Schema, ToolMessage
 from agac.spec import validation as check
 from agac.spec.guards import Guard, compile_guard
-from agac.spec.loader import WORKFLOW_SUFFIXES, checked_file, find_workflow
+from agac.spec.loader import checked_file, find_workflow
 from agac.spec.models import FileModel, NonEmpty, key
 from agac.spec.output_schema import load_schema
-from agac.spec.paths import Refused, inside
+from agac.spec.paths import YAML_SUFFIXES, Refused, inside
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
 from agac.spec.yaml import read_yaml
 
@@ -109,7 +109,7 @@ def find_cases(
     Raises UsageError where there is none."""
     folder, found, problems = project.root / FOLDER, list[WorkflowCase](), list[Problem]()
     wanted = {find_workflow(project, one).stem for one in workflows}
-    files = sorted(one for one in folder.iterdir() if one.suffix in WORKFLOW_SUFFIXES) if folder.is_dir() else []
+    files = sorted(one for one in folder.iterdir() if one.suffix in YAML_SUFFIXES) if folder.is_dir() else []
     for path in (one for one in files if word is None or word in one.stem):
         case, wrong = _read(project, path)
         if case is None or not wanted or case.workflow in wanted:

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
-from agac.engine.agent import asks_for_more
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount
 from agac.engine.settle import how_answered, record_call, stored_reply
@@ -281,7 +280,7 @@ class ResultReader:
         came = (call.number, self.context.clocks.wall(), call.status or 0, stored_reply(call.body) or "", None)
         self.write.turns.append(AgentTurn(*where, self.form.model.lane, "", *came))
         self.write.tally((stage.name, TURN, "" if task.repairs else FIRST, "")).count += 1
-        self._ended(task, "turn" if asks_for_more(reply) else "answer", None)
+        self._ended(task, "turn" if reply.goes_on else "answer", None)
 
     async def without_line(self) -> None:
         """The tasks without a line. One that may have been answered, and paid, is kept as a call."""
