@@ -403,8 +403,9 @@ def test_a_key_that_a_server_repeats_is_not_shown(member: Member, case: dict[str
 def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
     found = parse(member, 200, {}, body_of(case))
     assert isinstance(found, Reply)
-    reply, expected = asdict(found), case["expect"]
-    reply["usage"] = {name: reply["usage"][name] for name in expected.get("usage", ())}
+    reply, expected = found._asdict(), case["expect"]
+    reply["usage"] = {name: getattr(found.usage, name) for name in expected.get("usage", ())}
+    reply["calls"] = [asdict(call) for call in found.calls]
     assert {name: list(value) if isinstance(value := reply[name], tuple) else value for name in expected} == expected
 
 
