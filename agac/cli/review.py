@@ -265,8 +265,10 @@ def evaluation_lines(report: Evaluation) -> Iterator[str]:
     header = ("model", "run", "judged", "failed", "accuracy", "to the first", "replicas agree", "1,000 rows", "calls")
     yield terminal.table(header, table)
     for one in report.models:
-        simulated, stopped = " (its dollars are simulated)" * one.simulated, one.stopped and f"; stopped: {one.stopped}"
-        yield f"\n{one.model}{simulated}{stopped or ''}"
+        yield f"\n{one.model}{' (its dollars are simulated)' * one.simulated}"
+        if missing := report.asked - one.judged:
+            why = one.stopped or "a guard kept them, or they wait for batches"
+            yield f"Not judged: {counted(missing, 'row')}: {why}"
         rows = [
             (label, *made.values(), _interval(one.precision[label]), _interval(one.recall[label]))
             for label, made in one.confusion.items()

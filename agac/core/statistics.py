@@ -6,9 +6,11 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
+_Z = NormalDist().inv_cdf(0.975)
+
 
 class Interval(NamedTuple):
-    """A figure (`middle`) between the bounds that hold it with the confidence that was asked for."""
+    """A figure (`middle`) between the bounds that hold it with a confidence of 95 %."""
 
     low: float
     middle: float
@@ -20,7 +22,7 @@ class Interval(NamedTuple):
         return max(self.high - self.middle, self.middle - self.low)
 
 
-def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 0.95) -> Interval:
+def proportion(hits: int, n: int, *, of: int | None = None) -> Interval:
     """The share that `hits` of `n` are, by Wilson's interval. `of`: how many there are at all, of which the `n` were
     drawn: the more of them are known, the narrower. Raises ValueError for counts that cannot be."""
     if not 0 <= hits <= n or n == 0 or (of is not None and of < n):
@@ -29,22 +31,20 @@ def proportion(hits: int, n: int, *, of: int | None = None, confidence: float = 
     if of == n:  # nothing is left that could differ
         return Interval(share, share, share)
     known = n if of is None else n * (of - 1) / (of - n)
-    square = _z(confidence) ** 2 / known
+    square = _Z**2 / known
     centre = (share + square / 2) / (1 + square)
     half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
     return Interval(0.0 if hits == 0 else centre - half, share, 1.0 if hits == n else centre + half)
 
 
-def paired_difference(
-    both: int, first_only: int, second_only: int, neither: int, *, confidence: float = 0.95
-) -> Interval:
+def paired_difference(both: int, first_only: int, second_only: int, neither: int) -> Interval:
     """By how much the share of the first exceeds that of the second, where each row was judged for both: by Newcombe's
     interval (method 10), from Wilson's of the two shares and their correlation, which counts only where it exceeds what
     chance makes. Raises ValueError where there are no rows."""
     n = both + first_only + second_only + neither
     if n == 0 or min(both, first_only, second_only, neither) < 0:
         raise ValueError("no rows were judged for both")
-    first, second = (proportion(both + only, n, confidence=confidence) for only in (first_only, second_only))
+    first, second = (proportion(both + only, n) for only in (first_only, second_only))
     sums = (both + first_only) * (second_only + neither) * (both + second_only) * (first_only + neither)
     alike = both * neither - first_only * second_only
     together = (max(alike - n / 2, 0.0) if alike > 0 else alike) / math.sqrt(sums) if sums else 0.0
@@ -55,7 +55,3 @@ def paired_difference(
 
     low = middle - reach(first.middle - first.low, second.high - second.middle)
     return Interval(low, middle, middle + reach(first.high - first.middle, second.middle - second.low))
-
-
-def _z(confidence: float) -> float:
-    return NormalDist().inv_cdf((1 + confidence) / 2)
