@@ -645,13 +645,13 @@ SELECT name, max(iif(side, NULL, row_key)), max(iif(side, row_key, NULL)) FROM c
 SELECT count(*) FROM row WHERE run_id = ? AND EXISTS (SELECT 1 FROM attempt WHERE row_key = row.key);
 
 -- name: stage_took
--- How many tasks gave a stage of a run its answers, in any run; their USD and seconds, null: unknown, or in batches. A
--- pass over all calls: nothing else needs an index for it.
+-- How many tasks gave a stage of a run its answers, in any run; their USD and seconds (null: unknown, or in batches).
+-- A pass over all calls: nothing else needs an index for it.
 SELECT count(*), iif(sum(unpriced), NULL, sum(usd)), iif(sum(batched), NULL, sum(seconds)) FROM (
     SELECT sum(cost) AS usd, sum(duration) AS seconds, sum(status < 400 AND cost IS NULL) AS unpriced,
         sum(service_tier IS 'batch') AS batched
-    FROM attempt WHERE (row_key, stage, replica) IN (
-        SELECT row_key, stage, replica FROM attempt WHERE fingerprint IN (
+    FROM attempt WHERE (row_key, stage, replica, event_id) IN (
+        SELECT row_key, stage, replica, event_id FROM attempt WHERE fingerprint IN (
             SELECT t.fingerprint FROM row r JOIN task t ON t.row_key = r.key
             WHERE r.run_id = ? AND r.ordinal IS NOT NULL AND t.stage = ?))
     GROUP BY row_key, stage, replica);

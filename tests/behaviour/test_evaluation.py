@@ -101,6 +101,18 @@ def test_another_label_asks_nothing_again(ready: ProjectFolder) -> None:
     assert second.models[0].confusion != first.models[0].confusion
 
 
+def test_the_cost_is_that_of_the_answers_that_were_judged(ready: ProjectFolder) -> None:
+    evaluated(ready)
+    text = (ready.root / "data/rows.csv").read_text("utf-8")
+    ready.write("data/rows.csv", text.replace("number 1,", "a very long story of the number one,"))
+    (one,) = evaluated(ready).models
+    ((calls, cost),) = ready.query(
+        "SELECT count(*), sum(cost) FROM attempt WHERE fingerprint IN (SELECT fingerprint FROM task)"
+    )
+    assert (asked(ready), calls) == (17, 16)
+    assert one.usd_per_1000_rows == pytest.approx(1000 * cost / 16)
+
+
 LEAKS: dict[str, dict[str, Any]] = {
     "prompt": {"prompt": "Say ${truth}"},
     "example": {"messages": [{"role": "user", "content": "${truth}"}, {"role": "assistant", "content": "x"}]},
