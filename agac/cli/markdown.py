@@ -163,7 +163,7 @@ def comment_text(found: Findings) -> str:
         _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
         _Section("failure", failures[2:], failures[:2]),
         _Section("warning", warnings, opened=5),
-        _Section("note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Not looked at**", ""]),
+        _Section("note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Notes**", ""]),
     ]
     while True:
         text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
