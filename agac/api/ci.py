@@ -18,7 +18,7 @@ from agac.api.diff import WorkflowDiff, differences
 from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
-from agac.api.share import adopt_all, pull_in
+from agac.api.share import adopt_all, loses_disk, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
 from agac.api.versions import Version, project_at, version_of
@@ -400,7 +400,7 @@ async def workflows_to_run(event: Event, *, project: Path | str | None = None) -
         changed |= {name} if any(one.run or one.blocked or one.in_flight for one in stages) else set()
         remote = opened.spec.file.remote.url or opened.env.get("AGAC_REMOTE")
         paid = any(one.run and one.run_mode and not one.simulated for one in stages)
-        if paid and not remote and opened.env.get("CI") and not opened.env.get("AGAC_KEEPS_DISK"):
+        if paid and not remote and loses_disk(opened.env):
             remedy = "Name a remote in agac.yml, or set AGAC_KEEPS_DISK=1 where .agac is kept from job to job."
             raise UsageError("the answers that this job pays for would be lost with its machine", remedy=remedy)
     for note in notes:

@@ -270,11 +270,16 @@ def _paid_in_batches(stages: Iterable[PlannedStage]) -> list[str]:
     return [one.name for one in stages if one.run_mode == "batch" and not all(m.provider.simulated for m in one.models)]
 
 
+def loses_disk(env: Mapping[str, str]) -> bool:
+    """Whether this is a job of CI, whose machine is thrown away after it."""
+    in_ci, keeps = (env.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "AGAC_KEEPS_DISK"))
+    return in_ci and not keeps
+
+
 def refusal_in_ci(opened: Project, stages: Iterable[PlannedStage]) -> UsageError | None:
     """Why this process may not submit what these stages send in batches: what is paid would be lost with its disk."""
-    in_ci, keeps = (opened.env.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "AGAC_KEEPS_DISK"))
     paid = _paid_in_batches(stages)
-    if not paid or keeps or not in_ci or opened.spec.file.remote.control:
+    if not paid or not loses_disk(opened.env) or opened.spec.file.remote.control:
         return None
     what = f"CI is set, and stage {paid[0]!r} submits batches that are paid: with this machine they would be lost"
     remedy = (

@@ -100,6 +100,7 @@ def test_a_comment_says_this(
     text = project.agac("ci", env=pull_request(project, fork=fork), code=code).out
     assert len(text) <= MOST
     text = re.sub(r"\b[0-9a-f]{8}(?=[,`. ])", lambda sha: re.sub("[0-9a-f]", "0", sha[0]), text)
+    text = re.sub(r"\d+s \|$", "1s |", text, flags=re.MULTILINE)  # as fast as this machine is
     file = FOLDER / f"{change.__name__}.md"
     if os.environ.get("AGAC_WRITE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
