@@ -64,12 +64,25 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
             async for chunk in chunks:
                 await walk.through(chunk)
         await walk.through_groups()
-    dropping = [one.stage for one in found.stages if one.stage.may_drop and (one.run or one.undecided)]
-    for one in found.stages:  # whether it is run for a row that leaves in another branch depends on which is first
-        beside = (other for other in dropping if one.name not in other.ancestors and other is not one.stage)
-        one.sure *= all(other.name in one.stage.ancestors for other in beside)
+    _doubt(found.stages)
     await _estimate(baseline, found)
     return found
+
+
+def _doubt(found: Sequence[StageForecast]) -> None:
+    """Takes back what is not sure, as rows may leave or fail beside a stage: whether it is run for one that leaves
+    depends on which is first; one that fails makes no others, and its group lacks it."""
+    line = dict[str, set[str]]()  # a stage and all that it follows
+    for one in found:
+        line[one.name] = {one.name}.union(*(line[need] for need in one.stage.needs))
+    beside = {
+        one.name: [x for x in found if x.run and one.name not in line[x.name] and x.name not in line[one.name]]
+        for one in found
+    }
+    for one in found:
+        if any(beside[x.name] for x in found if x.stage.makes is not None and x.name in line[one.name]):
+            one.sure, one.again = 0, one.reuse
+        one.sure *= not any(x.stage.may_drop for x in beside[one.name])
 
 
 async def _estimate(baseline: Baseline, found: PlanReport) -> None:
@@ -87,7 +100,8 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
         primer = planned_primer(stage, stage.models[0], one.questions)
         risks = primer.risks_usd if primer is not None else 0.0
         about: dict[str, Any] = {"longer": longer, "risks": risks, "part": part, "rough": one.rough}
-        one.estimate = estimate(stage, one.questions, characters, past, exact=one.exact, **about)
+        each = one.guess.number if one.guess is not None and one.guess.makes == "items" else None
+        one.estimate = estimate(stage, one.questions, characters, past, exact=one.exact, each=each, **about)
         one.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
@@ -116,9 +130,12 @@ def _part_asked(found: StageForecast, staying: dict[str, float], past: PastUsage
     asked, left = past.part(stage.name, *_ASKED), past.part(stage.name, Outcome.DROPPED, Outcome.FAILED)
     passes = 1.0 if not found.undecided else GUESSED_PART if asked is None else asked
     part = 1 - (1 - passes) * found.undecided / run
-    if left is None:
-        left = (1 - part) * (stage.otherwise == "drop")
-    staying[stage.name] = 1 - left * found.run / (run + found.reuse + found.skipped)
+    came_here = run + found.reuse + found.skipped
+    leaving = (1 - part) * run * (stage.otherwise == "drop")
+    if left is not None:  # those that left already are some of them; a guess of rows that are made has them all
+        told = found.guess is not None and found.guess.run is not None and stage.makes in ("rows", "kept")
+        leaving = 0.0 if told else min(max(left * (came_here + found.dropped) - found.dropped, 0.0), found.run)
+    staying[stage.name] = 1 - leaving / came_here
     return part * (1 - (1 - came) * (found.run - found.sure) / run)
 
 

@@ -58,13 +58,13 @@ LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local", seconds=0.0)  # of a stage that
 
 def estimate(
     stage: PlannedStage, tasks: int, characters: float | None, past: PastUsage, *, longer: float | None,
-    risks: float = 0.0, part: float = 1.0, exact: bool = True, rough: bool = False,
+    risks: float = 0.0, part: float = 1.0, exact: bool = True, rough: bool = False, each: float | None = None,
 ) -> CostEstimate:  # fmt: skip
     """What `tasks` will take, each replica of one being one; `part` of them is expected to be asked. `characters`: of a
     request, in the mean of a sample; None when nothing could be rendered. The history's input counts by how many times
     as long these requests are, or where it is said (`longer`; None: they are others), or nothing could be rendered.
-    `risks`: dollars that a primer adds at most. `exact`: the number of tasks rests on no guess;
-    `rough`: texts of requests do."""
+    `risks`: dollars that a primer adds at most. `exact`: the number of tasks rests on no guess, else perhaps on that of
+    so many of `each` row; `rough`: texts of requests do."""
     most, known, expected = stage.params.max_tokens, past.usage(stage), tasks * part
     learned = past.tokens.get(stage.lane)
     given, a_task, cached = (characters or 0.0) / (learned or CHARACTERS_A_TOKEN), 1.0, 0.0
@@ -95,10 +95,11 @@ def estimate(
     if whole:
         input_part = (_dollars(model, each, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
         variance = (input_part * rough_given) ** 2 + ((1 - input_part) * rough_made) ** 2 + beyond
-        number = (1 - part) + (not exact)  # of each task: it may not come, or others with it
+        number = 1 - part  # of each task: it may not come
         if known is not None:
-            variance += (past.spreads.get(stage.name, 1.0) + number) * (1 / expected + 1 / known.tasks)
+            variance += (past.spread(stage.name, each, exact=exact) + number) * (1 / expected + 1 / known.tasks)
         else:
+            number += not exact  # or others come with it
             variance += number / expected + (0.5 * number) ** 2
         factor = exp(Z80 * sqrt(variance))
         bounds = whole / factor, whole * factor if at_most is None else max(min(whole * factor, at_most), whole)
@@ -323,7 +324,8 @@ class StageForecast(Report):
     those `in_flight` the question is in a batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
-    `sure` are run whatever answers that are not there yet say; of `run`, those in `remote` are answered there.
+    `sure` are run whatever answers that are not there yet say; of `reuse`, `again` are run if rows fail elsewhere; of
+    `run`, those in `remote` are answered there.
     `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
     the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
     `rounds` those of one with tools."""
@@ -337,6 +339,7 @@ class StageForecast(Report):
     stage: AnyStage
     run: int = 0
     sure: int = 0
+    again: int = 0
     further: int = 0
     reuse: int = 0
     blocked: int = 0
@@ -385,7 +388,9 @@ class StageForecast(Report):
     @property
     def most(self) -> int | None:
         """So many do at most; None: how many rows come to the stage is a guess."""
-        return None if not self.exact and self.stage.asks else (self.run - self.collapsed) * self.stage.asks
+        return (
+            None if not self.exact and self.stage.asks else (self.run + self.again - self.collapsed) * self.stage.asks
+        )
 
     @property
     def run_mode(self) -> RunMode | None:
@@ -490,12 +495,13 @@ class PlanReport(Report):
 
     @property
     def usd_range(self) -> Range | None:
-        """The dollars between which it lies in eight of ten cases; what stages differ by is taken as independent."""
-        known = [(one.usd, one.usd_range) for one in (stage.estimate for stage in self.stages)]
+        """The dollars between which it lies in eight of ten cases. Half of what stages differ by is taken to go
+        together: a long answer is read by the next stage."""
         if self.usd is None:
             return None
-        off = (hypot(*(bounds[side] - (usd or 0.0) for usd, bounds in known if bounds)) for side in (0, 1))
-        low, high = off
+        known = [(one.estimate.usd or 0.0, one.estimate.usd_range) for one in self.stages]
+        sides = ([abs(bounds[side] - usd) for usd, bounds in known if bounds] for side in (0, 1))
+        low, high = (hypot(*off, sum(off)) / sqrt(2) for off in sides)
         return max(self.usd - low, 0.0), self.usd + high
 
     @property

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from agac.core.types import Outcome, dollars_in_all
 from agac.engine.telemetry import merged, quantile
 from agac.plan.stage import PlannedStage
+from agac.store import runs as store
 from agac.store.db import Database
 from agac.store.history import Timings, timings
 from agac.store.records import FIRST, TURN
-from agac.store.runs import Count, KeptEstimate, counters, estimates, lane_lengths, run_ids, usage_spreads
+from agac.store.runs import Count, KeptEstimate, UsageSpread
 
 HISTORY_RUNS = 5  # the newest ones, which are looked at for one to compare with and for what calls took
 Z80 = 1.2816  # so many standard deviations to both sides hold 80 % of a normal distribution
@@ -59,11 +60,11 @@ class PastRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PastUsage:
-    """Of the newest runs of a workflow, the last one first. `spreads`: the relative variance of what a stage's tasks
-    cost; `tokens`: characters a token of a lane, in the mean. Nothing of it needs a look at every row."""
+    """Of the newest runs of a workflow, the last one first. `spreads`: how much a stage's tasks differ in cost;
+    `tokens`: characters a token of a lane, in the mean. Nothing of it needs a look at every row."""
 
     runs: Sequence[PastRun] = ()
-    spreads: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, UsageSpread] = field(default_factory=dict)
     tokens: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -71,16 +72,16 @@ class PastUsage:
         """What the store knows; nothing without one."""
         if database is None:
             return PastUsage()
-        numbers = (await run_ids(database, workflow))[:HISTORY_RUNS]
+        numbers = (await store.run_ids(database, workflow))[:HISTORY_RUNS]
         runs = [
-            PastRun(await counters(database, one), await estimates(database, one), await timings(database, one))
-            for one in numbers
+            PastRun(await store.counters(database, n), await store.estimates(database, n), await timings(database, n))
+            for n in numbers
         ]
         tokens = dict[str, float]()
         for lane in {stage.lane for stage in stages}:
-            if lengths := [(characters, given) for characters, given in await lane_lengths(database, lane) if given]:
+            if lengths := [known for known in await store.lane_lengths(database, lane) if known[1]]:
                 tokens[lane] = fmean(characters / given for characters, given in lengths)
-        return PastUsage(runs, await usage_spreads(database, workflow) if numbers else {}, tokens)
+        return PastUsage(runs, await store.usage_spreads(database, workflow) if numbers else {}, tokens)
 
     def usage(self, stage: PlannedStage) -> StageUsage | None:
         """Of all the runs; None when none of the stage's calls was answered by its model."""
@@ -100,6 +101,13 @@ class PastUsage:
             if count.outcome in ends:
                 ends[Outcome(count.outcome)] += count.tasks
         return sum(ends[one] for one in outcomes) / sum(ends.values()) if any(ends.values()) else None
+
+    def spread(self, stage: str, each: float | None, *, exact: bool) -> float:
+        """The relative variance of what a task of the stage costs; where it is a guess how many there are (so many of
+        `each` row), with how much rows differ in that, or at least with that of chance."""
+        found = self.spreads.get(stage, UsageSpread(stage))
+        alone, several = found.alone * found.tail, (found.together - (each or found.number)) * found.tail
+        return alone if exact else max(alone + 1, several)
 
     def seconds(self, stage: PlannedStage) -> float | None:
         """How long a call of the stage took, half of them no longer; else one of its lane; None: none was made."""

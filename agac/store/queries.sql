@@ -505,13 +505,18 @@ JOIN counter c ON c.run_id = e.run_id AND c.stage = e.stage AND c.outcome = 'cal
 GROUP BY e.run_id, e.stage;
 
 -- name: usage_spreads
--- How tasks of a workflow differ in cost, of the newest calls, by stage: the variance as a part of the square of the mean.
-SELECT stage, max(avg(usd * usd) / (avg(usd) * avg(usd)) - 1, 0.0) FROM (
-    SELECT v_stages.stage, sum(a.cost) AS usd
-    FROM attempt a JOIN event ON event.id = a.event_id JOIN run ON run.id = event.run_id AND run.workflow = ?
-    JOIN v_stages ON v_stages.definition_hash = run.definition_hash AND v_stages.position = a.stage
-    WHERE a.id > (SELECT max(id) FROM attempt) - 10000 GROUP BY a.row_key, a.stage, a.replica
-) WHERE usd > 0 GROUP BY stage;
+-- How tasks of a workflow differ in cost, of the newest calls, by stage: see UsageSpread. `off`: from the mean, of it.
+SELECT stage, sum(square) / sum(number) AS alone, sum(whole * whole) / sum(number) AS together, avg(number) AS number,
+    1 + (sum(fourth) * sum(number) / max(sum(square) * sum(square), 1e-12) - 1) / sum(number) AS tail FROM (
+    SELECT stage, sum(1 + off) AS whole, count(*) AS number, sum(off * off) AS square, sum(off * off * off * off) AS fourth FROM (
+        SELECT v_stages.stage, coalesce(row.parent_key, row.key) AS family,
+            sum(a.cost) / avg(sum(a.cost)) OVER (PARTITION BY v_stages.stage) - 1 AS off
+        FROM attempt a JOIN event ON event.id = a.event_id JOIN run ON run.id = event.run_id AND run.workflow = ?
+        JOIN v_stages ON v_stages.definition_hash = run.definition_hash AND v_stages.position = a.stage
+        JOIN row ON row.key = a.row_key
+        WHERE a.id > (SELECT max(id) FROM attempt) - 10000 GROUP BY a.row_key, a.stage, a.replica HAVING sum(a.cost) > 0
+    ) GROUP BY stage, family
+) GROUP BY stage;
 
 -- name: timing_add
 -- Moves a histogram by what a commit counted.

@@ -9,6 +9,7 @@ import pytest
 from scripted_server import run_at
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import SOAK, few
 from test_costs import served
 
 import agac
@@ -134,15 +135,19 @@ def test_errors_move_an_estimate_only_where_they_all_say_the_same(project: Proje
     assert (error.estimates, error.off) == (2, pytest.approx(-0.2))
 
 
-@pytest.mark.parametrize("workflow", ["product_reviews", "extraction", "research_survey", "repo_questions"])
+@pytest.mark.parametrize("workflow", few(list(estimates.CASES), 3, 1))
 def test_shipped_workflows_cost_what_was_expected(tmp_path: Path, workflow: str) -> None:
-    cold, warm = estimates.shipped(tmp_path, workflow, estimates.CASES[workflow])
-    assert abs(cold.off) < 0.4
-    assert abs(warm.off) < 0.15
+    found = dict(estimates.shipped(tmp_path, workflow))
+    assert abs(found["cold"].off) < 0.4
+    assert abs(found["again"].off) < 0.15
+    # the second half of its list has what the first one has, so most of what is made of it leaves
+    assert workflow == "product_catalog" or abs(found["rest"].off) < 0.15
 
 
 def test_ranges_of_heavy_tailed_answers_hold_about_as_often_as_they_say(tmp_path: Path) -> None:
-    with estimates.standing_in(tmp_path, *estimates.write_tail(tmp_path)):
-        found = list(estimates.draws(tmp_path, 5, 40))
-    assert sum(one.held for one in found) >= 2
+    number, rows = (200, 100) if SOAK else (12, 20)
+    found = [one for some in estimates.drawn_of_all(tmp_path, number, rows).values() for one in some]
+    assert len(found) == number
     assert all(one.low < one.usd < one.high for one in found)
+    held = sum(one.held for one in found) / number
+    assert (0.75 <= held <= 0.85) if SOAK else held >= 0.5, estimates.summed(found)

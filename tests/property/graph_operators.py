@@ -35,8 +35,11 @@ class Ask(Operator):
     def keys(self) -> dict[str, Any]:
         names = " ".join(f"${{{name}{'.' + part if part else ''}}}" for name, part in self.parts)
         found: dict[str, Any] = {"prompt": f"{self.word}: {names}"}
+        if self.gene.model != "small":
+            found["model"] = f"local/{self.gene.model}"
         if self.schema:
-            found["output_schema"] = {
+            told = {"description": self.gene.told} if self.gene.told else {}
+            found["output_schema"] = told | {
                 "type": "object", "properties": FIELDS[self.schema], "required": list(FIELDS[self.schema]),
                 "additionalProperties": False,
             }  # fmt: skip
@@ -58,7 +61,7 @@ class Ask(Operator):
         return Gives(self.value(content), content)
 
     def content(self, text: str) -> Content:
-        return Content("small", self.temperature, f"{self.word}: {text}", self.schema, self.tools)
+        return Content(self.gene.model, self.temperature, f"{self.word}: {text}", self.schema, self.tools)
 
     def value(self, content: Content) -> Any:
         return content.value

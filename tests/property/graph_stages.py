@@ -33,7 +33,8 @@ NAMES = ("id", "kind", "n", "text", "opt", "tags")
 
 @dataclass(frozen=True)
 class Gene:
-    """What was drawn of a stage: numbers that mean something among what the stage finds upstream."""
+    """What was drawn of a stage: numbers that mean something among what the stage finds upstream. `title` ends its
+    name, `told` is said in its schema."""
 
     operator: str
     needs: tuple[int, ...]
@@ -44,6 +45,9 @@ class Gene:
     word: str
     number: int
     explode: int | None
+    model: str = "small"
+    title: str = ""
+    told: str = ""
 
 
 class Operator:

@@ -48,7 +48,7 @@ class Graph:
         self.places: dict[str, int] = {}
         none = not any(gene.enabled for gene in drawn.genes)
         for place, gene in enumerate(drawn.genes):
-            self._add(f"s{place}", replace(gene, enabled=True) if none else gene)
+            self._add(f"s{place}{gene.title}", replace(gene, enabled=True) if none else gene)
         keys = {name: (drawn.places[i] if i < len(drawn.places) else i) for i, name in enumerate(self.all)}
         self.file = sorted(self.all, key=keys.__getitem__)
         self.order = self._order()
