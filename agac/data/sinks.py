@@ -173,7 +173,6 @@ def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
 def envelope(
     row_id: RowId,
     row_number: int | None,
-    ok: bool,
     result_json: str | None,
     error: RowError | None,
     input_json: str | None = None,
@@ -186,7 +185,7 @@ def envelope(
     tail = f',"input":{"null" if input_json is None else input_json}' if include_input else ""
     number = "null" if row_number is None else row_number
     return (
-        f'{{"id":{encode(row_id)},"row_number":{number},"ok":{"true" if ok else "false"},'
+        f'{{"id":{encode(row_id)},"row_number":{number},"ok":{"true" if error is None else "false"},'
         f'"result":{"null" if result_json is None else result_json},"error":{failure}{tail}}}'
     )
 

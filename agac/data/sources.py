@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -17,7 +16,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError
+from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
 from agac.core.keys import DIGEST_BYTES
 from agac.core.types import JSONValue, Row
 from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
@@ -271,8 +270,8 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
             what = "empty" if isinstance(value, str) else kind_of(value)
             problem = f"is {what}; an id is a string that is not empty, or an integer"
             if id_field not in data:
-                near = get_close_matches(id_field, data, n=1)
-                problem = "is missing" + (f"; did you mean {quoted(near[0])}?" if near else "")
+                near = nearest(id_field, data)
+                problem = "is missing" + (f"; did you mean {quoted(near)}?" if near else "")
             message = f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
             yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
 

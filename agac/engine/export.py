@@ -524,7 +524,7 @@ class Lines:
                 record = layout.merger.value(data, result) if self._merge is not None else result
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record))
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
-            self.results.append(sinks.envelope(row.id, row.ordinal, True, value, None, row.data, self._include_input))
+            self.results.append(sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input))
             self.values.append(value)
         elif row.state == State.FAILED:
             kind = ErrorType(row.error_type or ErrorType.INVALID_ROW)
@@ -533,8 +533,8 @@ class Lines:
                 data = _fields(row)
                 cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None))
-            self.results.append(sinks.envelope(row.id, row.ordinal, False, None, failed, row.data, self._include_input))
-            self.errors.append(sinks.envelope(row.id, row.ordinal, False, None, failed, row.data, True))
+            self.results.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, self._include_input))
+            self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True))
 
 
 async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSink) -> None:

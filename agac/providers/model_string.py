@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from agac.core.errors import nearest
 from agac.providers.provider import SERVER_TOOLS, Provider, Structured
 from agac.providers.table import ELSEWHERE, SHIPPED, objections, refusal
 from agac.spec.paths import Refused
@@ -412,14 +412,14 @@ def _unknown(text: str, prefix: str, providers: Mapping[str, Provider], aliases:
     short = {**ALIASES, **aliases, **MODELS}
     if (suffix := _SUFFIX.match(text)) and suffix[1] in short:
         return f"'.{suffix[2]}' is no part of a model's name; write {suffix[1]}?reasoning={suffix[2]}"
-    near = get_close_matches(text.partition(".")[0], providers, n=1, cutoff=0.75)
+    near = nearest(text.partition(".")[0], providers, cutoff=0.75)
     if near and "." in text:
-        return f"'{text}' names no provider; did you mean '{near[0]}/{text.partition('.')[2]}'?"
-    if near := get_close_matches(text, short, n=1, cutoff=0.8):
-        return f"'{text}' is no short name of a model; did you mean '{near[0]}'?"
+        return f"'{text}' names no provider; did you mean '{near}/{text.partition('.')[2]}'?"
+    if near := nearest(text, short, cutoff=0.8):
+        return f"'{text}' is no short name of a model; did you mean '{near}'?"
     return f"'{text}' names no provider; write provider/model, like 'openai/{text}'. The providers are {listed}"
 
 
 def _hint(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"; did you mean '{near[0]}'?" if near else "."
+    near = nearest(name, known, cutoff=0.7)
+    return f"; did you mean '{near}'?" if near else "."

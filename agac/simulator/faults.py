@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from agac.core.errors import nearest
 from agac.simulator import replies
 from agac.simulator.replies import AnswerMessage, AnswerWriter, ApiError, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_compiler import validity
@@ -443,8 +443,8 @@ def rule_problems(item: Any, where: str) -> Iterator[str]:
 
 def guess(word: Any, known: Any) -> str:
     """`; did you mean …?` if a known word is near."""
-    near = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(str(word), known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def is_count(value: Any, least: int = 1) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -326,8 +325,8 @@ class GuardScope:
             yield f"{written}: no such field; write `{shown((ROW, odd))}` for the column {odd!r}", not self.closed
         elif self.closed:
             yield f"{written}: no such field; {did_you_mean(name, known)}", False
-        elif near := difflib.get_close_matches(name, known, 1, cutoff=0.8):
-            yield f"{written} is no known name, unless rows have such a field; did you mean '{near[0]}'?", True
+        elif near := nearest(name, known, cutoff=0.8):
+            yield f"{written} is no known name, unless rows have such a field; did you mean '{near}'?", True
 
     def _result(self, stage: str, rest: Chain) -> Iterator[_Finding]:
         body = self.stages[stage]

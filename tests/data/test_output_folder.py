@@ -116,14 +116,14 @@ def test_a_file_in_the_way_of_the_folder_and_a_link_in_the_way_of_a_file_are_ref
 
 
 def test_an_envelope_has_exactly_its_keys_in_order() -> None:
-    assert envelope("r1", 3, True, '{"a":[1]}', None, '{"a":1}') == (
+    assert envelope("r1", 3, '{"a":[1]}', None, '{"a":1}') == (
         '{"id":"r1","row_number":3,"ok":true,"result":{"a":[1]},"error":null}'
     )
     error = RowError(ErrorType.INVALID_ROW, 'line 3: "x"\nü')
     failed = '{"id":7,"row_number":7,"ok":false,"result":null,'
     failed += '"error":{"type":"InvalidRow","message":"line 3: \\"x\\"\\nü"},"input":'
-    assert envelope(7, 7, False, None, error, '{"text":"ü"}', include_input=True) == failed + '{"text":"ü"}}'
-    assert envelope(7, 7, False, None, error, None, include_input=True) == failed + "null}"
+    assert envelope(7, 7, None, error, '{"text":"ü"}', include_input=True) == failed + '{"text":"ü"}}'
+    assert envelope(7, 7, None, error, None, include_input=True) == failed + "null}"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -137,7 +137,7 @@ def test_an_envelope_is_one_line_of_json_whatever_is_in_it(
     row_id: int | str, number: int, result: Any, message: str | None, data: dict[str, Any]
 ) -> None:
     error = None if message is None else RowError(ErrorType.TIMEOUT, message)
-    line = envelope(row_id, number, error is None, encode(result), error, encode(data), include_input=True)
+    line = envelope(row_id, number, encode(result), error, encode(data), include_input=True)
     assert "\n" not in line
     assert list(json.loads(line).items()) == [
         ("id", row_id),
