@@ -1,6 +1,7 @@
 """kill -9 at every step of a batch's life, and of its way into the remote; then the disk is gone. Another machine, with
 the same files and the same remote, finishes the run: each task is paid once."""
 
+import random
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,20 @@ def test_a_machine_that_vanishes_at_the_end(
     between = Machine(tmp_path / "between", server, api, rows=first.rows)
     between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
     finish(first, api, command)
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize("seed", few(range(1, 13), 12))
+def test_machines_that_vanish_all_the_time(api: str, seed: int, server: Server, tmp_path: Path) -> None:
+    """Several batches of each stage; every command runs on a machine of its own, and most are killed somewhere."""
+    server.reset()
+    chance, before = random.Random(seed), server.account()["batches"]["kept"]
+    for number in range(12):
+        one = Machine(tmp_path / f"machine-{number}", server, api, rows=10, max_requests=4)
+        command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
+        ran = one.agac(*command, kill=f"any:{chance.randint(1, 120)}")
+        assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
+        assert ran.code != 2 or "no batch was submitted" in ran.err
+    last = Machine(tmp_path / "last", server, api, rows=10, max_requests=4)
+    last.finish("run")
+    last.assert_whole(creates=0, kept=before + 12)
