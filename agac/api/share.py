@@ -357,8 +357,11 @@ async def remote_doctor(*, project: Path | str | None = None) -> RemoteReport:
     trust, told = opened.spec.file.remote.trust, {}
     for workflow in workflow_names(opened.spec):
         control = _control(opened, workflow, writer)
-        if (entry := await control.last()) is not None:
-            who = control.holder(entry)
-            held = f"held by {who}" if who else f"nobody works on it, {entry.writer} was the last"
-            told[workflow] = f"{counted(len(entry.batches), 'open batch', 'open batches')}; {held}"
+        try:
+            if (entry := await control.last()) is not None:
+                who = control.holder(entry)
+                held = f"held by {who}" if who else f"nobody works on it, {entry.writer} was the last"
+                told[workflow] = f"{counted(len(entry.batches), 'open batch', 'open batches')}; {held}"
+        except AgacError as error:
+            told[workflow] = error.message
     return RemoteReport(remote.url, dict(sorted(found.items())), trust, writer, create_only, forges, problems, told)

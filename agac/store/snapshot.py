@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agac.core.errors import StoreError
-from agac.store.db import sql, transaction
+from agac.store.db import sql, transaction, translated
 from agac.store.packs import Damaged
 
 MAX_BYTES = 1 << 29  # of a snapshot, packed
@@ -70,7 +70,11 @@ def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
     from zstandard import ZstdCompressor
 
     packed = BytesIO()
-    with TemporaryDirectory() as folder, closing(sqlite3.connect(store, isolation_level=None)) as reader:
+    with (
+        TemporaryDirectory() as folder,
+        translated(store),
+        closing(sqlite3.connect(store, isolation_level=None)) as reader,
+    ):
         reader.execute("ATTACH ? AS f", (f"{folder}/f",))
         reader.execute("BEGIN")
         for name, which in _WHICH.items():
@@ -111,7 +115,7 @@ def take_snapshot(
                     writer.execute(sql("control_keep"), (workflow, number))
             finally:
                 writer.execute("DETACH f")
-        except (sqlite3.Error, ZstdError) as error:
+        except (sqlite3.Error, ZstdError, OSError) as error:
             raise Damaged(str(error)) from None
 
 

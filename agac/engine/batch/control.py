@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.data.object_store import ObjectStore
+from agac.engine.batch.submit import CLOCKS_APART
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, unfinished_batches
 from agac.store.db import Database, first, select, to_the_end, write
@@ -34,7 +35,6 @@ BEAT_SECONDS, STALE_SECONDS = 120.0, 600.0
 """How often a holder shows a sign of life, and after how long without one it counts as gone."""
 
 MAX_ENTRY = 8_000_000  # bytes: what is longer is not read
-CLOCKS_APART = 3600.0  # seconds by which the clocks of two machines may differ
 LOOKED_BACK = 100  # entries that cannot be believed are passed over, so many at most
 
 _log = logging.getLogger("agac.batch")
@@ -72,15 +72,20 @@ class Control:
         self._stored: object = None  # what was there when the snapshot was made
 
     async def last(self) -> LogEntry | None:
-        """The last entry that can be believed; None where there is none. What cannot is said."""
+        """The last entry that can be believed, if there is a log. What cannot is said. Raises AgacError where none can,
+        or a newer agac wrote one."""
         pattern = re.compile(rf"{FOLDER}/{re.escape(self._name)}/(\d{{10}})")
         found = filter(None, map(pattern.fullmatch, await self._remote.sizes(f"{FOLDER}/{self._name}")))
         numbers = sorted((int(one[1]) for one in found), reverse=True)
         self._number = max(numbers, default=0)
         for number in numbers[:LOOKED_BACK]:
-            why, content = "it is no entry", await self._remote.read(self._entry(number), MAX_ENTRY)
+            why, content = "it is no entry", await self._remote.read(self._entry(number), MAX_ENTRY) or b""
+            if re.match(rb'\{\s*"format":\s*(?!1\b)\d', content):
+                raise AgacError(
+                    f"{self._remote.url}/{self._entry(number)}: a newer agac wrote it", remedy="update agac"
+                )
             try:
-                entry = LogEntry.model_validate_json(content or b"")
+                entry = LogEntry.model_validate_json(content)
                 why = f"it is of another log, or its writer {entry.writer[:64]!r} is not trusted"
                 is_here = (entry.number, entry.workflow) == (number, self._workflow)
                 if is_here and entry.writer in self._trust and entry.at < time.time() + CLOCKS_APART:
@@ -88,6 +93,9 @@ class Control:
             except ValueError:
                 pass
             _log.warning("%s/%s is left out: %s", self._remote.url, self._entry(number), why)
+        if numbers:
+            what = f"{self._remote.url}/{FOLDER}/{self._name} has no entry that can be believed"
+            raise AgacError(what, remedy="name its writers at `remote: {trust: […]}` of agac.yml, or move it away")
         return None
 
     def _entry(self, number: int) -> str:
@@ -115,7 +123,7 @@ class Control:
         age = time.time() - entry.at
         if entry.free or is_dead_here(entry.holder) or age > STALE_SECONDS:
             return None
-        return f"{entry.writer}, {shown(entry.holder)}, last sign of life {max(age, 0):.0f} s ago"
+        return f"{entry.writer} ({shown(entry.holder)}, last sign of life {max(age, 0):.0f} s ago)"
 
     @asynccontextmanager
     async def held(self, database: Database) -> AsyncIterator[None]:
@@ -134,40 +142,35 @@ class Control:
         """Whether the lease was taken; False: another machine was faster."""
         entry = await self.last()
         if entry is not None and (holder := self.holder(entry)) is not None:
-            what = f"workflow {self._workflow!r} is being run by another machine ({holder})"
+            what = f"workflow {self._workflow!r} is being run by {holder}"
             after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
             raise LeaseHeld(what, remedy=f"wait for it to end; if it is gone it is taken over {after}")
         await self.adopt(database, entry)
-        known = set(entry.batches) if entry is not None else set[str]()
-        if entry is None or {one.intent for one in await self._open(database)} - known:
+        stored = await self._now(database)
+        if entry is None or stored[1].keys() - entry.batches.keys():
             await self._snap(database)  # some were submitted before there was a log
         else:
-            self._snapshot, self._known, self._stored = entry.snapshot, known, await self._now(database)
+            self._snapshot, self._known, self._stored = entry.snapshot, set(entry.batches), stored
         try:
             await self._append(database)
         except LeaseLost:
             return False
         return True
 
-    async def _open(self, database: Database) -> list[BatchRecord]:
-        """The batches that are filled and have not come to their end."""
-        found = await unfinished_batches(database, self._workflow)
-        return [one for one in found if one.state != BatchStep.PLANNED]
-
-    async def _now(self, database: Database) -> tuple[list[tuple[int, int]], object]:
-        """The runs that another machine would go on with (the last one, those with batches), and how they stand."""
-        found = await self._open(database)
+    async def _now(self, database: Database) -> tuple[list[tuple[int, int]], dict[str, str]]:
+        """The runs that another machine would go on with (the last one, those with batches) with their revisions, and
+        the states of batches that are filled and have not come to their end, by intent."""
+        found = [one for one in await unfinished_batches(database, self._workflow) if one.state != BatchStep.PLANNED]
         numbers = {*(await runs.run_ids(database, self._workflow))[:1], *(one.run_id for one in found)}
-        steps = [one.state for one in found]
-        return [(run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)], steps
+        revisions = [(run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)]
+        return revisions, {one.intent: one.state for one in found}
 
     async def _snap(self, database: Database) -> None:
         """All that the store has of these runs lies in the remote from now on."""
-        known = {one.intent for one in await self._open(database)}
-        self._stored = found, _ = await self._now(database)
-        name, content = await asyncio.to_thread(make_snapshot, database.path, [run for run, _ in found])
+        stored = await self._now(database)
+        name, content = await asyncio.to_thread(make_snapshot, database.path, [run for run, _ in stored[0]])
         await self._remote.create(f"{SNAPSHOTS}/{self._name}/{name}", content)
-        self._snapshot, self._known = name, known
+        self._snapshot, self._known, self._stored = name, set(stored[1]), stored
 
     async def _append(self, database: Database, *, free: bool = False) -> None:
         """One more entry, of how all stands now. Raises LeaseLost where another machine took the workflow over."""
