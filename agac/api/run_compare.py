@@ -14,14 +14,14 @@ from agac.api.status import database_path, find_run
 from agac.api.sync import blocking
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue, Report, RowId, usd
-from agac.engine.telemetry import log_bucket, quantile, summarise
+from agac.engine.telemetry import calls_of, log_bucket, quantile, summarise
 from agac.plan.changes import changes_of
 from agac.plan.stage import ends_of
 from agac.spec.paths import project_root
 from agac.store.db import Database, open_for_reading
 from agac.store.history import RowPair, paired_rows, rows_asked
 from agac.store.rows import StageResult, results_of_rows
-from agac.store.runs import RunRecord, definition_of
+from agac.store.runs import counters, definition_of, run_record
 
 MAX_FIELDS = 100
 """Fields of results that are counted apart; a difference in another one is told as one of the whole result."""
@@ -148,7 +148,7 @@ async def compare_runs(
         if not stages:
             what = f"run {one.id} and run {other.id} have no stage of the same name"
             raise UsageError(what, remedy="Compare runs of one workflow, or of two whose results come from one stage.")
-        report = RunComparison(await _side(database, one), await _side(database, other), key, stages)
+        report = RunComparison(await side_of(database, one.id), await side_of(database, other.id), key, stages)
         async with aclosing(paired_rows(database, one.id, other.id, key)) as pages:
             async for pairs in pages:
                 results = await results_of_rows(database, [key for pair in pairs for key in pair[1:] if key])
@@ -176,9 +176,15 @@ def _stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedS
     return [ComparedStage(name, pairs[name], both) for name, both in places.items()]
 
 
-async def _side(database: Database, record: RunRecord) -> dict[str, Any]:
-    """The summary of a run, and what its calls cost for a thousand rows for which any were made."""
-    summary, asked = await summarise(database, record), await rows_asked(database, record.id)
+async def side_of(database: Database, run: int, stage: str | None = None) -> dict[str, Any]:
+    """The summary of a run, of which calls, times and failures may be those of a `stage` alone; and what its calls cost
+    for a thousand rows for which any were made."""
+    summary, asked = await summarise(database, await run_record(database, run)), await rows_asked(database, run)
+    if stage is not None:
+        own = next(one for one in summary["stages"] if one["name"] == stage)
+        calls = calls_of([one for one in await counters(database, run) if one.stage == stage])
+        asked = own["done"] + own["failed"]
+        summary |= {"calls": calls, **{name: own[name] for name in ("model", "failed", "timing_ms")}}
     cost = summary["calls"]["cost_usd"]
     thousand = usd(1000 * cost / asked) if cost is not None and asked else None
     return {**summary, "rows_asked": asked, "usd_per_1000_rows": thousand}

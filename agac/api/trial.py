@@ -17,17 +17,16 @@ from agac.api.plan import Confirm, ask, confirm_store, planned
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.report import RowCount, Watch
 from agac.api.run import ready_work, walk_through
-from agac.api.run_compare import ComparedStage, RunComparison
+from agac.api.run_compare import ComparedStage, RunComparison, side_of
 from agac.api.status import given_flags
 from agac.api.sync import calling, interruptible
 from agac.core.errors import ExitCode, SpecError, UsageError, Where
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, proportion
-from agac.core.types import Report, Row, RowId, counted, dollars, usd
+from agac.core.types import Report, Row, RowId, counted, dollars
 from agac.engine.estimate import PlanReport, summed
 from agac.engine.invocation import Scope
 from agac.engine.run import Invocation
-from agac.engine.telemetry import calls_of, summarise
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.stage import PlannedStage
@@ -149,7 +148,7 @@ async def trial(
         run, position, keys = await _version_before(database, version.plan, stage)
         most = min(sample or (len(keys) if within else FIRST_ROWS), len(keys))
         version = replace(version, options=replace(version.options, sample=most))
-        first, stages = await _side(database, run, stage), (position, version.stage(stage).index)
+        first, stages = await side_of(database, run, stage), (position, version.stage(stage).index)
         ids = sorted(keys, key=str)
         Random(seed).shuffle(ids)  # noqa: S311 - chance, not secrecy
         if not yes:
@@ -160,7 +159,7 @@ async def trial(
         size = min(FIRST_ROWS, most) if within else most
         while True:
             invocation = await version.ask(database, ids[:size], given, progress, signals=handle_signals)
-            second = await _side(database, invocation.run, stage)
+            second = await side_of(database, invocation.run, stage)
             compared = RunComparison(first, second, None, [ComparedStage(stage, stage, stages)])
             await _compare(database, compared, {one: keys[one] for one in ids[:size]}, limit)
             both, other = compared.rows["both"], compared.rows["changed"]
@@ -240,16 +239,3 @@ def _enough(share: float, size: int, of: int, within: float) -> int:
     return bisect_left(
         range(of), True, lo=size + 1, key=lambda n: proportion(round(share * n), n, of=of).reach <= within
     )
-
-
-async def _side(database: Database, run: int, stage: str) -> dict[str, Any]:
-    """What the stage took in a run, in the form of a comparison of runs."""
-    summary = await summarise(database, await runs.run_record(database, run))
-    own = next(one for one in summary["stages"] if one["name"] == stage)
-    calls = calls_of([one for one in await runs.counters(database, run) if one.stage == stage])
-    asked, cost = own["done"] + own["failed"], calls["cost_usd"]
-    thousand = usd(1000 * cost / asked) if cost is not None and asked else None
-    return {
-        **{name: summary[name] for name in ("run", "workflow", "complete")}, "model": own["model"], "calls": calls,
-        "rows_asked": asked, "failed": own["failed"], "timing_ms": own["timing_ms"], "usd_per_1000_rows": thousand,
-    }  # fmt: skip
