@@ -326,7 +326,7 @@ class _Change(NamedTuple):
         """The workflow with its plan, beside what the version before would cost."""
         plan, more, problems = None, None, list(found.problems)
         try:
-            plan = await plan_in(self.now, found.workflow, RunOptions()) if plans else None
+            plan = await plan_in(self.now, found.workflow, RunOptions(), keys=False) if plans else None
             more = plan.usd if plan else None
             if more is not None and self.before is not None and self.had([found.workflow]):
                 before = (await plan_in(self.before, found.workflow, RunOptions())).usd

@@ -62,14 +62,17 @@ async def plan(
     return await plan_in(project_of(workflow, project), workflow, options, show=show)
 
 
-async def plan_in(opened: Project, workflow: WorkflowSource, options: RunOptions, *, show: int = 0) -> PlanReport:
-    """The same in a project that is open already."""
+async def plan_in(
+    opened: Project, workflow: WorkflowSource, options: RunOptions, *, show: int = 0, keys: bool = True
+) -> PlanReport:
+    """The same in a project that is open already; without `keys` it is not told which a run lacks."""
     opened, checked, options = await made_ready(opened, workflow, options)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     selection, untrusted = options.selection(), opened.untrusted
     models, most = checked.models, options.concurrency
     plan = make_plan(checked.workflow, models, opened.root, selection, most, untrusted=untrusted)
-    missing = [replace(one, severity="warning") for one in missing_variables(checked.models, checked.workflow)]
+    lacking = missing_variables(checked.models, checked.workflow) if keys else []
+    missing = [replace(one, severity="warning") for one in lacking]
     async with open_for_reading(opened.store) as database, shared_answers(opened, missing) as remote:
         rows = partial(checked.rows, plan.selection)
         report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show, remote=remote)

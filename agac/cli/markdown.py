@@ -180,7 +180,7 @@ def _headline(found: Findings) -> str:
     parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
     if any(one.plan for one in found.workflows):
         more = summed(one.usd_more for one in found.workflows if one.plan)
-        delta = "" if more is None else f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
+        delta = f" ({'-' if more < 0 else '+'}{dollars(abs(more))})" if more and round(more, 4) else ""
         parts.append(f"{figures.counts_words(found.all)}{delta}")
     parts += [f"**breaking for {escaped(breaks)}**"] if (breaks := _breaks(found.workflows)) else []
     if found.tests:

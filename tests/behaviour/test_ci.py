@@ -170,6 +170,13 @@ def test_the_comment_shows_text_and_nothing_else(ran: ProjectFolder) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
 
 
+def test_keys_that_a_review_does_not_need_are_not_missed(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[{**one, "max_tokens": 200} for one in CHANGED], defaults={"model": "openai/gpt-5.4-mini"})
+    assert "OPENAI_API_KEY" in ran.agac("plan", "-a", "reviews", code=0).err
+    ended = ci(ran, 0, "--event", "pull-request")
+    assert "API" not in ended.out.replace("\\", "") + ended.err
+
+
 def test_a_shallow_clone_is_told_what_to_fetch(ran: ProjectFolder, tmp_path: Path) -> None:
     git = Git(ran.root)
     ran.workflow(stages=CHANGED)
