@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from agac.core.errors import Problem
 from agac.core.types import Outcome, Row
@@ -96,12 +95,11 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
             continue
         characters = characters_of(stage, one.characters / one.sampled) if one.sampled else None
         other = any(change in reason for reason in one.reasons for change in why.OTHER_TEXT)
-        longer = None if other else 1.0
         primer = planned_primer(stage, stage.models[0], one.questions)
-        risks = primer.risks_usd if primer is not None else 0.0
-        about: dict[str, Any] = {"longer": longer, "risks": risks, "part": part, "rough": one.rough}
-        each = one.guess.number if one.guess is not None and one.guess.makes == "items" else None
-        one.estimate = estimate(stage, one.questions, characters, past, exact=one.exact, each=each, **about)
+        one.estimate = estimate(
+            stage, one.questions, characters, past, longer=None if other else 1.0, part=part, exact=one.exact,
+            risks=primer.risks_usd if primer else 0.0, rough=one.rough, each=one.guess and one.guess.number,
+        )  # fmt: skip
         one.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None

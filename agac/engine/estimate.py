@@ -16,7 +16,7 @@ from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.past_usage import Z80, PastError, PastUsage
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
-from agac.providers.provider import BatchTraits, Price
+from agac.providers.provider import BatchTraits
 from agac.spec.graph import Makes
 from agac.spec.json_schema import kinds_of, resolved
 from agac.spec.tools import AgentSpec
@@ -167,13 +167,10 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
 
 
 def _dollars(model: PlannedModel, calls: float, usage: Usage, way: Way) -> float | None:
-    one = cost(usage, _price(model, way)) if calls else 0.0
-    return None if one is None else one * calls
-
-
-def _price(model: PlannedModel, way: Way) -> Price | None:
     batch = BATCH if way == "batch" and model.provider.batch is not None else None
-    return price_of(model.provider, model.model, "flex" if way == "flex" else batch or model.params.service_tier)
+    tier = "flex" if way == "flex" else batch or model.params.service_tier
+    one = cost(usage, price_of(model.provider, model.model, tier)) if calls else 0.0
+    return None if one is None else one * calls
 
 
 TEXT = "x" * 60  # a field of text: a dozen words
@@ -184,8 +181,8 @@ USUAL_LENGTH = 2  # of a list of which nothing is said: items in an answer, or r
 
 
 def dummy_answer(shape: Mapping[str, Any] | None) -> JSONValue:
-    """What an answer of this shape might be, a plain text without one. Lists are as long as is usual, and texts in them
-    half as long as others."""
+    """What an answer of this shape might be, a plain text without one. Lists are half way between `minItems` and
+    `maxItems`, but not much above the least, or of just that where it stands alone; texts in them are half as long."""
     return FREE if shape is None else _of_shape(shape, shape)
 
 
@@ -196,18 +193,12 @@ def _of_shape(body: Any, root: Mapping[str, Any], text: str = TEXT, depth: int =
     if isinstance(found.get("properties"), dict) and depth < 6:
         return {name: _of_shape(inner, root, text, depth + 1) for name, inner in found["properties"].items()}
     if "array" in (kinds := kinds_of(found)) and depth < 6:
-        return [_of_shape(found.get("items"), root, TEXT[::2], depth + 1)] * _usual_length(found)
+        least = found.get("minItems", 0)
+        more = min(found.get("maxItems", least or 2 * USUAL_LENGTH) - least, 2 * USUAL_LENGTH)
+        return [_of_shape(found.get("items"), root, TEXT[::2], depth + 1)] * max(round(least + more / 2), 1)
     if "string" in kinds or not kinds & {"boolean", "integer", "number"}:
         return text
     return True if "boolean" in kinds else 1
-
-
-def _usual_length(array: Mapping[str, Any]) -> int:
-    """Half way between `minItems` and `maxItems`, but no more than some above the least; the least where it alone is
-    said."""
-    least: int = array.get("minItems", 0)
-    most: int = array.get("maxItems", least or 2 * USUAL_LENGTH)
-    return max(round(least + min(most - least, 2 * USUAL_LENGTH) / 2), 1)
 
 
 # Into how many batches the requests of a stage are cut, and of what size.

@@ -106,8 +106,8 @@ class PastUsage:
         """The relative variance of what a task of the stage costs; where it is a guess how many there are (so many of
         `each` row), with how much rows differ in that, or at least with that of chance."""
         found = self.spreads.get(stage, UsageSpread(stage))
-        alone, several = found.alone * found.tail, (found.together - (each or found.number)) * found.tail
-        return alone if exact else max(alone + 1, several)
+        several = (found.together - (each or found.number)) * found.tail
+        return found.alone * found.tail if exact else max(found.alone * found.tail + 1, several)
 
     def seconds(self, stage: PlannedStage) -> float | None:
         """How long a call of the stage took, half of them no longer; else one of its lane; None: none was made."""
