@@ -214,7 +214,7 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     if line.submitted_at is not None:
         usual = ""
         if running and lane is not None:  # the time that other batches of its lane took
-            half, most = duration(lane.p50), duration(lane.p95)
+            half, most = duration(lane.p50_s), duration(lane.p95_s)
             usual = f"; of {lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
         yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
     if running and batch.expires_at is not None:

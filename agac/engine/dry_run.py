@@ -108,7 +108,7 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
             seconds = call_seconds(stage, one.estimate, plan.concurrency, past.seconds(stage))
         else:
             rounds = one.estimate.calls / (one.questions or 1) if stage.agent_spec is not None else 1
-            seconds = times.p50 * rounds if times else None
+            seconds = times.p50_s * rounds if times else None
         one.estimate = replace(one.estimate, seconds=seconds if one.questions else 0.0)
         if stage.agent_spec is not None and one.batches is not None and one.questions:
             one.rounds = planned_rounds(stage, one.questions, one.estimate, times)

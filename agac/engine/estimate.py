@@ -248,7 +248,7 @@ def planned_batches(
         return None
     fitting = int(most_bytes(stage.batch, traits) / ((characters or 0.0) + AROUND))
     most = max(min(most_requests(stage.batch, traits), fitting), 1)
-    took = (times.batches, round(times.p50, 3), round(times.p95, 3)) if times else ()
+    took = (times.batches, round(times.p50_s, 3), round(times.p95_s, 3)) if times else ()
     window = stage.batch.completion_window or traits.windows[0]
     return PlannedBatches(ceil(requests / most), min(most, requests), window, primer, *took)
 
@@ -275,7 +275,7 @@ def planned_rounds(stage: PlannedStage, tasks: int, found: CostEstimate, times: 
     usage = Usage(round(given), round(made), round(again))
     usd = {tier: cost(usage, price_of(provider, model, tier)) for tier in (None, "flex")}
     by_calls, flex = (None if one is None else one * calls for one in usd.values())
-    wait = times.p50 * turns if times else None
+    wait = times.p50_s * turns if times else None
     flex = flex if flex != by_calls else None
     return PlannedRounds(round(turns, 1), stage.most_turns, wait, found.usd, by_calls, flex)
 

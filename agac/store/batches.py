@@ -285,13 +285,11 @@ class OpenBatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneTimes(Report):
-    """How long a lane's batches took from submission to end, in seconds: half of them up to `p50`, 95 % up to `p95`."""
-
-    JSON_KEYS = ("batches", "p50_s=p50", "p95_s=p95")
+    """How long a lane's batches took from submission to end: half up to `p50_s`, 95 % up to `p95_s`."""
 
     batches: int
-    p50: float
-    p95: float
+    p50_s: float
+    p95_s: float
 
 
 async def batches(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
 from agac.core.keys import JOB, canonical, is_job
-from agac.core.types import Moment, Report
+from agac.core.types import Report
 from agac.store.batches import runs_in_batches
 from agac.store.db import BUSY_SECONDS, Database, change, fetch, reading_uri, schema_of, select, slices, sql, translated
 from agac.store.history import RunLine, run_lines
@@ -273,15 +273,10 @@ async def _ranges(read: Read, statement: str, workflow: str | None = None) -> As
 class RunToDrop(Report):
     """A run that is dropped, and how many rows it has."""
 
-    JSON_KEYS = ("run=line.id", "workflow=line.workflow", "rows", "last_worked_at")
+    JSON_KEYS = ("run=line.id", "workflow=line.workflow", "rows", "last_worked_at=line.last_at")
 
     line: RunLine
     rows: int
-
-    @property
-    def last_worked_at(self) -> Moment:
-        """When an invocation of it last began or ended."""
-        return self.line.last_at
 
 
 @dataclass(frozen=True, slots=True)

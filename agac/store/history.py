@@ -24,7 +24,7 @@ class RunLine(NamedTuple):
     workflow: str
     definition_hash: bytes
     fresh_since: float | None
-    last_at: float
+    last_at: Moment
     partial: bool
 
 
