@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from agac.api.status import find_rows, given_flags, go_on, position_of, stored_r
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
+from agac.core.text import row_command
 from agac.core.types import Report, Row
 from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
@@ -422,11 +422,10 @@ async def _chosen(root: Path, run: int | str, choice: Retry) -> tuple[RetryChoic
             ids = list(dict.fromkeys(row.id for row in await find_rows(database, record.id, choice.rows)))
             if not counts:
                 filtered = " in that way" if choice.stage or choice.error else ""
-                first = shlex.join(["--", str(ids[0])] if str(ids[0]).startswith("-") else [str(ids[0])])
                 raise UsageError(
                     f"row{'' if len(ids) == 1 else 's'} {', '.join(map(repr, ids))} of run {record.id} did not fail"
                     f"{filtered}",
-                    remedy=f"Look at it with: agac inspect {record.id} {first}. Rerun done rows with --from STAGE.",
+                    remedy=f"Look at it with: {row_command(record.id, ids[0])}. Rerun done rows with --from STAGE.",
                 )
     rows = sum(count for _, _, count in counts)
     done = sum(count for stage, _, count in counts if stage is None)

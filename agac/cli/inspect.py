@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shlex
 import shutil
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
-from agac.core.text import cells, is_unicode
+from agac.core.text import cells, is_unicode, row_command
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
@@ -191,12 +190,6 @@ def _alias(stage: dict[str, Any]) -> Iterator[str]:
 def _model(stage: dict[str, Any]) -> str:
     params = [f"{name}={terminal.value_text(value)}" for name, value in stage["params"].items()]
     return ", ".join([stage["model"], *params])
-
-
-def row_command(run: int, row_id: str | int) -> str:
-    """The command that shows a row. An id that begins like a flag comes after `--`."""
-    words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
-    return shlex.join(["agac", "inspect", str(run), *words])
 
 
 def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
@@ -466,9 +459,8 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
     if turns := task.turns:
         calls = [call["name"] for turn in turns for call in turn["calls"]]
-        look = f"agac inspect {task.run} {shlex.quote(str(task.history.row.id))}"
         tools = ", ".join(f"{number} x {name}" for name, number in Counter(calls).items()) or "no tools"
-        yield f"conversation: {counted(len(turns), 'turn')}, {tools}; see {look}"
+        yield f"conversation: {counted(len(turns), 'turn')}, {tools}; see {row_command(task.run, task.history.row.id)}"
     yield ""
     if operation is not None:
         yield f"This stage calls no model. It does: {_compact(operation.body())}"

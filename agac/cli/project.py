@@ -21,7 +21,7 @@ from agac import __version__, api
 from agac.cli import main, terminal
 from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table, value_text
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError, requirements
-from agac.core.text import is_unicode, plain
+from agac.core.text import is_unicode, plain, row_command
 from agac.core.types import counted, dollars
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
 from agac.spec.paths import project_root
@@ -333,7 +333,7 @@ def _trial_lines(report: TrialReport) -> Iterator[str]:
             yield f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> {terminal.shortened(result, 200)}"
     tokens = f"{report.usage.input_tokens or 0:,} tokens in, {report.usage.output_tokens or 0:,} out"
     cost = "price unknown" if report.cost_usd is None else dollars(report.cost_usd, simulated=report.simulated)
-    yield f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see agac inspect {report.run} {report.row}"
+    yield f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see {row_command(report.run, report.row)}"
     if report.error is not None:
         yield f"{report.error.type}: {report.error.message}"
 

@@ -13,7 +13,7 @@ from agac import api
 from agac.cli import main, terminal
 from agac.cli.plan import print_plans
 from agac.core.errors import ErrorType, ExitCode
-from agac.core.text import duration, plain
+from agac.core.text import duration, plain, row_command
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"    {terminal.first_line(example['message'])}"
         # the input's own errors have no stage: there was no call
         if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
-            look = f" See the reply with: agac inspect {run} {shlex.quote(str(example['id']))}"
+            look = f" See the reply with: {row_command(run, example['id'])}"
             yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
     for file in report.files:
         if file.name == "errors.jsonl":

@@ -1,9 +1,11 @@
-"""Text as it is shown to people: in so many columns, on one line, without what controls a terminal; durations."""
+"""Text as it is shown to people: in so many columns, on one line, without what controls a terminal; durations;
+the command that looks at a row."""
 
 from __future__ import annotations
 
 import html
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from unicodedata import combining, east_asian_width
@@ -104,3 +106,9 @@ def escaped(text: str) -> str:
         return f"{match[0]}{_JOINER}" if sign.isdigit() else f"{before}\\{sign}"
 
     return html.escape(_SIGN.sub(escape, unlinked(text)), quote=False)
+
+
+def row_command(run: int, row_id: str | int) -> str:
+    """The command that shows a row. An id that begins like a flag comes after `--`."""
+    words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
+    return shlex.join(["agac", "inspect", str(run), *words])
