@@ -212,10 +212,9 @@ def say_stop(report: RunReport, command: str) -> None:
         )
     elif report.exit_code is ExitCode.INTERRUPTED:
         if cancelled := invocation["calls_given_up"]:
-            were, they = "were", "They may be billed, and the next run sends them"
-            if cancelled == 1:
-                were, they = "was", "It may be billed, and the next run sends it"
-            terminal.say(f"{counted(cancelled, 'call')} in flight {were} cancelled. {they} again.")
+            one = "call in flight was cancelled. It may be billed, and the next run sends it again."
+            many = "calls in flight were cancelled. They may be billed, and the next run sends them again."
+            terminal.say(counted(cancelled, one, many))
         terminal.say(
             f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}"
         )
@@ -233,10 +232,10 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     if invocation["continued"]:
         unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
         lost = min(lost, invocation["calls"]) if invocation["complete"] else lost  # else it had an answer
-        finished = f"{counted(unchanged, 'row')} {'was' if unchanged == 1 else 'were'} already finished"
+        finished = counted(unchanged, "row was already finished", "rows were already finished")
         facts = [finished] if unchanged else []
         facts += ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []
-        again = f"{counted(lost, 'call')} may be billed and {'is' if lost == 1 else 'are'} sent again"
+        again = counted(lost, "call may be billed and is sent again", "calls may be billed and are sent again")
         facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
         yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
     names = terminal.outcome_names(terminal.TASK_OUTCOMES, stages)
@@ -368,7 +367,7 @@ def unselected_lines(summary: Summary, invocation: Summary, command: str, scope:
             names.append(stage["name"])
         come = through
     where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}" if names else "a stage"
-    many, them = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'}", "it" if waiting == 1 else "them"
+    many, them = counted(waiting, "row waits", "rows wait"), "it" if waiting == 1 else "them"
     whole = terminal.without(command, "--stage", "--from", "--until")
     yield f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
 
@@ -457,9 +456,8 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
     if finishing is not None:
         usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
         needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
-        remain, them = ("remains", "it") if finishing.rows == 1 else ("remain", "them")
-        rest = f"{counted(finishing.rows, 'row')} {remain}; finishing {them} needs about {needs}"
-        lines.append(f"  {rest if finishing.rows else 'no rows remain'}")
+        rest = counted(finishing.rows, "row remains; finishing it", "rows remain; finishing them")
+        lines.append(f"  {rest} needs about {needs}" if finishing.rows else "  no rows remain")
         # the command to resume with, with a limit that should be enough
         step = (
             f"Resume with: {terminal.without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
@@ -532,9 +530,9 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
         )
     deferred = invocation.get("tasks_held_back")
     if deferred and not invocation.get("stopped_at_limit"):
-        do = "does" if deferred == 1 else "do"
+        tasks = counted(deferred, "task does", "tasks do")
         yield (
-            f"Deferred: {counted(deferred, 'task')} {do} not fit in the budget until open batches are retrieved; "
+            f"Deferred: {tasks} not fit in the budget until open batches are retrieved; "
             "the next `agac batch retrieve` tries again"
         )
     if awaited := [facts["batch"] for facts in invocation.get("waits_for") or ()]:
