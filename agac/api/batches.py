@@ -167,9 +167,7 @@ async def batch_status(
     cannot be asked, what is known is given with the reason. Raises UsageError for an id that no batch has, and when no
     batch was made; with `only_open` also when none is open."""
     root = project_root(project)
-    opened, why_not = _opened(root)
-    if opened is not None:
-        await adopt_all(opened)
+    opened, why_not = await _opened(root)
     async with open_for_reading(database_path(root)) as database:
         if database is None:
             raise no_batch_yet()
@@ -205,7 +203,7 @@ async def batch_list(
     """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody. Raises UsageError
     for a workflow that neither has a file nor was ever run."""
     root, workflow = project_root(project), workflow_name(workflow)
-    opened, _ = _opened(root)
+    opened, _ = await _opened(root)
     async with open_for_reading(database_path(root)) as database:
         await refuse_unknown(database, root, workflow)
         if database is None:
@@ -215,14 +213,15 @@ async def batch_list(
     return BatchReport(root, time.time(), lines)
 
 
-def _opened(root: Path) -> tuple[Project | None, str]:
-    """The project with its providers; where its files cannot be read, why."""
+async def _opened(root: Path) -> tuple[Project | None, str]:
+    """The project with its providers, and with what other machines left; where its files cannot be read, why."""
     try:
         opened = open_project(root)
         wrong = next((str(problem) for problem in opened.problems if problem.severity == "error"), None)
     except AgacError as error:
         opened, wrong = None, error.message
     if opened is not None and wrong is None:
+        await adopt_all(opened)
         return opened, ""
     return None, f"the project cannot be used: {wrong}; `agac validate` says all of it"
 

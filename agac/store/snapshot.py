@@ -108,7 +108,7 @@ def take_snapshot(
                 for piece in ZstdDecompressor(max_window_size=1 << 27).read_to_iter(content):
                     if file.write(piece) and file.tell() > 16 * MAX_BYTES:
                         raise Damaged("it is too long")
-            writer.execute("ATTACH ? AS f", (f"file:{folder}/f?mode=ro",))
+            writer.execute("ATTACH ? AS f", (f"{Path(folder, 'f').as_uri()}?mode=ro",))
             try:
                 with transaction(writer):
                     _take(writer, workflow, states)

@@ -46,6 +46,7 @@ def test_fresh_machines_go_on_with_what_others_submitted(machine: Start) -> None
     third = machine("third")
     told = third.agac("batch", "status", "--json", code=0).json["batches"]
     assert [(one["stage"], one["requests"]) for one in told] == [("reply", 6)]
+    assert "reply" in machine("fourth").agac("batch", "list", code=0).out
     third.agac("batch", "wait", "--timeout", "20", code=0)
     third.retrieve(code=0)
     third.assert_whole(kept=first.before)

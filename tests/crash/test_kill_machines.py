@@ -111,3 +111,44 @@ def test_machines_that_vanish_all_the_time(api: str, seed: int, server: Server, 
     last = Machine(tmp_path / "last", server, api, rows=10, max_requests=4)
     last.finish("run")
     last.assert_whole(creates=0, kept=before + 12)
+
+
+TOOLS = """\
+def look(topic: str) -> str:
+    return "found " + topic
+"""
+TALK = {"name": "talk", "prompt": "${text}", "model": "local/echo", "tools": ["tools/t.py:look"]}
+SUM = {"name": "sum", "group_by": [], "reduce": {"max_rows": 2}, "prompt": "sum ${rows_json}", "model": "local/echo"}
+
+
+def talking(folder: Path, server: Server) -> Machine:
+    """Conversations of two turns, and a group of their answers that is cut into parts; with rules that ask no tail."""
+    one = Machine(folder, server, max_requests=2, tail=0.0)
+    one.project.write("tools/t.py", TOOLS)
+    one.project.rows({"id": f"r-{n}", "text": f'row {n}\ntool:look {{"topic": "x{n}"}}'} for n in range(4))
+    one.project.workflow(stages=[TALK, SUM], defaults=one.defaults)
+    return one
+
+
+@pytest.mark.parametrize("seed", few(range(1, 9), 8))
+def test_conversations_and_groups_go_on_elsewhere(seed: int, server: Server, tmp_path: Path) -> None:
+    server.reset()
+    alone = talking(tmp_path / "alone/one", server)
+    for _ in range(3):
+        alone.finish("run")
+    expected, account = alone.project.envelopes(), alone.account()
+    server.reset()
+    chance = random.Random(seed)
+    for number in range(8):
+        one = talking(tmp_path / f"machine-{number}", server)
+        command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
+        ran = one.agac(*command, kill=f"any:{chance.randint(1, 150)}")
+        assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
+    last = talking(tmp_path / "last", server)
+    for _ in range(4):
+        last.finish("run")
+    assert last.is_whole()
+    assert last.project.envelopes() == expected
+    told = last.account()
+    assert (told["charged"], told["duplicates"]) == (account["charged"], 0)
+    last.project.assert_sound()
