@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -240,8 +239,8 @@ class OpenAiCall(BatchCall):
         if file is None:
             message = f"Cannot find file {input_id}, or the project does not have access to it."
             return ApiError(400, message, code="invalid_request", param="input_file_id")
-        contains = partial(file_mentions, self.store.file_path(file.id))
-        return self.created(self.new_batch("batch_", contains, **self.order))
+        path = self.store.file_path(file.id)
+        return self.created(self.new_batch("batch_", lambda text: mentions(path.read_bytes(), text), **self.order))
 
     def list_batches(self) -> Answer:
         after, size = self.http.query.get("after"), self.page_size(20, 100)
@@ -333,11 +332,6 @@ def list_page(found: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     data = entries[:limit]
     ids = [item["id"] for item in data] or [None]
     return {"data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(entries) > limit}
-
-
-def file_mentions(path: Path, text: str) -> bool:
-    with path.open("rb") as lines:
-        return any(mentions(line, text) for line in lines)
 
 
 async def read_upload(http: web.Request) -> tuple[IO[bytes], str]:

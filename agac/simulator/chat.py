@@ -10,7 +10,6 @@ from typing import Any
 from agac.simulator import replies
 from agac.simulator.replies import COUNT, OBJECT, ApiError, Conversation, Event, Kind, ModelAnswer, ModelApi, ModelCall
 from agac.simulator.schema_values import word_set
-from agac.simulator.settings import RateLimits
 from agac.simulator.tool_calls import AskedTool, OfferedTool
 
 CHAT_PARAMETERS = word_set(
@@ -44,10 +43,6 @@ def missing(param: str) -> ApiError:
 
 def error_object(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
-
-
-def openai_headers(number: int, limits: RateLimits) -> dict[str, str]:
-    return {"x-request-id": f"req-sim-{number}"} | limits.headers(time.monotonic())
 
 
 def check_parameters(
@@ -240,5 +235,6 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
 
 CHAT = ModelApi(
     read=lambda body, seed, headers: read_chat(replies.read_object(body), seed), reply=chat_completion,
-    events=chat_events, error=error_object, headers=openai_headers,
+    events=chat_events, error=error_object,
+    headers=lambda number, limits: {"x-request-id": f"req-sim-{number}"} | limits.headers(time.monotonic()),
 )  # fmt: skip
