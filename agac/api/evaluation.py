@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from agac.api.plan import Confirm
@@ -23,7 +24,6 @@ from agac.core.errors import ExitCode, UsageError, listed
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, paired_difference, proportion
 from agac.core.types import JSONValue, Report, RowId, Usd
-from agac.data.sources import sampled
 from agac.engine.invocation import Scope
 from agac.engine.telemetry import share
 from agac.plan.plan import Selection
@@ -96,7 +96,9 @@ async def evaluate(
     options, minimum = RunOptions(sample=1, seed=seed, yes=yes), minimum or {}
     files = await SampledVersion.ready(workflow, options, project)
     labels = _Labels(files, stage, minimum)
-    name, rows = labels.stage.name, sampled(labels.forms, sample or len(labels.forms), seed)
+    name, rows = labels.stage.name, sorted(labels.forms)
+    Random(seed).shuffle(rows)  # noqa: S311 - chance, not secrecy
+    rows = rows[:sample]
     ids, versions = list(dict.fromkeys(labels.ids[row] for row in rows)), dict[str, SampledVersion]()
     for model in dict.fromkeys(models) or [labels.stage.lane]:
         change = StageChange(name, model, None) if models else None

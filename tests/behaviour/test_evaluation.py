@@ -88,6 +88,12 @@ def test_a_stored_answer_is_reused_and_its_price_is_known(ready: ProjectFolder) 
     assert (report.summary["run"], report.summary["calls"]["count"]) == (1, 20)
 
 
+def test_a_larger_sample_has_the_smaller_one_in_it(ready: ProjectFolder) -> None:
+    assert evaluated(ready, sample=5, seed=7).asked == 5
+    report = evaluated(ready, sample=9, seed=7)
+    assert (report.asked, report.rows, report.models[0].judged, asked(ready)) == (9, 16, 9, 9)
+
+
 def test_another_label_asks_nothing_again(ready: ProjectFolder) -> None:
     first = evaluated(ready, models=["local/small"])
     ready.run()
