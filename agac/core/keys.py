@@ -23,17 +23,11 @@ FORMAT_VERSION = 1
 
 DIGEST_BYTES = 16
 
-_compact, _in_order = json_encoder(sort_keys=True), json_encoder()
+canonical = json_encoder(sort_keys=True)
+"""The one text of a JSON value: keys sorted, no spaces, not ASCII-escaped."""
 
-
-def canonical(value: JSONValue) -> str:
-    """The one text of a JSON value: keys sorted, no spaces, not ASCII-escaped."""
-    return _compact(value)
-
-
-def snapshot(data: JSONValue) -> str:
-    """A row's fields as the store keeps them and as exports show them: in the order of the input."""
-    return _in_order(data)
+snapshot = json_encoder()
+"""A row's fields as the store keeps them and as exports show them: in the order of the input."""
 
 
 def digest(text: str) -> bytes:
@@ -96,7 +90,7 @@ def params_body(params: Params) -> dict[str, Any]:
 
 def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
     """Stands for a task that asks no model: `prints` for what is done, `given`, in its order, is what it is done to."""
-    return digest(f"{prints.hex()}:{_in_order(given)}")
+    return digest(f"{prints.hex()}:{snapshot(given)}")
 
 
 def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
@@ -144,7 +138,7 @@ class Fingerprinter:
         """16 bytes that know a task again. `salt`: empty for `reuse: content`, the row's id for `reuse: row`."""
         hasher = self._prefix.copy()
         content = [[message.role, ["text", message.text]] for message in messages]
-        hasher.update(_in_order([content, replica, salt]).encode("utf-8", "surrogatepass"))
+        hasher.update(snapshot([content, replica, salt]).encode("utf-8", "surrogatepass"))
         return hasher.digest()
 
 

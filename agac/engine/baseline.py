@@ -17,7 +17,7 @@ from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
 from agac.engine.settle import outcome_of_vote
-from agac.engine.tasks import MAX_KEYS, UNPARSED, LocalCall, Parked
+from agac.engine.tasks import UNPARSED, LocalCall, Parked
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
@@ -27,7 +27,7 @@ from agac.spec.operations import Python
 from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
-from agac.store.db import Database
+from agac.store.db import Database, slices
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
@@ -417,16 +417,13 @@ class StoredAnswers:
         self._asked.clear()
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
-        results = [
-            self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
-            if result is None and not isinstance(task, NotReady)
-            else result
-            for (row, task), result in zip(begun, known, strict=True)
-        ]
+        for place, (row, task) in enumerate(begun):
+            if known[place] is None and not isinstance(task, NotReady):
+                known[place] = self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
         self.scratch.begin()
         self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         self.scratch.end()
-        return results
+        return known
 
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
@@ -435,10 +432,9 @@ class StoredAnswers:
         found: dict[bytes, store.EarlierResult] = {}
         remote, database = self.baseline.remote, self.baseline.database
         since = self.baseline.since(stage, chosen=chosen)
-        for start in range(0, len(prints) if not self.baseline.fresh else 0, MAX_KEYS):
-            some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
+        for some in slices(prints) if not self.baseline.fresh else ():
             if database is not None:
-                found |= await store.earlier_results(database, some, since, workflow)
+                found |= await store.earlier_results(database, some, since, self.baseline.plan.workflow)
             if remote is not None and isinstance(stage, PlannedStage) and (lacking := set(some) - found.keys()):
                 taken = await remote.take(stage, list(lacking), since)
                 found |= {one: result for one, result in taken.items() if result is not None}
@@ -449,9 +445,8 @@ class StoredAnswers:
         """Those of these fingerprints that are in a batch, or wait for one."""
         found: set[bytes] = set()
         if self.baseline.database is not None and self._in_batches:
-            for start in range(0, len(prints), MAX_KEYS):
-                some, workflow = prints[start : start + MAX_KEYS], self.baseline.plan.workflow
-                found.update(await live_tasks(self.baseline.database, some, workflow))
+            for some in slices(prints):
+                found.update(await live_tasks(self.baseline.database, some, self.baseline.plan.workflow))
         return found
 
     def _not_ready(self, stage: AnyStage, row: ForecastRow, task: NotReady) -> TaskResult:

@@ -357,9 +357,7 @@ class StageForecast(Report):
         """As many more as `times` says that would be asked, each with so many questions."""
         self.run += times
         self.further += (questions - 1) * times
-        if reason not in self.reasons:
-            self.reasons[reason] = Reason(0, row_id)
-        self.reasons[reason].count += times
+        self.reasons.setdefault(reason, Reason(0, row_id)).count += times
 
     def block(self, reason: str, row_id: RowId, times: int = 1) -> None:
         """As many more as `times` says that cannot be asked."""

@@ -20,7 +20,7 @@ from agac.engine.retry_policy import RowDeadline
 from agac.engine.tasks import LocalCall, Parked, Tasks, value_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan
-from agac.plan.render import Prepared, Preparer, RowView, filters, followed, guards
+from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.graph import Level
 from agac.spec.guards import Evaluator, GuardFailed
@@ -159,7 +159,12 @@ class LevelStages(Generic[R]):
         self.branches = Branches(self.stages)
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
         self._followed = followed(plan.stages)
-        self._guards, self._filters = guards(self.stages), filters(self.stages)
+        self._guards, self._filters = dict[int, Evaluator](), dict[int, Evaluator]()
+        for stage in self.stages:
+            if stage.guard is not None:
+                self._guards[stage.index] = Evaluator(stage.guard, stages=stage.ancestors)
+            if isinstance(stage, LocalStage) and isinstance(stage.operation, Filter):
+                self._filters[stage.index] = Evaluator(stage.operation.guard, stages=stage.ancestors)
 
     def settle(self, row: R, stage: AnyStage) -> bool | None:
         """Settles a stage of a row where that takes no answer: whether others may follow; None: its task is needed."""

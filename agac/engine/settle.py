@@ -127,10 +127,8 @@ class Totals:
         self.fallbacks += call.purpose == "fallback" and not call.again
         self.ambiguous += call.ambiguous
         self.busy += call.duration
-        if call.started_at < self.first_at:
-            self.first_at = call.started_at
-        if (ended_at := call.started_at + call.duration) > self.last_at:
-            self.last_at = ended_at
+        self.first_at = min(self.first_at, call.started_at)
+        self.last_at = max(self.last_at, call.started_at + call.duration)
         if call.usage.cached_tokens is not None:
             self.known_prompt += call.usage.input_tokens or 0
             self.known_cached += call.usage.cached_tokens

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage, opening, task_prints
+from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
 from agac.spec.graph import StageNode
-from agac.spec.guards import Evaluator
-from agac.spec.operations import Filter
 from agac.spec.templates import ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 
@@ -148,17 +146,3 @@ class Preparer:
             return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible_names}")
         fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
         return Prepared(fingerprint, stage, messages, replicas)
-
-
-def guards(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:
-    """The stages' guards, by position."""
-    return {stage.index: Evaluator(stage.guard, stages=stage.ancestors) for stage in stages if stage.guard}
-
-
-def filters(stages: Sequence[AnyStage]) -> dict[int, Evaluator]:
-    """The conditions of stages that do nothing but filter, by position."""
-    return {
-        stage.index: Evaluator(stage.operation.guard, stages=stage.ancestors)
-        for stage in stages
-        if isinstance(stage, LocalStage) and isinstance(stage.operation, Filter)
-    }

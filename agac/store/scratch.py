@@ -96,9 +96,8 @@ class Scratch:
 
     def new(self, maker: int, digests: Iterable[bytes]) -> int:
         """How many of these values did not come to the stage before, or among them."""
-        return self._db.executemany(
-            "INSERT OR IGNORE INTO candidate VALUES (?, ?)", ((maker, one) for one in digests)
-        ).rowcount
+        statement = "INSERT OR IGNORE INTO candidate VALUES (?, ?)"
+        return self._db.executemany(statement, [(maker, one) for one in digests]).rowcount
 
     def join(self, maker: int, joining: ForecastGroup) -> bool:
         """Adds to a group. Whether all is known of those that came to it so far."""
