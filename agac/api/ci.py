@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -30,8 +30,9 @@ from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
+from agac.spec.python_code import FunctionRef
 from agac.spec.test_files import FOLDER, WorkflowCase, find_cases
-from agac.spec.workflow import Overrides, imports_python
+from agac.spec.workflow import Overrides, PythonSchema
 from agac.store.batches import batches
 from agac.store.db import open_for_reading
 from agac.store.runs import superseded_by
@@ -371,7 +372,15 @@ class _Change(NamedTuple):
     def _is_foreign(self, case: WorkflowCase) -> bool:
         """Whether the test would import Python of the project, or start what its tools name."""
         workflow, _ = loader.load_workflow(self.now.spec, case.workflow, Overrides())
-        return case.body.tools_mode == "live" or imports_python(workflow)
+        return case.body.tools_mode == "live" or _imports_python(workflow)
+
+
+def _imports_python(value: Any) -> bool:
+    """Whether a workflow, or a part of it, names Python of the project, which a run imports."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    if is_dataclass(value):
+        parts = [getattr(value, one.name) for one in fields(value)]
+    return isinstance(value, FunctionRef | PythonSchema) or any(map(_imports_python, parts))
 
 
 # After a merge, and on a schedule.

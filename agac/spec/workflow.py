@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
@@ -14,7 +14,6 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
 from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
-from agac.spec.python_code import FunctionRef
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
 
@@ -596,11 +595,3 @@ class Overrides:
     max_turns: int | None = None
     trust_card: bool = False
     change: StageChange | None = None
-
-
-def imports_python(value: Any) -> bool:
-    """Whether a workflow, or a part of it, names Python of the project, which a run imports."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    if is_dataclass(value):
-        parts = [getattr(value, one.name) for one in fields(value)]
-    return isinstance(value, FunctionRef | PythonSchema) or any(map(imports_python, parts))
