@@ -282,11 +282,8 @@ def refusal_in_ci(opened: Project, stages: Iterable[PlannedStage]) -> UsageError
     if not paid or not loses_disk(opened.env) or opened.spec.file.remote.control:
         return None
     what = f"CI is set, and stage {paid[0]!r} submits batches that are paid: with this machine they would be lost"
-    remedy = (
-        "Keep their state in the remote: `remote: {control: true}` in agac.yml. Where .agac is kept from job to job "
-    )
-    remedy += "set AGAC_KEEPS_DISK=1. Or add --run-mode sync, or --no-submit to `agac batch retrieve`."
-    return UsageError(what, remedy=remedy)
+    remedy = "Keep their state in the remote: `remote: {control: true}` in agac.yml. Where .agac outlives the job set "
+    return UsageError(what, remedy=f"{remedy}AGAC_KEEPS_DISK=1. Or add --run-mode sync (or, to retrieve, --no-submit).")
 
 
 @asynccontextmanager

@@ -25,13 +25,10 @@ State = Mapping[str, int | float | str | None]
 
 _RUNS = "(SELECT value FROM json_each(:runs))"
 _ROWS = f"(SELECT key FROM row WHERE run_id IN {_RUNS})"
-_BY_ROW, _BY_RUN = (
-    "task attempt agent_turn tool_call member",
-    "event counter timing estimate alike batch batch_task row",
-)
+_BY_RUN = "event", "counter", "timing", "estimate", "alike", "batch", "batch_task", "row"
 _OF_RUNS = {
-    **dict.fromkeys(_BY_ROW.split(), f"row_key IN {_ROWS}"), **dict.fromkeys(_BY_RUN.split(), f"run_id IN {_RUNS}"),
-    "run": f"id IN {_RUNS}",
+    **dict.fromkeys(("task", "attempt", "agent_turn", "tool_call", "member"), f"row_key IN {_ROWS}"),
+    **dict.fromkeys(_BY_RUN, f"run_id IN {_RUNS}"), "run": f"id IN {_RUNS}",
 }  # fmt: skip
 """The lines of runs in the tables that hold any: what belongs to a row before it."""
 
@@ -58,10 +55,9 @@ _SHARED = {
 def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connection) -> dict[str, dict[str, Any]]:
     """The columns of these batches of a workflow that have not come to their end, but for numbers of this store."""
     found = reader.execute(sql("batches_unfinished"), (workflow,))
-    columns = [column[0] for column in found.description]
-    lines = [dict(zip(columns, line, strict=True)) for line in found]
-    kept = [one for one in columns if one != "id" and one not in _NAMES]
-    return {line["intent"]: {key: line[key] for key in kept} for line in lines if line["intent"] in intents}
+    columns, own = [column[0] for column in found.description], {"id", *_NAMES}
+    lines = ({name: value for name, value in zip(columns, line, strict=True) if name not in own} for line in found)
+    return {line["intent"]: line for line in lines if line["intent"] in intents}
 
 
 def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
@@ -70,11 +66,8 @@ def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
     from zstandard import ZstdCompressor
 
     packed = BytesIO()
-    with (
-        TemporaryDirectory() as folder,
-        translated(store),
-        closing(sqlite3.connect(store, isolation_level=None)) as reader,
-    ):
+    opened = closing(sqlite3.connect(store, isolation_level=None))
+    with TemporaryDirectory() as folder, translated(store), opened as reader:
         reader.execute("ATTACH ? AS f", (f"{folder}/f",))
         reader.execute("BEGIN")
         for name, which in _WHICH.items():
@@ -146,10 +139,8 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
     """What a column of a line is here; `past` are the last numbers of the tables."""
-    if _NUMBERED.get(name) == column:
-        return f"t.{column} + {past[name]}"
-    if column in _NAMES:
-        return f"t.{column} + {past[_NAMES[column]]}"
+    if (table := name if _NUMBERED.get(name) == column else _NAMES.get(column)) is not None:
+        return f"t.{column} + {past[table]}"
     for shared, (names, alike) in _SHARED.items():
         if column == names:
             return f"(SELECT o.id FROM main.{shared} AS o JOIN f.{shared} AS g USING ({alike}) WHERE g.id = t.{column})"

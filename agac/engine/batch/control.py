@@ -139,7 +139,7 @@ class Control:
             await to_the_end(self._give_back(database))
 
     async def _taken(self, database: Database) -> bool:
-        """Whether the lease was taken; False: another machine was faster."""
+        """Whether the lease was taken, which another machine may have been faster to do."""
         entry = await self.last()
         if entry is not None and (holder := self.holder(entry)) is not None:
             what = f"workflow {self._workflow!r} is being run by {holder}"

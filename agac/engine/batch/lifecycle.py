@@ -119,9 +119,7 @@ class Journal:
     a crash finds is what the store says; with a `control` state the remote says it, too. Each method returns what is
     stored after it."""
 
-    def __init__(
-        self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None = None
-    ) -> None:
+    def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None) -> None:
         self._database, self._ledger, self._now, self._control = database, ledger, now, control
 
     async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
