@@ -339,39 +339,8 @@ def mentions(raw: bytes, text: str) -> bool:
     return any(json.dumps(text, ensure_ascii=way)[1:-1].encode("utf-8", "replace") in raw for way in (True, False))
 
 
-def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] | None = None) -> list[Any]:
-    """Reads a file of faults or a script, JSON for `.json`, else YAML; raises SimulatorError with all that is wrong."""
-    parse = parse or parse_rules
-    import yaml  # only who uses faults pays for it
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        return parse(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text), str(path))
-    except FileNotFoundError:
-        problem = f"no such file: {path}"
-    except OSError as error:
-        problem = f"{path}: the file cannot be read: {error.strerror or error}"
-    except UnicodeDecodeError as error:
-        problem = f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
-    except json.JSONDecodeError as error:
-        problem = f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = f"{path}{place}: not valid YAML: {error.problem or error.context}"
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        place = f"{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        problem = f"{path}:{place}: not valid YAML: the character U+{error.character:04X}"
-    except ValueError as error:  # a date that does not exist, for one
-        problem = f"{path}: not valid YAML: {error}"
-    raise SimulatorError([problem])
-
-
 def parse_rules(data: Any, source: str) -> list[FaultRule]:
-    """Rules from a list, or from a mapping whose only key is `faults`; raises SimulatorError with every problem."""
-    if isinstance(data, dict) and set(data) == {"faults"}:
-        data = data["faults"]
+    """Rules from a list; raises SimulatorError with every problem."""
     if data is None:
         return []
     if not isinstance(data, list):
@@ -407,6 +376,34 @@ def parse_script(data: Any, source: str) -> list[ScriptRule]:
     if problems:
         raise SimulatorError(problems)
     return [ScriptRule(**item) for item in rules]
+
+
+def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] = parse_rules) -> list[Any]:
+    """Reads a file of faults or a script, JSON for `.json`, else YAML; raises SimulatorError with all that is wrong."""
+    import yaml  # only who uses faults pays for it
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return parse(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text), str(path))
+    except FileNotFoundError:
+        problem = f"no such file: {path}"
+    except OSError as error:
+        problem = f"{path}: the file cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError as error:
+        problem = f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
+    except json.JSONDecodeError as error:
+        problem = f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = f"{path}{place}: not valid YAML: {error.problem or error.context}"
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = f"{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        problem = f"{path}:{place}: not valid YAML: the character U+{error.character:04X}"
+    except ValueError as error:  # a date that does not exist, for one
+        problem = f"{path}: not valid YAML: {error}"
+    raise SimulatorError([problem])
 
 
 def rule_problems(item: Any, where: str) -> Iterator[str]:

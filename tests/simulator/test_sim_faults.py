@@ -236,7 +236,7 @@ async def test_reset_forgets_what_was_asked(served: Any) -> None:
 
 def test_rules_are_read_from_yaml_and_json(tmp_path: Path) -> None:
     yaml_file = tmp_path / "faults.yml"
-    yaml_file.write_text("faults:\n  - {kind: rate_limit, rate: 0.05, retry_after: 1.5}\n  - kind: cut\n    at: 3\n")
+    yaml_file.write_text("- {kind: rate_limit, rate: 0.05, retry_after: 1.5}\n- kind: cut\n  at: 3\n")
     assert load_rules(yaml_file) == [
         FaultRule("rate_limit", rate=0.05, values={"retry_after": 1.5}),
         FaultRule("cut", at=frozenset({3})),
