@@ -169,17 +169,11 @@ async def _results_of(database: Database, rows: Sequence[ExportRow], kind: Any) 
     read, used = result_reader(kind), await row_usages(database, [row.key for row in rows])
     found = []
     for row in rows:
-        error, output = None, None
-        if row.state == State.FAILED:
-            error = RowError(
-                ErrorType(row.error_type or ErrorType.INVALID_ROW), row.error_message or "", row.value or ""
-            )
-        elif row.state not in (State.DONE, State.SKIPPED):
+        if row.state not in (State.DONE, State.SKIPPED, State.FAILED):
             continue
-        elif row.value is not None:
-            output = read(row.id, json.loads(row.value))
+        output = None if row.error or row.value is None else read(row.id, json.loads(row.value))
         calls, *tokens, cost = used.get(row.key, (0, 0, 0, 0, 0, 0.0))
-        found.append(AgentResult(row.id, output, error, Usage(*tokens), cost, calls, json.loads(row.data) or {}))
+        found.append(AgentResult(row.id, output, row.error, Usage(*tokens), cost, calls, json.loads(row.data) or {}))
     return found
 
 

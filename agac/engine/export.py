@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
+from agac.core.errors import AgacError, ErrorType, Problem, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, RowId
 from agac.data import sinks
@@ -526,9 +526,7 @@ class Lines:
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
             self.results.append(sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input))
             self.values.append(value)
-        elif row.state == State.FAILED:
-            kind = ErrorType(row.error_type or ErrorType.INVALID_ROW)
-            failed = RowError(kind, row.error_message or "", row.value or "")
+        elif (failed := row.error) is not None:
             if layout is not None:
                 data = _fields(row)
                 cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from agac.core.errors import RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, RowId
 from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, slices
 
@@ -383,6 +383,13 @@ class ExportRow(NamedTuple):
     key: int
     form: dict[str, JSONValue] | None = None
     made: bool = False
+
+    @property
+    def error(self) -> RowError | None:
+        """Why it failed, with what came of a reply that was cut; None: it did not."""
+        if self.state != State.FAILED:
+            return None
+        return RowError(ErrorType(self.error_type or ErrorType.INVALID_ROW), self.error_message or "", self.value or "")
 
 
 class ErrorExample(NamedTuple):
