@@ -79,8 +79,8 @@ class Forked:
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """No key and no proxy of the machine reaches a test."""
-    hidden = re.compile(r"API_KEY|TOKEN|PROXY", re.IGNORECASE)
+    """No key and no proxy of the machine reaches a test, nor that the tests are a job of a forge."""
+    hidden = re.compile(r"API_KEY|TOKEN|PROXY|^(CI$|CI_|GITHUB_|GITLAB_|BITBUCKET_)", re.IGNORECASE)
     return {key: value for key, value in os.environ.items() if not hidden.search(key)} | dict(more or {})
 
 
