@@ -86,14 +86,14 @@ def estimate(
             a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, added)
             made = (made + GUESSED_CALL * (GUESSED_TURNS - 1)) / GUESSED_TURNS
     moved, beyond = past.correction(stage)
-    calls, each = round(expected * a_task), expected * a_task * moved
+    calls, paid = round(expected * a_task), expected * a_task * moved
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
     model, mode = stage.models[0], stage.run_mode
-    ways = {way: _dollars(model, each, usage, way) for way in WAYS}
+    ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
     whole, at_most, bounds = ways[mode], summed([_at_most(stage, tasks, given), risks]), None
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
     if whole:
-        input_part = (_dollars(model, each, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
+        input_part = (_dollars(model, paid, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
         variance = (input_part * rough_given) ** 2 + ((1 - input_part) * rough_made) ** 2 + beyond
         number = 1 - part  # of each task: it may not come
         if known is not None:

@@ -1,7 +1,8 @@
 """What a plan says a run costs: both ways of asking, the range, what it rests on; and how it learns from what came."""
 
 import sys
-from math import exp, log
+from dataclasses import replace
+from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from support.soak import SOAK, few
 from test_costs import served
 
 import agac
-from agac.engine.past_usage import PastRun, PastUsage
+from agac.engine.estimate import estimate
+from agac.engine.past_usage import Z80, PastRun, PastUsage
 from agac.plan.stage import PlannedStage
-from agac.store.runs import Count, KeptEstimate
+from agac.store.runs import Count, KeptEstimate, UsageSpread
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 estimates = __import__("estimates")
@@ -133,6 +135,25 @@ def test_errors_move_an_estimate_only_where_they_all_say_the_same(project: Proje
     error = past("say", 1.25, 1.25).error([stage])
     assert error is not None
     assert (error.estimates, error.off) == (2, pytest.approx(-0.2))
+
+
+def test_lists_that_differ_in_length_make_a_range_wider(project: ProjectFolder, server: Server) -> None:
+    project.configure(server.base_url, prices=PRICES)
+    project.workflow(rows=1, stages=[SAY])
+    [stage] = project.plan().stages
+    assert isinstance(stage, PlannedStage)
+
+    def width(together: float, tail: float = 1.0, *, exact: bool = False) -> float:
+        known = replace(past("say", 1.0), spreads={"say": UsageSpread("say", 0.5, together, 3.0, tail)})
+        found = estimate(stage, 100, 40.0, known, longer=1.0, exact=exact, each=3.0)
+        assert found.usd_range is not None
+        low, high = found.usd_range
+        return log(high / low) / 2 / Z80
+
+    assert width(9.0, exact=True) == pytest.approx(sqrt(0.5 * 2 / 100)), "how many there are is known"
+    assert width(4.5) == pytest.approx(sqrt(1.5 * 2 / 100)), "no less than by chance"
+    assert width(9.0) == pytest.approx(sqrt(6 * 2 / 100))
+    assert width(9.0, 2.0) == pytest.approx(sqrt(12 * 2 / 100)), "a few of them decide it"
 
 
 @pytest.mark.parametrize("workflow", few(list(estimates.CASES), 3, 1))
