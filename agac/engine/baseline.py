@@ -327,8 +327,7 @@ class StoredAnswers:
     def __init__(self, baseline: Baseline, found: PlanReport, scratch: Scratch, *, show: int, in_batches: bool) -> None:
         self.baseline, self.found, self.scratch = baseline, found, scratch
         self._show, self._in_batches = show, in_batches
-        self._shared = set[bytes]()  # of what was looked up last, the answers that could be pulled
-        self._asked = list[bytes]()  # of the same what would be asked
+        self._shared, self._asked = set[bytes](), list[bytes]()  # of the last look-up: to be pulled, to be asked
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
@@ -342,8 +341,7 @@ class StoredAnswers:
 
     def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
         """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""
-        unknown = row.view.unknown
-        return row.guessed or bool(unknown and not self._functions[stage.name].isdisjoint(unknown))
+        return row.guessed or not self._functions[stage.name].isdisjoint(row.view.unknown)
 
     def not_asked(self, row: ForecastRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
         """A stage that asks nothing is as good as done; or a guard said no."""
@@ -392,9 +390,7 @@ class StoredAnswers:
     def _sample(self, stage: AnyStage, messages: Sequence[Message], further: int = 0) -> None:
         found = self.of(stage)
         found.sampled += 1
-        found.characters += further
-        for one in messages:
-            found.characters += len(one.text)
+        found.characters += further + sum(len(one.text) for one in messages)
 
     def show(self, stage: AnyStage, row_id: RowId, messages: tuple[Message, ...]) -> None:
         """A prompt that would be sent."""
@@ -413,8 +409,7 @@ class StoredAnswers:
             known.append(self.baseline.left(stage, row, task.fingerprint))
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
-        self._shared.clear()
-        self._asked.clear()
+        self._shared, self._asked = set(), []
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
         for place, (row, task) in enumerate(begun):
@@ -503,8 +498,7 @@ class StoredAnswers:
             return Parked.PARKED
         reason = self.baseline.reason(stage, row, task.fingerprint)
         found.asked(reason, row.id, lacking, row.times)
-        if self._shared:
-            found.remote += row.times * all(one in earlier or one in self._shared for one in prints)
+        found.remote += row.times * all(one in earlier or one in self._shared for one in prints) if self._shared else 0
         found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):
             self._not_called(stage, row)

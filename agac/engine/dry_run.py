@@ -184,8 +184,7 @@ class DryWalk:
                 stored: dict[object, StoredRow] = {}
                 if self._db is not None and self._before is not None and usable:
                     by_id = await rows_by_id(self._db, self._before.record.id, [new.row.id for new in usable])
-                    for row_id, same in by_id.items():
-                        stored[row_id] = min(same, key=lambda old: old.occurrence) if same[1:] else same[0]
+                    stored = {row_id: min(same, key=lambda old: old.occurrence) for row_id, same in by_id.items()}
                 finished = await self._finished(stored.values())
                 begun = []
                 for new in usable:

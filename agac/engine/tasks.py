@@ -289,8 +289,7 @@ class Tasks:
                 return await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
             assert isinstance(asked.stage, PlannedStage)
             own.requests += 1
-            for message in task.messages:
-                own.characters += len(message.text)
+            own.characters += sum(len(message.text) for message in task.messages)
             return await self._source.ask(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
         finally:
             own.in_flight -= not asked.replica

@@ -299,9 +299,7 @@ def _converter(hint: Any) -> Callable[[Any], Any] | None:
     kind = _without_none(hint)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {one.value: one for one in kind}.__getitem__
-    if kind is bool:
-        return bool
-    return json.loads if (get_origin(kind) or kind) in (dict, list) else None
+    return bool if kind is bool else json.loads if (get_origin(kind) or kind) in (dict, list) else None
 
 
 def _without_none(hint: Any) -> Any:

@@ -297,8 +297,7 @@ class CounterDelta:
         self.output_tokens += usage.output_tokens or 0
         self.reasoning_tokens += usage.reasoning_tokens or 0
         self.cache_write_tokens += usage.cache_write_tokens or 0
-        if usage.server_tools:
-            self.server_tools += sum(usage.server_tools.values())
+        self.server_tools += sum(usage.server_tools.values()) if usage.server_tools else 0
         self.cost += cost or 0.0
         self.unpriced += cost is None
         self.simulated += simulated
