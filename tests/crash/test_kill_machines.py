@@ -2,11 +2,13 @@
 the same files and the same remote, finishes the run: each task is paid once."""
 
 import random
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.buckets import bucket
 from support.machines import Machine
 from support.server import Server
 from support.soak import few
@@ -99,18 +101,23 @@ def test_a_machine_that_vanishes_at_the_end(
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 @pytest.mark.parametrize("seed", few(range(1, 13), 12))
 def test_machines_that_vanish_all_the_time(api: str, seed: int, server: Server, tmp_path: Path) -> None:
-    """Several batches of each stage; every command runs on a machine of its own, and most are killed somewhere."""
+    """Several batches of each stage, some with a bucket between them; every command runs on a machine of its own, and
+    most are killed somewhere."""
     server.reset()
     chance, before = random.Random(seed), server.account()["batches"]["kept"]
-    for number in range(12):
-        one = Machine(tmp_path / f"machine-{number}", server, api, rows=10, max_requests=4)
-        command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
-        ran = one.agac(*command, kill=f"any:{chance.randint(1, 120)}")
-        assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
-        assert ran.code != 2 or "no batch was submitted" in ran.err
-    last = Machine(tmp_path / "last", server, api, rows=10, max_requests=4)
-    last.finish("run")
-    last.assert_whole(creates=0, kept=before + 12)
+    with bucket() if seed % 4 == 0 else nullcontext({}) as env:
+
+        def started(name: str) -> Machine:
+            return Machine(tmp_path / name, server, api, rows=10, env=env, max_requests=4)
+
+        for number in range(12):
+            command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
+            ran = started(f"machine-{number}").agac(*command, kill=f"any:{chance.randint(1, 120)}")
+            assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
+            assert ran.code != 2 or "no batch was submitted" in ran.err
+        last = started("last")
+        last.finish("run")
+        last.assert_whole(creates=0, kept=before + 12)
 
 
 TOOLS = """\

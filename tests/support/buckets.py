@@ -18,6 +18,8 @@ def bucket() -> Iterator[dict[str, str]]:
             "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "hush",
             "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "AGAC_REMOTE": "s3://team/reviews",
         }  # fmt: skip
+        reset = urllib.request.Request(f"{env['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+        urllib.request.urlopen(reset).close()  # all servers of a process share what they hold
         request = urllib.request.Request(f"{env['AWS_ENDPOINT_URL']}/team", method="PUT")
         request.add_header(
             "Authorization",
