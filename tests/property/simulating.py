@@ -47,7 +47,7 @@ class Running:
 
     def account(self) -> dict[str, Any]:
         """What was charged in calls and in batches together; `batches` tells more of those."""
-        calls = self._simulator.account.report(contents=False)
+        calls = self._simulator.account.report()
         batches = self._loop.do(self._simulator.batches.account())
         found = {name: calls[name] + batches[name] for name in ("charged", "duplicates")}
         return found | {"batches": batches, "calls": calls["charged"]}
