@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
+from glob import escape
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -30,6 +31,7 @@ from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
+from agac.spec.paths import project_root
 from agac.spec.python_code import FunctionRef
 from agac.spec.test_files import FOLDER, WorkflowCase, find_cases
 from agac.spec.workflow import Overrides, PythonSchema
@@ -99,6 +101,7 @@ def _gitlab(env: Mapping[str, str]) -> Event | None:
         case "merge_request_event":
             ours, theirs = (get(f"CI_MERGE_REQUEST_{one}PROJECT_ID") for one in ("", "SOURCE_"))
             base, into = (get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME"))
+            head = get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or head  # of a pipeline of the merged result
             return Event("pull-request", base, head, into, not ours or ours != theirs)
         case "push" if get("CI_COMMIT_BRANCH") == (default := get("CI_DEFAULT_BRANCH", "")):
             return Event("merge", _before(get("CI_COMMIT_BEFORE_SHA")), head, default)
@@ -171,8 +174,10 @@ class WorkflowFindings(Figures):
 
 
 def _bounded(version: Version | None) -> Version | None:
-    if version is not None and not (0 <= (version.made_at or 0) < 1e11 and 0 <= (version.behind or 0) < 1e11):
-        raise ValueError("made_at is no moment, or behind no count")
+    if version is not None:
+        made_at = version.made_at if version.commit else 0  # a folder has none
+        if made_at is None or not (0 <= made_at < 1e11 and 0 <= (version.behind or 0) < 1e11):
+            raise ValueError("made_at is no moment, or behind no count")
     return version
 
 
@@ -259,7 +264,8 @@ async def check_change(
     try:
         opened = open_project(project, untrusted=untrusted)
     except SpecError as error:
-        return Findings(head=event.head, untrusted=untrusted, problems=error.problems)
+        place = _place(project_root(project))
+        return Findings(project=place, head=event.head, untrusted=untrusted, problems=error.problems)
     version = _version_before(opened, event, against)
     with ExitStack() as stack:
         notes, earlier = [_FOREIGN] if untrusted else list[str](), None
@@ -277,20 +283,28 @@ async def check_change(
         workflows = [await change.planned(one, plans=one.workflow in sound) for one in report.workflows]
         tests, wrong = await change.tested(sound) if whole else ([], [])
         found = Findings(
-            project=Repository.of(opened.state, os.environ).prefix.rstrip("/") or "." if version.commit else ".",
-            head=event.head, against=version, untrusted=untrusted, workflows=workflows,
+            project=_place(opened.state), head=event.head, against=version, untrusted=untrusted, workflows=workflows,
             problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests, notes=notes,
             max_usd=(earlier or opened).spec.file.ci.max_usd,
         )  # fmt: skip
     return Findings.model_validate_json(opened.redactor().clean(found.model_dump_json()))
 
 
+def _place(root: Path) -> str:
+    """The project's folder in its repository, by which its comment is found again."""
+    try:
+        return Repository.of(root, os.environ).prefix.rstrip("/") or "."
+    except UsageError:  # there is none: another folder is compared with
+        return "."
+
+
 def _version_before(opened: Project, event: Event, against: str | None) -> Version:
     if against is not None or event.base is None:
         return version_of(against, opened)
     repository = Repository.of(opened.state, os.environ)
-    commit = repository.merge_base(event.base)
-    return Version(commit, commit, repository.made_at(commit), event.into, repository.behind(commit, event.base))
+    base = repository.merged_into(event.head) or event.base
+    commit = repository.merge_base(base)
+    return Version(commit, commit, repository.made_at(commit), event.into, repository.behind(commit, base))
 
 
 def _in_words(error: AgacError) -> str:
@@ -355,7 +369,7 @@ class _Change(NamedTuple):
         if not any((self.now.root / FOLDER).glob("*.y*ml")):
             return [], []
         cases, problems = find_cases(self.now.spec)
-        cases = [one for one in cases if one.workflow in names or self._is_new(one.path)]
+        cases = [one for one in cases if one.workflow in names or self._is_new(one)]
         left = [one for one in cases if self.now.untrusted and self._is_foreign(one)]
         if left:
             tests = ", ".join(one.path.stem for one in left)
@@ -364,10 +378,12 @@ class _Change(NamedTuple):
         bare = [[replace(what, prompt=None) for what in one.failures] for one in found]
         return [replace(one, failures=failures) for one, failures in zip(found, bare, strict=True)], problems
 
-    def _is_new(self, file: Path) -> bool:
-        """Whether the version before has no such file, or another one."""
-        before = self.before.root / file.relative_to(self.now.root) if self.before else None
-        return before is None or not before.is_file() or before.read_bytes() != file.read_bytes()
+    def _is_new(self, case: WorkflowCase) -> bool:
+        """Whether the version before has not the same test, recorded replies and stored results."""
+        names = f"{escape(case.path.stem)}[._]*"
+        files = [(one.root, (one.root / FOLDER).rglob(names)) for one in (self.now, self.before) if one]
+        found = [{file.relative_to(root): file.read_bytes() for file in some} for root, some in files]
+        return found[1:] != found[:1]
 
     def _is_foreign(self, case: WorkflowCase) -> bool:
         """Whether the test would import Python of the project, or start what its tools name."""

@@ -17,6 +17,7 @@ from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.inputs import DATABASES, SUFFIXES, suffix_of
 from agac.spec.paths import PROJECT_FILE, matches
+from agac.spec.test_files import FOLDER
 
 _OF_ROWS = (SUFFIXES.keys() - {".json", ".txt"}) | DATABASES
 """Suffixes of files that hold rows, if anything: of another version those alone are read that a workflow names."""
@@ -25,6 +26,10 @@ _IN_LFS = (
     "its content at {0} is in git LFS, which is not read; where it is an input the rows of the working tree are taken, "
     "for all else name a folder with that version (`git worktree add FOLDER {0}`)"
 )
+
+
+def _holds_rows(path: str) -> bool:
+    return suffix_of(path) in _OF_ROWS and not path.startswith(f"{FOLDER}/")  # there are recorded replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,10 @@ def project_at(ref: str, project: Project) -> Iterator[Project]:
         raise UsageError(f"{ref} has no {PROJECT_FILE} {where}", remedy="Name a commit in which the project is there.")
     with tempfile.TemporaryDirectory(prefix="agac-") as made:
         folder = Path(made).resolve()
-        pointers = repository.write([one for one in entries if suffix_of(one.path) not in _OF_ROWS], folder)
+        pointers = repository.write([one for one in entries if not _holds_rows(one.path)], folder)
         opened = open_project(project.state, files=folder, untrusted=project.untrusted)
         named = loader.input_paths(opened.spec)
-        rows = (one for one in entries if suffix_of(one.path) in _OF_ROWS)
+        rows = (one for one in entries if _holds_rows(one.path))
         read = [
             one for one in rows if any(one.path.startswith(f"{text}/") or matches(text, one.path) for text in named)
         ]

@@ -201,7 +201,7 @@ async def _judged(
     try:
         ran = await try_offline(project, case.workflow, case.input, state, answers, **about)
     except AgacError as error:
-        problems = error.problems if isinstance(error, SpecError) else [error.message, error.remedy or ""]
+        problems = error.problems if isinstance(error, SpecError) else [f"{error.message}.", error.remedy or ""]
         text = " ".join(map(str, problems)).strip()
         return CaseResult("error", name, case.workflow, time.monotonic() - begun, error=text)
     written = cassette.write() if record else []

@@ -90,6 +90,8 @@ def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> i
             terminal.say(f"{name}: {report.message}")
         codes.append(ExitCode.DONE if waits else report.exit_code)
         found.append(report.as_json())
+        if codes[-1] is ExitCode.INTERRUPTED:
+            break
     if as_json:
         terminal.print_json(found)
     elif not work:

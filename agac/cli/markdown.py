@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,11 +96,11 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
 
 
 def _problems(problems: Iterable[Problem], kind: str = "") -> list[str]:
-    mark = "- **{}** {}: {}".format
-    return [
-        mark(kind or one.severity, code(cropped(str(one.where), 300)), escaped(cropped(one.message, 2_000)))
-        for one in problems
-    ]
+    lines = list[str]()
+    for one in problems:
+        told = escaped(cropped(f"{one.path}: {one.message}" if one.path else one.message, 2_000))
+        lines.append(f"- **{kind or one.severity}** {code(cropped(str(one.where), 300))}: {told}")
+    return lines
 
 
 def plan_lines(report: Any) -> Iterator[str]:
@@ -232,7 +233,7 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
 def _footer(found: Findings) -> str:
     words = []
     if (version := found.against) is not None:
-        commit = version.commit[:8] if version.commit else version.ref
+        commit = shlex.quote(version.commit[:8] if version.commit else version.ref)
         words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
         again = f"agac ci --event pull-request --against {commit}{' --untrusted' if found.untrusted else ''}"
         words.append(f"See it with {code(cropped(again, 300))}.")

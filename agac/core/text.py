@@ -88,7 +88,7 @@ def duration(seconds: float) -> str:
 _REFERENCE = re.compile(r"[@#!$%&~](?=\w)|:(?=//)|\bwww(?=\.)", re.IGNORECASE)
 """What forges link: people, issues, merge requests, snippets, milestones, labels; addresses."""
 
-_SIGN = re.compile(r"[\\`*_{}\[\]~|$]|^\s*(?:[-+=#]|\d+(?=[.)]))", re.MULTILINE)
+_SIGN = re.compile(r"[\\`*_{}\[\]~|$]|^\s*(?:[-+=#]|:(?=:)|\d+(?=[.)]))", re.MULTILINE)
 _JOINER = "\u2060"
 """Takes no room on the screen, and ends what a forge would link."""
 

@@ -83,6 +83,11 @@ class Repository:
             raise UsageError(f"HEAD and {ref} share no commit{self._shallow()}", remedy=_WHOLE)
         return name.strip()
 
+    def merged_into(self, head: str | None) -> str | None:
+        """The commit that `head` was merged into to make HEAD, as forges do for a job; None: HEAD is no such merge."""
+        names = (self._ask("rev-list", "--parents", "--max-count=1", "HEAD")[0] or "").split()
+        return names[1] if names[2:] == [head] else None
+
     def behind(self, commit: str, ref: str) -> int:
         """How many commits `ref` has that `commit` has not."""
         return int(self._ask("rev-list", "--count", f"{commit}..{ref}")[0] or 0)

@@ -2,15 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.events import merge_request, pull_request, push
+from support.processes import ended, interrupt, listening, quiet_account, wait_until
 from support.project import SENTIMENT, ProjectFolder, Ran
 from support.repository import Git, committed
-from support.server import Server
+from support.server import Faulty, Server
 
 from agac.api.ci import Event, event_of, read_findings
 from agac.cli.markdown import MOST, comment_text
@@ -73,7 +75,8 @@ def test_findings_of_others_are_read_within_bounds(ran: ProjectFolder) -> None:
         ({"workflows": [{}]}, "workflows[0].workflow: Field required"),
         ({"max_usd": float("nan")}, "max_usd: Input should be a finite number"),
         ({"against": {"ref": "a", "behind": 10**4000}}, "behind no count"),
-        ({"against": {"ref": "a", "made_at": 1e300}}, "against: Value error, made_at is no moment"),
+        ({"against": {"ref": "a", "commit": "b"}}, "against: Value error, made_at is no moment"),
+        ({"against": {"ref": "a", "commit": "b", "made_at": 1e300}}, "against: Value error, made_at is no moment"),
     ):
         file.write_text(json.dumps(whole | keys))
         with pytest.raises(UsageError, match=said.replace("[", r"\[")):
@@ -168,6 +171,52 @@ def test_the_comment_shows_text_and_nothing_else(ran: ProjectFolder) -> None:
     assert shown.count("<details>") == shown.count("\n</details>") == 1
     (row,) = [line for line in shown.splitlines() if line.startswith("| reviews |")]
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
+
+
+def test_no_line_of_a_file_is_a_command_of_the_forge_or_of_a_shell(ran: ProjectFolder) -> None:
+    ran.workflow(stages=[STAGES[0], {**STAGES[1], "prompt": "Answer\n::error::wrong\n  ::add-mask::a ${text}"}])
+    out = ci(ran, 0, "--event", "pull-request").out
+    assert "\\::error::" in out
+    assert not [line for line in out.splitlines() if line.strip().startswith("::")]
+    found = read_findings(ran.root / "agac-pr.json")
+    assert found.against is not None
+    other = found.model_copy(update={"against": replace(found.against, commit="$(a b)")})
+    assert "--against '$(a b)'`" in comment_text(other)
+
+
+def test_a_commit_that_the_forge_merged_is_looked_at_beside_what_it_was_merged_into(ran: ProjectFolder) -> None:
+    git = Git(ran.root)
+    ran.workflow(stages=CHANGED)
+    git.commit()
+    env = pull_request(ran)  # names main as it was
+    git("checkout", "-q", "main")
+    ran.workflow("others", stages=STAGES[:1])
+    git.commit()
+    git("merge", "-q", "--no-ff", "-m", "a merge", "change")
+    git("checkout", "-q", "--detach")
+    out = ci(ran, 0, **env).out
+    assert "**1 workflow changed**" in out
+    assert "others" not in out
+
+
+def test_a_test_of_which_only_a_recorded_file_changed_is_run(ran: ProjectFolder) -> None:
+    stored = {"expect": {"snapshot": True}, "replies": "recorded", "rows": [{"id": "a", "text": "I love it"}]}
+    ran.write("tests/workflows/reviews.yml", yaml.safe_dump(stored))
+    ran.write("tests/workflows/recorded/reviews.jsonl", "")
+    git = Git(ran.root)
+    git("checkout", "-q", "main")
+    git.commit()
+    git("checkout", "-q", "-B", "change")
+    assert "No workflow changed." in ci(ran, 0, **pull_request(ran)).out
+    ran.write("tests/workflows/snapshots/reviews.json", "{}")
+    git.commit()
+    assert "**1 of 1 test failed**" in ci(ran, 3, **pull_request(ran)).out
+
+
+def test_a_project_that_cannot_be_read_is_told_in_its_own_comment(ran: ProjectFolder) -> None:
+    ran.write("inner/agac.yml", "providers: [\n")
+    out = ran.agac("ci", "--event", "pull-request", cwd=ran.root / "inner", code=2).out
+    assert out.startswith("<!-- agac:inner -->\n**1 error**")
 
 
 def test_keys_that_a_review_does_not_need_are_not_missed(ran: ProjectFolder) -> None:
@@ -281,6 +330,19 @@ def test_the_worst_end_is_the_commands_and_the_others_are_run(ran: ProjectFolder
     assert "stopped at a limit" in ended.err, ended.err
     assert "data/none.csv" in ended.err
     assert "reviews, run 3: 10 rows, 10 done" in ended.out
+
+
+def test_nothing_is_begun_after_an_interruption(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "slow_first_byte", "seconds": 3, "at": [1, 2]}])
+    project.configure(server.base_url)
+    for name in ("first", "second"):
+        project.workflow(name, rows=2)
+    committed(project)
+    process = listening(project.start("ci", "--event", "merge"))
+    wait_until(lambda: server.account()["requests"] >= 2, "both calls", process)
+    interrupt(process)
+    assert ended(process).code == 130
+    assert quiet_account(server)["requests"] == 2
 
 
 def test_nothing_is_paid_on_a_disk_that_is_thrown_away(ran: ProjectFolder) -> None:
