@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.plan import plan_in, planned
-from agac.api.project import Project, RunOptions, check_workflow, defined, open_project, project_of
+from agac.api.project import CheckedWorkflow, Project, RunOptions, check_workflow, defined, open_project, project_of
 from agac.api.status import workflow_name
 from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, version_of
@@ -156,7 +157,12 @@ async def _workflow_diff(
         problems.append(Problem(Where(name), said, "warning"))
     changes = []
     if now is not None and before is not None and earlier is not None:
-        changes = changes_of(_with_settings(before, earlier.root), _with_settings(now, opened.root))
+        told = _with_settings(before, earlier.root), _with_settings(now, opened.root)
+        if any(one.path == "input.path" and one.severity == "error" for one in problems):  # nothing is known of it
+            told[1]["input"] = told[0]["input"]
+        changes = changes_of(*told)
+        if checked is not None and not any_error(problems):
+            changes += _row_changes(check_workflow(earlier, name, Overrides())[0], checked)
         if checked is not None:
             problems += _unfit_examples(checked.workflow, now, {one.stage for one in changes if one.fields})
     if not (changes or any_error(problems) or earlier is None or before is None):
@@ -180,6 +186,22 @@ def _defined(opened: Project | None, name: str) -> tuple[Plan | None, list[Probl
     except UsageError as error:
         return None, [*problems, Problem(Where(workflow.file), f"{error.message}. {error.remedy or ''}".strip())]
     return plan, problems
+
+
+def _row_changes(before: CheckedWorkflow | None, now: CheckedWorkflow) -> Iterator[Change]:
+    """How many rows differ, by their ids, where the two versions have inputs of their own."""
+    if before is None:
+        return
+    a, b = (one.workflow.input.path for one in (before, now))
+    if a == b or (a.is_file() and b.is_file() and filecmp.cmp(a, b, shallow=False)):
+        return
+    was, rows = (
+        {row.id: hash(json.dumps(row.data, sort_keys=True)) for row in one.rows(Selection())} for one in (before, now)
+    )
+    counts = (("new", len(rows.keys() - was)), ("gone", len(was.keys() - rows)),
+              ("different", sum(was.get(one, data) != data for one, data in rows.items())))  # fmt: skip
+    if said := ", ".join(f"{count:,} {how}" for how, count in counts if count):
+        yield Change(f"rows of {now.workflow.input.shown}: {said}", "rows", None, len(was), len(rows))
 
 
 def _unfit_examples(workflow: Workflow, plan: Plan, changed: Container[str | None]) -> Iterator[Problem]:

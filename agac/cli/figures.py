@@ -44,7 +44,7 @@ def change_words(
     if change.fields:
         broken = f"; breaking for {', '.join(change.breaks)}" if change.breaks else ""
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
-    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars"):
+    if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars", "rows"):
         return text
     return f"{text}: {value_diff(before, now, differing, shown, most)}"
 
@@ -54,7 +54,8 @@ def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str
     parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0]
     where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
     valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
-    return f"{valid}; {bounds_words(plan)} tasks would run{where}, {cost_words(plan)}"
+    task = "task" if plan.least == plan.most == 1 else "tasks"
+    return f"{valid}; {bounds_words(plan)} {task} would run{where}, {cost_words(plan)}"
 
 
 def bounds_words(found: StageForecast | PlanReport | PlanFigures | StageFigures) -> str:

@@ -57,9 +57,11 @@ class Repository:
 
     def commit(self, ref: str) -> str:
         """The full name of the commit that a branch, a tag or an abbreviated name means. Raises UsageError."""
-        name = None if ref.startswith("-") else self._ask("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")[0]
-        if name is None:
-            remedy = f"Name a branch, a tag, a commit or a folder; `git fetch origin {ref}` gets what others pushed."
+        names = [] if ref.startswith("-") else [ref, f"origin/{ref}"]  # a clone has no branches of its own but one
+        found = (self._ask("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}")[0] for one in names)
+        if (name := next(filter(None, found), None)) is None:
+            fetch = f"`git fetch origin {ref.removeprefix('origin/')}` gets what others pushed, as FETCH_HEAD"
+            remedy = f"Name a branch, a tag, a commit or a folder; {fetch}."
             shallow = self._shallow()
             remedy += f" {_WHOLE}" if shallow else ""
             raise UsageError(f"{ref!r} is no commit of this repository{shallow}", remedy=remedy)

@@ -145,6 +145,23 @@ def test_workflows_that_are_new_gone_or_the_same_are_named(ran: ProjectFolder) -
     assert "no workflow 'nothing'" in ran.agac("diff", "-a", "nothing", code=2).err
 
 
+def test_other_rows_are_a_change_and_other_line_ends_are_none(ran: ProjectFolder) -> None:
+    data = ran.root / "data/rows.csv"
+    written = data.read_bytes()
+    lines = written.splitlines(keepends=True)
+    data.write_bytes(written.replace(b"\n", b"\r\n"))
+    assert diffed(ran).workflows == []
+    data.write_bytes(b"".join([*lines[:-2], lines[-2].replace(b"\n", b"!\n"), b"r-new,new\n"]))
+    assert ran.agac("diff").out.splitlines()[2:] == [
+        "reviews: changed",
+        "  rows of data/rows.csv: 1 new, 1 gone, 1 different",
+        "  16 stored results stay valid; 2 to 4 tasks would run (classify 2, reply 0 to 2), $0.0002",
+    ]
+    data.unlink()
+    (found,) = diffed(ran).workflows
+    assert (found.changes, found.problems[0].path) == ([], "input.path")
+
+
 def test_other_parts_of_a_workflow_are_told(ran: ProjectFolder) -> None:
     reply = {"when": 'classify.sentiment == "negative"', "run_mode": "batch", "fallback": ["simulator/large"]}
     ran.write("prompts/tone.md", "Be kind.\n")

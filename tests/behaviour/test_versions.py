@@ -166,6 +166,10 @@ def test_what_git_cannot_say_is_a_sentence_with_a_remedy(
     git("clone", "-q", "--depth", "1", f"file://{project.root}", str(tmp_path / "shallow"))
     shallow = open_project(tmp_path / "shallow")
     refused(first, "of which this clone has the newest commits alone", "git fetch origin", shallow)
+    assert version_of("main", shallow).commit == version_of("origin/main", shallow).commit
+    refused("origin/nothing", "'origin/nothing' is no commit", "`git fetch origin nothing`", shallow)
+    git("-C", str(tmp_path / "shallow"), "branch", "-m", "mine")
+    assert version_of("main", shallow).commit == version_of("mine", shallow).commit
     project.write("elsewhere/agac.yml", "")
     inner = open_project(project.root / "elsewhere")
     with pytest.raises(UsageError, match=r"main has no agac.yml in elsewhere/"), project_at("main", inner):
