@@ -270,8 +270,8 @@ def iso(seconds: float | None) -> str | None:
 
 
 def usd(amount: float | None) -> float | None:
-    """An amount of money in USD, to the millionth."""
-    return None if amount is None else round(amount, 6)
+    """An amount of money in USD, to the millionth: the same in whichever order it was summed up."""
+    return None if amount is None else round(round(amount, 12), 6)
 
 
 def dollars(amount: float, digits: int | None = 4, *, simulated: bool = False, about: str = "") -> str:

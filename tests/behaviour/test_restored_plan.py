@@ -22,7 +22,7 @@ from agac.api.job import Job, ProcessOptions
 from agac.api.project import open_project
 from agac.core.errors import SpecError, UsageError
 from agac.core.keys import Fingerprinter, canonical, snapshot
-from agac.core.types import Message
+from agac.core.types import Message, Request
 from agac.plan.plan import Plan, Selection, restored_plan, run_settings
 from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
@@ -250,9 +250,12 @@ def again(
     return restored_plan(plan.workflow, definition, settings, providers, to or root)
 
 
-LEFT = {Example: {"path"}, ModelRef: {"warnings"}, InputSpec: {"sql_at", "scratch"}, Template: {"syntax"}}
+LEFT = {
+    Example: {"path"}, FunctionRef: {"gives_lists"}, InputSpec: {"sql_at", "scratch"}, ModelRef: {"warnings"},
+    Template: {"syntax"},
+}  # fmt: skip
 """What no run notices, as one that goes on from the store reads no input; nor where things stand in files, nor how a
-prompt was written there: it is stored with dollars."""
+prompt was written there: it is stored with dollars; nor what a function's annotation says, of which a plan guesses."""
 
 
 def comparable(value: Any) -> Any:
@@ -283,7 +286,7 @@ class Anything(dict[str, Any]):
         return Anything()
 
 
-def prints(plan: Plan) -> list[Prepared]:
+def prints(plan: Plan) -> list[tuple[bytes, Request, tuple[bytes, ...]]]:
     """Each stage's request for a row, with its fingerprints."""
     preparer = Preparer(plan.stages, plan.vars, 7)
     found = []
@@ -295,7 +298,7 @@ def prints(plan: Plan) -> list[Prepared]:
         view.forms[stage.rows_of] = view.forms[None]
         made = preparer.prepare(stage, view, "r-1")
         assert isinstance(made, Prepared), made
-        found.append(made)
+        found.append((made.fingerprint, made.request, made.replicas))
     return found
 
 
@@ -412,10 +415,11 @@ HELD = (
 
 NOT_HELD = {
     ("ModelRef", "warnings"), ("InputSpec", "piped"), ("InputSpec", "allow_empty"), ("PlannedStage", "judge"),
-    ("Plan", "remote"),
+    ("Plan", "remote"), ("FunctionRef", "gives_lists"),
 }  # fmt: skip
 """Warnings were shown when the string was read. Standard input is a file by the time that a plan is made. Whether the
-input may be empty matters to who reads it. What judges in place of a broken schema is of today's files.
+input may be empty matters to who reads it. What judges in place of a broken schema is of today's files, and so is what
+a function's annotation says.
 What was fetched is held: test_remote_content restores it."""
 
 
