@@ -25,7 +25,7 @@ from agac.api.sync import blocking, calling
 from agac.api.versions import Version, project_at, version_of
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
-from agac.engine.estimate import summed
+from agac.engine.estimate import CostEstimate, PlanTotals, summed
 from agac.engine.past_usage import PastError
 from agac.plan.changes import Change
 from agac.spec import loader
@@ -122,19 +122,6 @@ class Figures(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class EstimateFigures(Figures):
-    """What a stage will take, as `CostEstimate` has it."""
-
-    calls: _Count
-    input_tokens: _Count
-    output_tokens: _Count
-    usd: float | None
-    basis: str
-    usd_range: tuple[float, float] | None
-    ways: dict[str, float | None]
-    seconds: float | None
-
-
 class StageFigures(Figures):
     """A stage of a plan, as `StageForecast` has it."""
 
@@ -146,19 +133,14 @@ class StageFigures(Figures):
     most: _Count | None
     exact: bool
     simulated: bool
-    estimate: EstimateFigures
+    estimate: CostEstimate
 
 
-class PlanFigures(Figures):
+class PlanFigures(Figures, PlanTotals):
     """A plan, as `PlanReport` has it."""
 
     stages: list[StageFigures]
-    usd: float | None
-    exact: bool
-    least: _Count
-    most: _Count | None
-    valid: _Count
-    past_error: PastError | None
+    past_error: PastError | None = None
 
 
 class WorkflowFindings(Figures):
@@ -201,19 +183,17 @@ class Findings(Figures):
     @property
     def all(self) -> PlanFigures:
         """All plans as one."""
-        plans = [one.plan for one in self.workflows if one.plan]
-        most = [one.most for one in plans if one.most is not None]
-        return PlanFigures(
-            stages=[stage for one in plans for stage in one.stages], usd=summed(one.usd for one in plans),
-            exact=all(one.exact for one in plans), least=sum(one.least for one in plans),
-            most=sum(most) if len(most) == len(plans) else None, valid=sum(one.valid for one in plans), past_error=None,
-        )  # fmt: skip
+        return PlanFigures(stages=[stage for one in self.workflows if one.plan for stage in one.plan.stages])
+
+    @property
+    def usd(self) -> float | None:
+        """What is not simulated is expected to cost; None: a price is not known."""
+        return summed(one.estimate.usd for one in self.all.stages if one.run and not one.simulated)
 
     @property
     def over(self) -> bool:
-        """Whether what is not simulated is expected to cost more than `max_usd`, or nobody knows."""
-        usd = summed(one.estimate.usd for one in self.all.stages if one.run and not one.simulated)
-        return self.max_usd is not None and (usd is None or usd > self.max_usd)
+        """Whether that is more than `max_usd`, or nobody knows."""
+        return self.max_usd is not None and (self.usd is None or self.usd > self.max_usd)
 
     def told(self, severity: str) -> list[Problem]:
         """The errors, or the warnings, of agac.yml, of workflows and of tests."""

@@ -189,7 +189,8 @@ def _headline(found: Findings) -> str:
         parts.append(f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed")
     if found.max_usd is not None:
         cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
-        parts.append(f"**above {cap}**" if found.over else f"within {cap}")
+        how = "not known to be within" if found.usd is None else "above"
+        parts.append(f"**{how} {cap}**" if found.over else f"within {cap}")
     return " · ".join(parts)
 
 
@@ -225,7 +226,10 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
     cells = list[list[str]]()
     for one in (one for one in tests if one.result != "passed"):
         cells += [[one.name, "", "", "", one.error]] if one.error else []
-        cells += [[one.name, str(what.row or ""), what.stage or "", what.expected, what.got] for what in one.failures]
+        cells += [
+            [one.name, "" if what.row is None else str(what.row), what.stage or "", what.expected, what.got]
+            for what in one.failures
+        ]
     rows = ([escaped(cropped(" ".join(text.split()), 300)) for text in row] for row in cells)
     return table(["failed test", "row", "stage", "expected", "got"], rows).split("\n")
 

@@ -408,8 +408,41 @@ class SamplePrompt(NamedTuple):
     messages: tuple[Message, ...]
 
 
+class PlanTotals:
+    """What the `stages` of a plan come to, each with its `estimate`: of a `PlanReport`, or as a file has them."""
+
+    __slots__ = ()
+    stages: Any
+
+    @property
+    def exact(self) -> bool:
+        """Whether the number of tasks is known of all stages that ask; else it rests on a guess."""
+        return all(one.exact for one in self.stages if one.run_mode and one.run)
+
+    @property
+    def usd(self) -> Usd | None:
+        """Expected dollars; None when a price is not known."""
+        return summed(one.estimate.usd for one in self.stages)
+
+    @property
+    def valid(self) -> int:
+        """Stored answers of models that are reused."""
+        return sum(one.reuse for one in self.stages if one.run_mode)
+
+    @property
+    def least(self) -> int:
+        """So many tasks ask a model at least."""
+        return sum(one.least for one in self.stages)
+
+    @property
+    def most(self) -> int | None:
+        """So many do at most; None: that is not known."""
+        known = [one.most for one in self.stages if one.most is not None]
+        return sum(known) if len(known) == len(self.stages) else None
+
+
 @dataclass(slots=True)
-class PlanReport(Report):
+class PlanReport(PlanTotals, Report):
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with,
     from which these keys of the input differ: `input_changes`.
 
@@ -452,35 +485,9 @@ class PlanReport(Report):
         return self.confirm_above is not None and (self.usd is None or needed(self.stages).usd > self.confirm_above)
 
     @property
-    def exact(self) -> bool:
-        """Whether the number of tasks is known of all stages that ask; else it rests on a guess."""
-        return all(one.exact for one in self.stages if one.stage.asks and one.run)
-
-    @property
-    def usd(self) -> Usd | None:
-        """Expected dollars; None when a price is not known."""
-        return summed(one.estimate.usd for one in self.stages)
-
-    @property
     def usd_at_most(self) -> Usd | None:
         """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
         return summed(one.estimate.usd_at_most for one in self.stages if one.run)
-
-    @property
-    def valid(self) -> int:
-        """Stored answers of models that are reused."""
-        return sum(one.reuse for one in self.stages if one.stage.asks)
-
-    @property
-    def least(self) -> int:
-        """So many tasks ask a model at least."""
-        return sum(one.least for one in self.stages)
-
-    @property
-    def most(self) -> int | None:
-        """So many do at most; None: that is not known."""
-        known = [one.most for one in self.stages if one.most is not None]
-        return sum(known) if len(known) == len(self.stages) else None
 
     @property
     def usd_range(self) -> Range | None:

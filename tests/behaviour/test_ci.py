@@ -99,6 +99,25 @@ def test_a_comment_is_cut_where_it_is_too_long(ran: ProjectFolder) -> None:
     assert " more are not shown: `agac-pr.json`, which the job keeps, has all.*" in text
 
 
+def test_a_price_that_is_not_known_is_not_called_above_the_limit(project: ProjectFolder, server: Server) -> None:
+    project.asks(server)
+    settings = project.root / "agac.yml"
+    settings.write_text(settings.read_text() + "ci: {max_usd: 5}\n")
+    project.numbered(3)
+    project.workflow(stages=STAGES[:1])
+    git = committed(project)
+    git("branch", "-f", "main", "change")
+    project.workflow(stages=[{**STAGES[0], "prompt": "Another: ${text}"}])
+    out = ci(project, 4, "--event", "pull-request").out
+    assert "price not known · **not known to be within `ci.max_usd` ($5.00)**" in out
+
+
+def test_a_row_with_the_number_0_is_named(ran: ProjectFolder) -> None:
+    ran.workflow(stages=CHANGED)
+    ran.write("tests/workflows/reviews.yml", "rows: [{id: 0, text: a}]\nexpect: {each: ['classify.reason == \"\"']}\n")
+    assert "| reviews | 0 | classify |" in ci(ran, 3, "--event", "pull-request").out
+
+
 def test_the_forge_says_what_it_is_for() -> None:
     expected = Event("pull-request", "a" * 40, "b" * 40, "main")
     assert event_of(merge_request()) == expected
