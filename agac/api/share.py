@@ -60,11 +60,12 @@ def _writer(opened: Project) -> str:
     for name in (name for name, begin in READERS.items() if re.match(begin, opened.env.get(name, ""))):
         remedy = "Push from a job on a protected branch."
         raise UsageError(f"{name} says that this job only reads the remote", remedy=remedy)
+    name = opened.env.get("AGAC_REMOTE_WRITER", "")
     try:
-        return str(writer_name(opened.env.get("AGAC_REMOTE_WRITER", "")))
+        return str(writer_name(name))
     except ValueError as error:
-        remedy = "Set it to your name, or the job's, as `ci`."
-        raise UsageError(f"AGAC_REMOTE_WRITER: {error}", remedy=remedy) from None
+        said = f": {error}" if name else " is not set: answers have a writer"
+        raise UsageError(f"AGAC_REMOTE_WRITER{said}", remedy="Set it to your name, or the job's, as `ci`.") from None
 
 
 def _committed(opened: Project) -> set[bytes]:
@@ -173,11 +174,11 @@ async def push(*, project: Path | str | None = None) -> PushReport:
 
 
 async def _push(database: Database, opened: Project) -> PushReport:
-    writer, committed, clean = _writer(opened), _committed(opened), opened.redactor().clean
+    committed, clean = _committed(opened), opened.redactor().clean
     waiting, size, usd, told = list[PackedAnswer](), 0, 0.0, dict.fromkeys(("answers", "packs", "there", "kept"), 0)
     with closing(KnownAnswers()) as known:
         shared = SharedAnswers(opened, known, [])
-        await shared.look([writer])
+        await shared.look([writer := _writer(opened)])
         async for some in packs.own_answers(database):
             old = {one[:2] for one in known.find([one.fingerprint for one in some], sorted(committed))}
             for one in (answer._replace(writer=writer) for answer in some):

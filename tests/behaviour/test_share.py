@@ -216,7 +216,8 @@ def test_jobs_of_pull_requests_push_nothing(team: Team, tmp_path: Path, env: dic
 @pytest.mark.parametrize("name", ["", "../ci", ".ci", "a/b", "x" * 65])
 def test_a_writer_has_a_plain_name(team: Team, name: str) -> None:
     first = team("first", rows=1)
-    assert "AGAC_REMOTE_WRITER" in first.agac("push", env={"AGAC_REMOTE_WRITER": name}, code=2).err
+    said = "AGAC_REMOTE_WRITER: " if name else "AGAC_REMOTE_WRITER is not set"
+    assert said in first.agac("push", env={"AGAC_REMOTE_WRITER": name}, code=2).err
     first.write("agac.yml", yaml.safe_dump({"remote": {"trust": [name]}}))
     assert "is no name of a writer" in first.agac("validate", code=2).out
 
@@ -241,7 +242,8 @@ def test_places_that_are_no_remote(team: Team) -> None:
     for url, said in (("ftp://host/x", "cannot be opened"), ("s3://", "cannot be opened")):
         assert said in first.agac("push", env={**CI, "AGAC_REMOTE": url}, code=2).err
     first.configure()
-    assert "names no remote" in first.agac("pull", code=2).err
+    for command in ("pull", "push"):
+        assert "names no remote" in first.agac(command, code=2).err
 
 
 # Packs that were tampered with.
