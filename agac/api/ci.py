@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
 from glob import escape
@@ -267,7 +267,16 @@ async def check_change(
             problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests, notes=notes,
             max_usd=(earlier or opened).spec.file.ci.max_usd,
         )  # fmt: skip
-    return Findings.model_validate_json(opened.redactor().clean(found.model_dump_json()))
+    return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
+
+
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    """JSON with its texts cleaned; a number stays one, whatever digits a secret has."""
+    if isinstance(value, dict):
+        return {clean(key): _cleaned(one, clean) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(one, clean) for one in value]
+    return clean(value) if isinstance(value, str) else value
 
 
 def _place(root: Path) -> str:

@@ -178,6 +178,16 @@ def test_a_secret_in_a_file_is_not_in_the_findings(ran: ProjectFolder) -> None:
     assert key not in ended.out + ended.err + (ran.root / "agac-pr.json").read_text()
 
 
+def test_a_secret_of_digits_is_no_part_of_a_number(ran: ProjectFolder) -> None:
+    settings = (ran.root / "agac.yml").read_text()
+    ran.write("agac.yml", settings.replace("base_url", "api_key: ${MY_KEY}\n    base_url"))
+    ran.workflow(stages=[STAGES[0], {**STAGES[1], "prompt": "Answer 323045 ${text}"}])
+    made_at = "1767323045"  # of the commit compared with
+    ended = ci(ran, 0, "--event", "pull-request", MY_KEY="323045")
+    assert "redacted" in ended.out
+    assert made_at in (ran.root / "agac-pr.json").read_text()
+
+
 def test_the_comment_shows_text_and_nothing_else(ran: ProjectFolder) -> None:
     prompt = (
         "@everyone <img src=x> [click](javascript:1) #12 https://evil.example/\n</details>\n```\n| ${text} <!-- x -->"
