@@ -340,11 +340,10 @@ class _Change(NamedTuple):
             message = f"what {which} would cost is not known: {_in_words(error)}"
             problems.append(Problem(Where(found.workflow), message, "warning"))
         problems += plan.warnings if plan else []
-        changes, told = list(found.changes), list(dict.fromkeys(problems))
-        figures = PlanFigures.model_validate(plan.as_json()) if plan else None
         return WorkflowFindings(
-            workflow=found.workflow, how=found.how, changes=changes, problems=told, plan=figures, usd_more=more
-        )
+            workflow=found.workflow, how=found.how, changes=list(found.changes), problems=list(dict.fromkeys(problems)),
+            plan=PlanFigures.model_validate(plan.as_json()) if plan else None, usd_more=more,
+        )  # fmt: skip
 
     def linted(self, names: Sequence[str]) -> list[LintFinding]:
         """What lint finds in these workflows and in agac.yml, and not in the version before."""
@@ -364,8 +363,7 @@ class _Change(NamedTuple):
             tests = ", ".join(one.path.stem for one in left)
             self.notes.append(f"Tests that import its Python or call tools were not run: {tests}.")
         found = await run_cases(self.now, [one for one in cases if one not in left])
-        bare = [[replace(what, prompt=None) for what in one.failures] for one in found]
-        return [replace(one, failures=failures) for one, failures in zip(found, bare, strict=True)], problems
+        return [replace(one, failures=[replace(it, prompt=None) for it in one.failures]) for one in found], problems
 
     def _is_new(self, case: WorkflowCase) -> bool:
         """Whether the version before has not the same test, recorded replies and stored results."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agac.api.ci import Findings, WorkflowFindings
     from agac.api.diff import DiffReport
     from agac.api.workflow_tests import CaseResult
-    from agac.plan.changes import Change
 
 
 def code(text: str) -> str:
@@ -71,15 +70,15 @@ def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
     return [*(figures.WAYS[way] for way in ways), "8 in 10 times", "time"], rows
 
 
-def _cost_table(plans: Iterable[tuple[str, Any, Sequence[Change]]]) -> list[str]:
-    """The lines of a table of all stages that ask models, by the name of the workflow, its plan and what changed."""
-    stages = [(name, one, changes) for name, plan, changes in plans if plan for one in plan.stages if one.run_mode]
-    (more, prices), rows = _prices([one for _, one, _ in stages]), list[list[object]]()
-    for (name, one, changes), cells in zip(stages, prices, strict=True):
-        what = ", ".join(dict.fromkeys(escaped(change.what) for change in changes if change.stage == one.name))
+def _cost_table(workflows: Iterable[Any]) -> list[str]:
+    """The lines of a table of all stages that ask models, of workflows with a `plan` and `changes`."""
+    stages = [(some, one) for some in workflows if some.plan for one in some.plan.stages if one.run_mode]
+    (more, prices), rows = _prices([one for _, one in stages]), list[list[object]]()
+    for (some, one), cells in zip(stages, prices, strict=True):
+        what = ", ".join(dict.fromkeys(escaped(change.what) for change in some.changes if change.stage == one.name))
         tokens = (one.estimate.input_tokens, one.estimate.output_tokens)
         counts = map(int if one.exact else figures.InexactNumber, tokens)
-        rows.append([code(name), code(one.name), what, one.reuse, figures.bounds_words(one), *counts, *cells])
+        rows.append([code(some.workflow), code(one.name), what, one.reuse, figures.bounds_words(one), *counts, *cells])
     header = ["workflow", "stage", "changed", "stay valid", "to run", "tokens in", "out", *more]
     return table(header, rows, numbers=range(3, len(header))).split("\n") if rows else []
 
@@ -88,7 +87,7 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
     yield f"**{counted(len(report.workflows), 'workflow')} changed: {figures.counts_words(report.all)}**"
     problems = [*report.problems, *(problem for one in report.workflows for problem in one.problems)]
-    for lines in (_problems(problems), _cost_table((one.workflow, one.plan, one.changes) for one in report.workflows)):
+    for lines in (_problems(problems), _cost_table(report.workflows)):
         yield from ("", *lines) if lines else ()
     for one in report.workflows:
         yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}", _changes(one)))
@@ -154,10 +153,7 @@ def comment_text(found: Findings) -> str:
     stale = [f"{one.name}: a recorded reply is not asked for: {what}" for one in found.tests for what in one.stale]
     warnings = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
     warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
-    costs, failures = (
-        _cost_table((one.workflow, one.plan, one.changes) for one in found.workflows),
-        _failures(found.tests),
-    )
+    costs, failures = _cost_table(found.workflows), _failures(found.tests)
     sections = [
         _Section("error", _problems(found.told("error")), opened=100),
         _Section("stage", costs[2:], costs[:2]),
