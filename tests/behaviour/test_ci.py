@@ -122,6 +122,8 @@ def test_the_forge_says_what_it_is_for() -> None:
     expected = Event("pull-request", "a" * 40, "b" * 40, "main")
     assert event_of(merge_request()) == expected
     assert event_of(merge_request(fork=True)) == expected._replace(foreign=True)
+    of_the_merged_result = merge_request() | {"CI_MERGE_REQUEST_SOURCE_BRANCH_SHA": "c" * 40}
+    assert event_of(of_the_merged_result) == expected._replace(head="c" * 40)
     push = {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main", "CI_DEFAULT_BRANCH": "main"}
     assert event_of(push | {"CI_COMMIT_BEFORE_SHA": "a", "CI_COMMIT_SHA": "b"}) == Event("merge", "a", "b", "main")
     with pytest.raises(UsageError, match="nothing is done for 'push'"):
