@@ -161,8 +161,8 @@ async def _workflow_diff(
         if any(one.path == "input.path" and one.severity == "error" for one in problems):  # nothing is known of it
             told[1]["input"] = told[0]["input"]
         changes = changes_of(*told)
-        if checked is not None and not any_error(problems):
-            changes += _row_changes(check_workflow(earlier, name, Overrides())[0], checked)
+        if checked is not None and (was := check_workflow(earlier, name, Overrides())[0]) is not None:
+            changes += _row_changes(was, checked)
         if checked is not None:
             problems += _unfit_examples(checked.workflow, now, {one.stage for one in changes if one.fields})
     if not (changes or any_error(problems) or earlier is None or before is None):
@@ -188,19 +188,17 @@ def _defined(opened: Project | None, name: str) -> tuple[Plan | None, list[Probl
     return plan, problems
 
 
-def _row_changes(before: CheckedWorkflow | None, now: CheckedWorkflow) -> Iterator[Change]:
+def _row_changes(before: CheckedWorkflow, now: CheckedWorkflow) -> Iterator[Change]:
     """How many rows differ, by their ids, where the two versions have inputs of their own."""
-    if before is None:
-        return
     a, b = (one.workflow.input.path for one in (before, now))
     if a == b or (a.is_file() and b.is_file() and filecmp.cmp(a, b, shallow=False)):
         return
     was, rows = (
-        {row.id: hash(json.dumps(row.data, sort_keys=True)) for row in one.rows(Selection())} for one in (before, now)
+        {row.id: hash(json.dumps(row.data, sort_keys=True)) for row in it.rows(Selection())} for it in (before, now)
     )
-    counts = (("new", len(rows.keys() - was)), ("gone", len(was.keys() - rows)),
-              ("different", sum(was.get(one, data) != data for one, data in rows.items())))  # fmt: skip
-    if said := ", ".join(f"{count:,} {how}" for how, count in counts if count):
+    different = sum(was.get(one, data) != data for one, data in rows.items())
+    counts = {"new": len(rows.keys() - was), "gone": len(was.keys() - rows), "different": different}
+    if said := ", ".join(f"{count:,} {how}" for how, count in counts.items() if count):
         yield Change(f"rows of {now.workflow.input.shown}: {said}", "rows", None, len(was), len(rows))
 
 

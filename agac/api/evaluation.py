@@ -158,9 +158,9 @@ class _Labels:
         """Those of the stage that is `named`, or of the only one that expects some. Raises UsageError where there is
         none, and for a minimum of figures that there are not."""
         workflow = version.checked.workflow
-        expecting = [one for one in workflow.asking if one.expect is not None and named in (None, one.name)]
-        if len(expecting) != 1:
-            what = f"stages that have `expect`: {listed(one.name for one in expecting)}"
+        expecting = [one for one in workflow.asking if one.expect is not None]
+        what = f"stages that have `expect`: {listed(one.name for one in expecting)}"
+        if len(expecting := [one for one in expecting if named in (None, one.name)]) != 1:
             raise UsageError(what, remedy="Name one with --stage; write `expect: {label: COLUMN, field: FIELD}` on it.")
         (written,) = expecting
         refuse_unfit(workflow, written.name)

@@ -27,7 +27,7 @@ from agac.api.sync import calling
 from agac.core.errors import AgacError, SpecError, any_error
 from agac.core.types import Report, RowId, Usd
 from agac.core.word_diff import as_text, word_diff
-from agac.data.files import write_whole
+from agac.data.files import refuse_target, write_whole
 from agac.data.frames import GivenRows
 from agac.engine.invocation import Answers
 from agac.engine.replay import FinalRows, RowViews
@@ -112,6 +112,8 @@ async def run_tests(
     """Runs the tests of these workflows, or of all, whose file has the `word` in its name: offline, unless they are to
     `record` what they lack, which `confirm` may be asked about. `update` writes snapshots, `junit` is a file for the
     results. Raises UsageError where there is no test, SpecError with all problems of the files."""
+    if junit is not None:
+        refuse_target(Path(junit), {}, "tests.xml", force=True)
     opened = open_project(project)
     cases, problems = find_cases(opened.spec, workflows, word)
     if any_error(problems := [*opened.problems, *problems]):

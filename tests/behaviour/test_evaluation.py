@@ -315,7 +315,7 @@ MADE = [LIST, CLASSIFY | {"explode": "list.items", "prompt": "${item}"}]
         ([CLASSIFY, PLAIN | {"expect": {"label": "truth", "field": "a"}}], [], "these are plain text; add output_fiel"),
         (MADE, [], "--stage classify: it answers rows that the stage classify makes"),
         ([PLAIN], [], "stages that have `expect`: none Name one with"),
-        ([CLASSIFY, PLAIN], ["--stage", "p"], "stages that have `expect`: none"),
+        ([CLASSIFY, PLAIN], ["--stage", "p"], "stages that have `expect`: classify Name one"),
         ([CLASSIFY, CLASSIFY | {"name": "p"}], [], "stages that have `expect`: classify, p"),
         ([CLASSIFY], ["--min", "recall.lots=0.5"], "--min recall.lots=0.5: give a share of the rows"),
         ([CLASSIFY], ["--min", "accuracy=9"], "--min accuracy=9: give a share of the rows"),

@@ -96,6 +96,7 @@ def test_a_failure_says_row_stage_expected_got_and_what_was_asked(reviews: Proje
         expect={**expect, "output_schema": {"sentiment": "positive|neutral", "reason": "string"}},
     )
     junit = reviews.root / "junit.xml"
+    assert "mkdir -p" in reviews.agac("test", "--junit", "nowhere/junit.xml", code=2).err
     ran = reviews.agac("test", "--junit", str(junit), code=3)
     of_row = """\
   row r-2, stage classify
