@@ -136,10 +136,8 @@ async def differences(
         one = await _workflow_diff(name, present, earlier if name in before else None, plans=plans)
         found += [one] if one else []
         unchanged += [] if one else [name]
-    told = earlier.problems if earlier else []
-    return DiffReport(
-        version, found, unchanged, [*opened.problems, *(one for one in told if one.severity == "warning")]
-    )
+    told = [one for one in (earlier.problems if earlier else []) if one.severity == "warning"]
+    return DiffReport(version, found, unchanged, [*opened.problems, *told])
 
 
 async def _workflow_diff(
@@ -210,10 +208,9 @@ def _unfit_examples(workflow: Workflow, plan: Plan, changed: Container[str | Non
         for one in (one for one in stage.examples if one.role == "assistant" and not one.content.placeholders):
             with suppress(ValueError):  # it is no JSON
                 found = compiled(stage.schema.body).iter_errors(json.loads(one.content.render({})))
-                messages = [
-                    f"the answer of an example does not fit the schema any more: {one.message}" for one in found
-                ]
-                yield from (Problem(replace(written.at("messages"), path=one.path), said) for said in messages[:1])
+                if (error := next(found, None)) is not None:
+                    said = f"the answer of an example does not fit the schema any more: {error.message}"
+                    yield Problem(replace(written.at("messages"), path=one.path), said)
 
 
 def _with_settings(plan: Plan, root: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.core.errors import AgacError, ExitCode
+from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.data.files import write_whole
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ def ci(
     root = context.obj.project_dir
     event = event_of(os.environ, kind)
     if event.kind != "pull-request":
+        if untrusted:
+            raise UsageError(
+                "--untrusted: its workflows would be run", remedy="Look at the change: --event pull-request."
+            )
         return _ran(context, event._replace(base=against or event.base), yes=yes, as_json=as_json)
     found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
     write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")

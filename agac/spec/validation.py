@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import reduce
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -428,12 +428,16 @@ def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Mo
     for _ in range(_ROUNDS if isinstance(rest, dict) else 0):
         errors = sorted(error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True)
         for one in errors:
-            _take_out(rest, one["loc"], missing=one["type"] == "missing")
+            _take_out(rest, _way(one["loc"]), missing=one["type"] == "missing")
         try:
             return model.model_validate(rest)
         except ValidationError as again:
             error = again
     return None
+
+
+def _way(loc: Path_) -> Path_:
+    return tuple(part for part in loc if not _FORM.match(str(part)))
 
 
 def _take_out(data: dict[str, Any], loc: tuple[Any, ...], *, missing: bool = False) -> None:
@@ -461,6 +465,7 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
 }  # fmt: skip
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
+_FORM = re.compile(r"constrained-str\Z|(list|dict|literal|function-\w+)\[")  # pydantic's marks for one of several forms
 Hints = Mapping[str, str]  # sentences by unknown key
 
 
@@ -489,7 +494,7 @@ def _problem(
 ) -> Problem:
     kind: str = error["type"]
     in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)  # pydantic's mark for a key of a mapping
-    loc: Path_ = tuple(error["loc"][:-1] if in_key else error["loc"])
+    loc = _way(error["loc"][:-1] if in_key else error["loc"])
     if kind == "missing":
         return document.problem(loc[:-1], f"missing key {loc[-1]!r}")
     if kind == "extra_forbidden":
@@ -546,5 +551,5 @@ def _stripped(annotation: Any) -> Any:
     if origin is Annotated:
         return _stripped(args[0])
     if origin in (Union, UnionType):
-        return _stripped(next(arg for arg in args if arg is not type(None)))
+        return _stripped(next(arg for arg in args if arg is not type(None) and get_origin(arg) is not Literal))
     return annotation

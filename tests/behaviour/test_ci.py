@@ -353,6 +353,13 @@ def test_what_was_merged_is_run_and_nothing_else(ran: ProjectFolder) -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["merge", "schedule"])
+def test_nothing_is_run_for_files_that_are_not_trusted(project: ProjectFolder, kind: str) -> None:
+    project.workflow(rows=1)
+    assert "its workflows would be run" in project.agac("ci", "--event", kind, "--untrusted", code=2).err
+    assert not (project.root / "output").exists()
+
+
 def test_the_worst_end_is_the_commands_and_the_others_are_run(ran: ProjectFolder) -> None:
     ran.workflow("aaa", stages=[{**STAGES[0], "prompt": "Other ${text}", "max_tokens": 100}], budget={"usd": 0.000001})
     ran.workflow("bbb", stages=STAGES[:1], input={"path": "data/none.csv"})

@@ -88,6 +88,13 @@ def test_replies_of_the_file_are_answers_and_nothing_is_left_behind(reviews: Pro
     assert not (reviews.root / "output").exists()
 
 
+def test_a_wrong_key_of_a_reply_and_a_value_of_no_form_are_told_by_their_places(reviews: ProjectFolder) -> None:
+    written(reviews, rows=[], replies=[{"stag": "classify", "reply": "Yes"}])
+    said = reviews.agac("test", code=2).err
+    assert "rows: is empty" in said
+    assert "replies[0].stag: unknown key; did you mean 'stage'?" in said
+
+
 def test_a_failure_says_row_stage_expected_got_and_what_was_asked(reviews: ProjectFolder) -> None:
     expect = {"each": ['classify.sentiment == "positive"'], "rows": {"done": 3}, "results": 3, "calls": 1, "usd": 0.0}
     written(
