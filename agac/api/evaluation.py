@@ -116,7 +116,7 @@ async def evaluate(
             judged = await labels.judged(database, ended.run, frozenset(rows))
             took = await stage_took(database, ended.run, labels.stage.index)
             found.append(_quality(facts, judged, first, labels, took))
-            first = first or judged.right
+            first = first if found[1:] else judged.right
             codes.append(ended.exit_code)
             if codes[-1] is ExitCode.INTERRUPTED:
                 break
@@ -198,7 +198,7 @@ class _Labels:
                 ended = value is not None or (row.state == State.FAILED and row.error_stage is not None)
                 if ended and row.ordinal is not None and row.ordinal in asked:
                     label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
-                    found.right[row.ordinal] = answer == label or self._is_near(answer, label)
+                    found.right[row.ordinal] = value is not None and (answer == label or self._is_near(answer, label))
                     found.pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
                     found.votes.update(share(one) == 1 for stage, one in votes.get(row.key, {}).items() if stage == at)
         return found

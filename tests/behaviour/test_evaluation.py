@@ -260,13 +260,14 @@ def test_numbers_may_lie_as_far_apart_as_the_tolerance(project: ProjectFolder) -
 
 
 def test_failed_rows_are_wrong_and_guarded_ones_are_not_judged(project: ProjectFolder) -> None:
-    project.rows({"id": str(i), "text": f"t{i}", "truth": "fine"} for i in range(8))
+    labels = ["fine"] * 6 + ["(failed)"] * 2  # a word that stands for failed rows is a label like any other
+    project.rows({"id": str(i), "text": f"t{i}", "truth": label} for i, label in enumerate(labels))
     project.workflow(stages=[{"name": "s", "prompt": "${text}", "when": "text != 't1'", "expect": {"label": "truth"}}])
-    with answering(lambda text: Step("" if text in ("t2", "t3") else "Fine"), project):
+    with answering(lambda text: Step("" if text in ("t2", "t3", "t7") else "Fine"), project):
         report = evaluated(project)
         (one,) = report.models
-        assert (one.judged, one.failed, one.right, report.exit_code) == (7, 2, 5, agac.ExitCode.ROWS_FAILED)
-        assert one.confusion == {"fine": {"fine": 5, "(failed)": 2}}
+        assert (one.judged, one.failed, one.right, report.exit_code) == (7, 3, 3, agac.ExitCode.ROWS_FAILED)
+        assert one.confusion == {"(failed)": {"(failed)": 1, "fine": 1}, "fine": {"(failed)": 2, "fine": 3}}
         assert evaluated(project, minimum={"accuracy": 0.1}).exit_code is agac.ExitCode.DONE
 
 
