@@ -220,7 +220,10 @@ def read_findings(path: Path) -> Findings:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes", remedy=remedy)
-        return Findings.model_validate_json(path.read_bytes())
+        found = Findings.model_validate_json(path.read_bytes())
+        if "format" not in found.model_fields_set:  # as in `{}`, which would say that nothing changed
+            raise UsageError(f"{path}: format: it is missing", remedy=remedy)
+        return found
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from None
     except ValidationError as error:

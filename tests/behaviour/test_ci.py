@@ -81,6 +81,9 @@ def test_findings_of_others_are_read_within_bounds(ran: ProjectFolder) -> None:
         file.write_text(json.dumps(whole | keys))
         with pytest.raises(UsageError, match=said.replace("[", r"\[")):
             read_findings(file)
+    file.write_text("{}")  # its comment would be that nothing changed
+    with pytest.raises(UsageError, match="format: it is missing"):
+        read_findings(file)
     file.write_text("[" * 100_000)
     with pytest.raises(UsageError, match="recursion limit"):
         read_findings(file)
