@@ -380,7 +380,7 @@ def test_errors_are_what_they_are_and_nothing_of_them_is_a_result(
     options = agac.ProcessOptions(
         prompt=PROMPT,
         json_schema=SCHEMA,
-        row_timeout=0.3,
+        row_timeout=1.0,
         max_retries=2,
         telemetry_output=str(project.root / "t.jsonl"),
         **more,

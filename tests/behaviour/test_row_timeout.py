@@ -20,7 +20,7 @@ def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: Proje
     project.write(
         "agac.yml", (project.root / "agac.yml").read_text("utf-8") + "row_timeout: 500\n"
     )  # which is replaced
-    project.workflow(rows=1, stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=0.3)
+    project.workflow(rows=1, stages=[{**SAY, "fallback": ["local/b", "local/c"]}], row_timeout=1.5)
     report = project.run()
     assert report.exit_code == 3
     assert server.account()["requests"] == 1, "no fallback is asked when the time is over"
@@ -54,7 +54,7 @@ def test_nobody_waits_for_a_retry_that_would_come_too_late(project: ProjectFolde
 
 def test_the_time_runs_through_all_stages_of_the_row(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang", "match": "Answer"}]))
-    project.workflow(rows=1, stages=[SAY, {"name": "reply", "prompt": "Answer ${say}"}], row_timeout=0.5)
+    project.workflow(rows=1, stages=[SAY, {"name": "reply", "prompt": "Answer ${say}"}], row_timeout=1.5)
     project.run()
     assert server.account()["requests"] == 2
     (failed,) = project.query("SELECT stage, error_type FROM attempt WHERE error_type IS NOT NULL")
@@ -72,7 +72,7 @@ def test_waiting_for_the_first_call_does_not_count(project: ProjectFolder, fault
 
 def test_another_row_with_the_same_question_has_its_own_time(project: ProjectFolder, faulty: Faulty) -> None:
     server = project.asks(faulty([{"kind": "hang", "first": 1}]))
-    project.workflow(rows=[{"id": "a", "text": "same"}, {"id": "b", "text": "same"}], stages=[SAY], row_timeout=0.5)
+    project.workflow(rows=[{"id": "a", "text": "same"}, {"id": "b", "text": "same"}], stages=[SAY], row_timeout=1.5)
     report = project.run(concurrency=1)
     assert [envelope["ok"] for envelope in project.envelopes()] == [False, True]
     assert server.account()["requests"] == 2
