@@ -29,7 +29,7 @@ def test_the_call_in_flight_is_cut_off_and_kept_as_perhaps_billed(project: Proje
     error = project.envelopes()[0]["error"]
     assert error["type"] == "Timeout"
     assert "row_timeout" in error["message"]
-    assert "0.3 s" in error["message"]
+    assert "1.5 s" in error["message"]
     assert project.query("SELECT error_message LIKE '%row_timeout%' FROM attempt") == [(1,)]
     project.assert_sound()
 
