@@ -61,7 +61,8 @@ def test_the_new_project_keeps_secrets_out_of_git_and_a_second_one_in_its_folder
     assert {path.relative_to(tmp_path / "shop").as_posix() for path in made} == {
         "agac.yml", ".env.example", ".gitignore", "data/reviews.csv", "prompts/classify.md", "workflows/reviews.yml",
     }  # fmt: skip
-    assert {".agac/", "output/", ".env", "agac-pr.json"} <= set((tmp_path / "shop/.gitignore").read_text("utf-8").split("\n"))
+    ignored = (tmp_path / "shop/.gitignore").read_text("utf-8").split("\n")
+    assert {".agac/", "output/", ".env", "agac-pr.json"} <= set(ignored)
     assert "OPENAI_API_KEY=\n" in (tmp_path / "shop/.env.example").read_text("utf-8")
     with pytest.raises(agac.UsageError, match=r"agac\.yml"):
         agac.init(tmp_path / "shop")
