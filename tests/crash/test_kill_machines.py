@@ -57,6 +57,12 @@ def machine(tmp_path: Path, server: Server, api: str) -> Machine:
     return Machine(tmp_path / "first", server, api, rows=next(numbers) if api == "anthropic" else 4)
 
 
+def killed_between(first: Machine, api: str, moment: str, command: str) -> None:
+    """Another machine goes on, and vanishes too."""
+    between = Machine(first.project.root.with_name("between"), first.server, api, rows=first.rows)
+    between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
+
+
 def finish(first: Machine, api: str, command: str, kept: int = 0) -> None:
     """On another machine; where nothing was submitted nothing can be retrieved."""
     second = Machine(first.project.root.with_name("second"), first.server, api, rows=first.rows)
@@ -81,8 +87,7 @@ def test_a_machine_that_vanishes_while_it_takes_results_in(
 ) -> None:
     first = machine(tmp_path, server, api)
     first.submit()
-    between = Machine(tmp_path / "between", server, api, rows=first.rows)
-    between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
+    killed_between(first, api, moment, command)
     finish(first, api, command, kept=1)
 
 
@@ -93,8 +98,7 @@ def test_a_machine_that_vanishes_at_the_end(
     first = machine(tmp_path, server, api)
     first.submit()
     first.retrieve()
-    between = Machine(tmp_path / "between", server, api, rows=first.rows)
-    between.killed(moment, *(["run", "-a", "reviews"] if command == "run" else ["batch", "retrieve"]))
+    killed_between(first, api, moment, command)
     finish(first, api, command)
 
 
