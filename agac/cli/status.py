@@ -10,7 +10,8 @@ import click
 
 from agac import api
 from agac.cli import terminal
-from agac.cli.main import Globals, json_option, named_here, workflow_option
+from agac.cli.completion import named_here
+from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, serving_lines
 from agac.core.errors import ExitCode
 from agac.core.keys import is_job, job_alias

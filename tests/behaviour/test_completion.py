@@ -13,7 +13,7 @@ from support.project import ProjectFolder, clean_environment
 from support.terminals import PseudoTerminal
 from test_pipes import COMMANDS
 
-from agac.cli.main import COMPLETIONS
+from agac.cli.completion import COMPLETIONS
 from agac.core.errors import ErrorType
 
 
