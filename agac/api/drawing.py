@@ -355,8 +355,9 @@ class _Box(NamedTuple):
     rows: list[list[tuple[str, str]]]
 
 
-def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow") -> str:
-    """The graph as an SVG document; `title` is its tool tip and what a screen reader says."""
+def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow", styled: bool = True) -> str:
+    """The graph as an SVG document; `title` is its tool tip and what a screen reader says. Not `styled`: it is part of
+    a page that has `page_style` in a file of its own, since its policy forbids styles within it."""
     boxes = [_box(node) for node in nodes]
     named = {box.node.name: box for box in boxes}
     ends = [(named[source], named[target]) for source, target in edges]
@@ -366,7 +367,7 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{name}">',
         f"<title>{name}</title>",
-        f"<style>{_style()}</style>",
+        *([f"<style>{_style()}</style>"] if styled else []),
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
         f'<g transform="translate({MARGIN:.0f} {MARGIN:.0f})">',
     ]
@@ -379,19 +380,28 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
 
 def _style() -> str:
     """The rules: how things look, their colours on light and on dark; for this image alone on a page of several."""
+    light, dark = _colours(0), _colours(1)
+    return f"{_rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}"
 
-    def rules(looks: Mapping[str, str]) -> str:
-        return "".join(
-            ",".join(f".agac-graph {selector}" for selector in selectors.split(",")) + f"{{{look}}}"
-            for selectors, look in looks.items()
-        )
 
-    light, dark = (
-        rules({selectors: f"fill:{colours[side]}" for selectors, colours in COLOURS.items()})
-        + rules({selectors: f"stroke:{colours[side]}" for selectors, colours in STROKES.items()})
-        for side in (0, 1)
+def page_style() -> str:
+    """The same rules for drawings within pages, where `data-theme` of the whole page may choose light or dark."""
+    light, dark = _colours(0), _colours(1, ":root:not([data-theme=light]) ")
+    return f"{_rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}{_colours(1, '[data-theme=dark] ')}"
+
+
+def _colours(side: int, where: str = "") -> str:
+    """The rules of the colours on light (0) or on dark (1), below what `where` selects."""
+    return _rules({selectors: f"fill:{colours[side]}" for selectors, colours in COLOURS.items()}, where) + _rules(
+        {selectors: f"stroke:{colours[side]}" for selectors, colours in STROKES.items()}, where
     )
-    return f"{rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}"
+
+
+def _rules(looks: Mapping[str, str], where: str = "") -> str:
+    return "".join(
+        ",".join(f"{where}.agac-graph {selector}" for selector in selectors.split(",")) + f"{{{look}}}"
+        for selectors, look in looks.items()
+    )
 
 
 def _box(node: DrawnNode) -> _Box:

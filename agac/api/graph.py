@@ -88,9 +88,9 @@ class GraphReport(Report):
             names.add(name)
         return ends[0], ends[1]
 
-    def svg(self) -> str:
-        """The drawing as an SVG document."""
-        return svg(self.nodes(), self.edges(), title=self.title)
+    def svg(self, *, styled: bool = True) -> str:
+        """The drawing as an SVG document; not `styled`: as part of a page that has the rules of its looks elsewhere."""
+        return svg(self.nodes(), self.edges(), title=self.title, styled=styled)
 
     def mermaid(self) -> str:
         """The drawing as Mermaid text."""

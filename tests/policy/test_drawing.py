@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, one_line, svg, text_width
+from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, one_line, page_style, svg, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 Graph = tuple[list[DrawnNode], list[DrawnEdge]]
@@ -221,3 +221,17 @@ def test_a_drawing_is_the_same_in_every_process() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(seen) == 1
+
+
+def test_a_drawing_within_a_page_has_its_rules_in_a_file_of_the_page() -> None:
+    nodes, edges = (
+        [DrawnNode("a", "ask", ["m"], {"done": 2, "waiting": 1}), DrawnNode("b", "ask")],
+        [DrawnEdge("a", "b")],
+    )
+    whole, part = svg(nodes, edges), svg(nodes, edges, styled=False)
+    assert part == re.sub("<style>.*?</style>\n", "", whole)
+    assert "style" not in part
+    chosen = [one for one in page_style().split("}") if "data-theme=dark" in one]
+    assert len(chosen) > 10
+    assert all(one.startswith("[data-theme=dark] .agac-graph ") for one in chosen)
+    assert page_style().count(":root:not([data-theme=light]) .agac-graph .done") == 1
