@@ -11,7 +11,7 @@ from agac.engine.effects import plain
 from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.graph import Level, Levels, seen_after
+from agac.spec.graph import Level, Levels, amended_by, amended_name, seen_after
 from agac.spec.operations import Dedupe
 from agac.spec.templates import INDEX, ITEM, SKIPPED
 from agac.spec.workflow import Stage
@@ -57,12 +57,12 @@ class MemberView(Stage):
         while needed:
             upstream = needed.pop(0)
             if upstream.asks:
-                answers[upstream.name] = None
+                answers[amended_name(upstream.name, stages)] = None
             else:
                 needed += [stages[need] for need in upstream.needs]
         return MemberView(
             name=stage.name, index=stage.index, needs=stage.needs, ancestors=ancestors, rows_of=rows_of,
-            visibility=stage.visibility, answers=tuple(answers),
+            visibility=stage.visibility, answers=tuple(answers), amended=amended_by(ancestors, stages),
         )  # fmt: skip
 
     def text(self, view: RowView) -> str:
@@ -143,8 +143,8 @@ class RowDeriver:
         for path in _paths(maker):
             made = path[0] in (ITEM, INDEX)
             name = path[0] if made or path[0] in looks.ancestors else looks.rows_of
-            if name in view.unknown:
-                return next(iter(view.unknown)) if made else name
+            if (unknown := view.unknown_of(looks, [name] if name else ())) is not None:
+                return next(iter(view.unknown)) if made else unknown
         return None
 
     def lacking(self, level: Level[AnyStage], view: RowView, row: NewRow) -> DerivedRows:

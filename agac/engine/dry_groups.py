@@ -77,7 +77,7 @@ class ForecastDeriver:
         whether all is known of it."""
         view, member = row.view, self._deriver.members[stage.index]
         missing = [name for name in member.answers if name in view.unknown and name not in view.results]
-        text, known = member.text(view), not row.guessed and view.unknown.keys().isdisjoint(member.answers)
+        text, known = member.text(view), not row.guessed and view.unknown_of(member, member.answers) is None
         characters = len(text) + sum(len(json.dumps(dummy_answer(self._by_name[name].shape))) for name in missing) + 1
         return text, characters, known and member.rows_of not in view.unknown
 

@@ -22,7 +22,7 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
-from agac.spec.graph import Level
+from agac.spec.graph import Level, amended_name
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
 from agac.store.records import DerivedRows
@@ -155,7 +155,8 @@ class LevelStages(Generic[R]):
         self._preparer, self._outcomes = preparer, outcomes
         self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")  # which waits for all rows
         own, self.walks = {stage.name for stage in self.stages}, frozenset(stage.index for stage in self.stages)
-        self.ends = frozenset(stage.name for stage in plan.ends if stage.name in own)
+        by_name, ends = {stage.name: stage for stage in plan.stages}, plan.output.stages
+        self.ends = frozenset(name for name in own if amended_name(name, by_name) in ends)  # the last one counts
         self.branches = Branches(self.stages)
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
         self._followed = followed(plan.stages)

@@ -15,8 +15,8 @@ from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.plan.render import RowView, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
-from agac.spec.graph import descent, homes, levels_of
-from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON
+from agac.spec.graph import amended_name, descent, homes, levels_of
+from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store import rows as store
 from agac.store.batches import RowTask
@@ -233,6 +233,11 @@ class FinalRows:
         self._rows_of = {stage.name: stage.rows_of for stage in stages}
         self._vars = definition["vars"]
         self._ends = [stages[position] for position in ends_of(definition)]
+        by_name = {one.name: one for one in stages}
+        self._giving = {  # the stages of which each end may be, the last that amends it first
+            end.name: [one for one in reversed(stages) if amended_name(one.name, by_name) == end.name]
+            for end in self._ends
+        }
         position, first = written_of(definition), self._ends[0]
         self._path = descent(stages, None if position is None else stages[position])
         self._last = first.name if first.changes_rows else first.rows_of
@@ -262,7 +267,8 @@ class FinalRows:
         return WrittenRows(database, run, self._stages, self._path, [end.name for end in self._ends])
 
     def _views(self, database: Database) -> RowViews:
-        return RowViews(self._stages, self._vars, database, wanted=[end.name for end in self._ends])
+        wanted = [one.name for giving in self._giving.values() for one in giving]
+        return RowViews(self._stages, self._vars, database, wanted)
 
     async def _with_results(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:
         """The rows with the results of their ends and, where that is wanted, their fields in the end. Results of
@@ -282,7 +288,7 @@ class FinalRows:
     def _final(self, row: ExportRow, view: RowView | None, results: Mapping[tuple[int, int], StageResult]) -> ExportRow:
         value, form, data = row.value, row.form, row.data
         if self._joins and row.state == State.DONE:
-            texts = [self._text(end, results.get((row.key, end.index)), view) for end in self._ends]
+            texts = [self._text(end, row.key, results, view) for end in self._ends]
             named = (f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True))
             value = texts[0] if len(texts) == 1 else f"{{{','.join(named)}}}"
         if view is not None and (self._formed or row.made):
@@ -291,14 +297,21 @@ class FinalRows:
                 data = snapshot(form)
         return row._replace(value=value, form=form, data=data)
 
-    def _text(self, end: RecordedStage, result: StageResult | None, view: RowView | None) -> str:
-        """What a stage gave for a row, JSON."""
-        value, skipped = result or (None, False)
-        if not (end.is_kept or skipped) and view is not None:
-            return snapshot(self._nearest(view, end.name if end.changes_rows else end.rows_of))
-        if value is None and not skipped and view is not None and end.name in view.results:
-            return snapshot(plain(view.results[end.name]))  # of the row that this one was made of
-        return value if value is not None else "null"
+    def _text(
+        self, end: RecordedStage, row: int, results: Mapping[tuple[int, int], StageResult], view: RowView | None
+    ) -> str:
+        """What a stage, or the last that amends it, gave for the row with this key, JSON."""
+        for stage in self._giving[end.name]:
+            value, skipped = results.get((row, stage.index)) or (None, False)
+            if not (stage.is_kept or skipped) and view is not None:
+                return snapshot(self._nearest(view, stage.name if stage.changes_rows else stage.rows_of))
+            if value is None and not skipped and view is not None:  # of the row that this one was made of
+                value = (
+                    snapshot(plain(found)) if (found := view.results.get(stage.name, SKIPPED)) is not SKIPPED else None
+                )
+            if value is not None:
+                return value
+        return "null"
 
     def _nearest(self, view: RowView, name: str | None) -> dict[str, JSONValue]:
         """The row's fields after a stage; as far as it came, of one that did not come that far."""

@@ -67,7 +67,13 @@ class RowView:
     def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
         """Whether a condition of the stage that reads these names looks at nothing that is not known yet."""
         unknown = self.unknown
-        return not unknown or not (stage.rows_of in unknown or any(name in unknown for name in names))
+        return not unknown or not (stage.rows_of in unknown or self.unknown_of(stage, names) is not None)
+
+    def unknown_of(self, stage: StageNode, names: Iterable[str]) -> str | None:
+        """The first of these names that the stage cannot look up yet: its result, or that of a stage that amends it."""
+        wanted = dict.fromkeys(names)
+        wanted |= dict.fromkeys(later for later, first in stage.amended if first in wanted)
+        return next((name for name in wanted if name in self.unknown), None)
 
     def set_fields(self, stage: Stage, fields: dict[str, JSONValue]) -> None:
         """The row has these fields from the stage on."""
@@ -106,8 +112,12 @@ class RowView:
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
 
     def known(self, stage: Stage) -> dict[str, JSONValue]:
-        """The results upstream of the stage that are there."""
-        return {name: self.results[name] for name in stage.ancestors if name in self.results}
+        """The results upstream of the stage that are there; one that was amended as it is by then."""
+        found = {name: self.results[name] for name in stage.ancestors if name in self.results}
+        for later, first in stage.amended:
+            if found.get(later, SKIPPED) is not SKIPPED:
+                found[first] = found[later]
+        return found
 
 
 def followed(stages: Iterable[StageNode]) -> frozenset[str]:
@@ -123,7 +133,7 @@ class Preparer:
         # stages that see the row as it came, with no other beside them: every result there by then is upstream
         after = Counter(name for stage in stages for name in stage.ancestors)
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
-        self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None)
+        self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None and not stage.amended)
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
         # what comes before the prompt is made once; None: its examples have placeholders, so that each row has its own
         own = {index for index, stage in asking.items() if any(one.content.placeholders for one in stage.examples)}

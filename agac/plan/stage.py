@@ -14,7 +14,7 @@ from agac.core.types import JSONValue, Message, Params, RowId, Schema, Visible
 from agac.providers.backend import parse_backend
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import SERVER_TOOLS, Provider
-from agac.spec.graph import seen_after
+from agac.spec.graph import amended_by, seen_after
 from agac.spec.operations import Operation
 from agac.spec.workflow import PythonSchema, Stage, StoredModel, Timeout, Workflow
 
@@ -234,7 +234,8 @@ def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
         read = read_body(one)
         seen = seen_after([stages[need] for need in read["needs"]], stages)
         ancestors, rows_of = ((), None) if read["group"] is not None else seen
-        stages[one["name"]] = _recorded(one, body["vars"], index=len(stages), ancestors=ancestors, rows_of=rows_of)
+        place = {"index": len(stages), "ancestors": ancestors, "rows_of": rows_of}
+        stages[one["name"]] = _recorded(one, body["vars"], **place, amended=amended_by(ancestors, stages))
     return tuple(stages.values())
 
 

@@ -5,7 +5,7 @@ that it keeps. A row of any level walks through the stages of its level."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -30,7 +30,11 @@ class StageNode:
     `index` counts stages from 0: in their file, once they are in order as a row meets them. `needs` are the stages that
     it follows, `ancestors` all those upstream whose results it sees: none beyond a group. Both are names in the order
     in which a row meets them. `rows_of` is the ancestor after which the row has the fields that this stage sees, None:
-    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on."""
+    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on.
+
+    `amends` names an ancestor on the same rows: where this stage is not skipped, its result takes the place of that
+    one's for all that is downstream of both, and where results are written. `amended` are the ancestors that do so,
+    each with the name under which its result is seen; the last one counts."""
 
     name: str
     index: int
@@ -39,6 +43,8 @@ class StageNode:
     rows_of: str | None = None
     makes: Makes | None = None
     changes_rows: bool = False
+    amends: str | None = None
+    amended: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows_after(self) -> str | None:
@@ -57,6 +63,25 @@ def seen_after(needs: Sequence[StageNode], stages: Mapping[str, StageNode]) -> t
     forms = {need.rows_after for need in needs}
     last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
     return tuple(name for name in stages if name in upstream), last
+
+
+def amended_name(name: str, stages: Mapping[str, StageNode]) -> str:
+    """The stage in whose place the result of the stage `name` stands; its own name where it amends none."""
+    while (first := stages[name].amends) is not None and first in stages:
+        name = first
+    return name
+
+
+def amended_by(names: Iterable[str], stages: Mapping[str, StageNode]) -> tuple[tuple[str, str], ...]:
+    """Of these stages, in the order in which a row meets them, those that amend others, each with the name of one in
+    whose place its result stands; `stages` are all by name."""
+    found = []
+    for name in names:
+        first = stages[name].amends
+        while first is not None and first in stages:
+            found.append((name, first))
+            first = stages[first].amends
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -202,6 +227,7 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNo
         found = _apart(nodes)
         if not found:
             nodes, found = _with_rows(nodes)
+            found += _not_to_amend(nodes)
     problems += [document.problem(("stages", place[name], "needs"), message) for name, message in found]
     if problems and not nodes:
         nodes = [StageNode(name=names[index], index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)]
@@ -316,5 +342,27 @@ def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Findi
         if other is not None:
             message = f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row"
             wrong.append((node.name, f"{message}, each in its own way; let one of them follow the other"))
-        found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last)
+        amended = amended_by(node.ancestors, found)
+        found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last, amended=amended)
     return list(found.values()), wrong
+
+
+def _not_to_amend(nodes: Sequence[StageNode]) -> list[_Finding]:
+    """Stages that amend what does not come to them, or what another stage amends beside them."""
+    found, home, by_name = list[_Finding](), homes(nodes), {node.name: node for node in nodes}
+    functions = {node.name for node in nodes if node.makes == "rows"}
+    earlier: dict[str, StageNode] = {}  # the last stage that amends each
+    for node in nodes:
+        if (name := node.amends) is None:
+            continue
+        between = {other for other in node.ancestors if name in by_name[other].ancestors}
+        if name not in node.ancestors or home[name] != home[node.name] or between & functions:
+            message = f"stage {node.name!r} works on the result of {name!r}, and other rows may come to it"
+            found.append((node.name, f"{message}; let it follow {name!r}, with no stage between them that makes rows"))
+            continue
+        first = amended_name(name, by_name)
+        if first in earlier and earlier[first].name not in node.ancestors:
+            message = f"stages {earlier[first].name!r} and {node.name!r} both stand in for {first!r}"
+            found.append((node.name, f"{message}; let one of them follow the other"))
+        earlier[first] = node
+    return found

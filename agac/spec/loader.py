@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote_plus
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
 from agac.spec.given_tools import GivenTools
-from agac.spec.graph import StageNode, graph, homes, rows_in_words
+from agac.spec.graph import StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, FileModel, StageFile, WorkflowFile
 from agac.spec.paths import Refused, home_of
@@ -351,7 +351,8 @@ def output_stages(
     if unknown := [Problem(at, message) for message in _unknown(written or (), by_name, file.stages)]:
         return ((), None), unknown
     needed = {need for node in nodes for need in node.needs}
-    chosen = [name for name in by_name if (name not in needed if written is None else name in written)]
+    ends = (name for name in by_name if (name not in needed if written is None else name in written))
+    chosen = list(dict.fromkeys(amended_name(name, by_name) for name in ends))
     stages = _with_results(chosen, by_name, file)
     if not sound:
         return (stages, None), []

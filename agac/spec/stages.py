@@ -139,7 +139,8 @@ class StageBuilder:
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
-            index=order, needs=node.needs, ancestors=node.ancestors, rows_of=node.rows_of,
+            index=order, needs=node.needs, ancestors=node.ancestors, rows_of=node.rows_of, amends=node.amends,
+            amended=node.amended,
             explode=None if written.explode is None else tuple(written.explode.split(".")), path=key_path(path), **own,
         )  # fmt: skip
         self.problems += _rule_problems(stage) if stage.asks else ()

@@ -342,6 +342,7 @@ class Stage(StageNode):
 
     name: str = field(metadata=decides("name", always="all"))
     needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
+    amends: str | None = field(default=None, metadata=decides("amends"))
     operation: Operation | None = field(default=None, metadata=decides("operation", write=_body, read=read_operation))
     system: str | None = field(default=None, metadata=decides("system", always="asks"))
     prompt: Template = field(default=NO_TEXT, metadata=decides("prompt", always="asks", write=_text, read=_stored_text))

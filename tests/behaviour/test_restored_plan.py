@@ -415,12 +415,12 @@ HELD = (
 
 NOT_HELD = {
     ("ModelRef", "warnings"), ("InputSpec", "piped"), ("InputSpec", "allow_empty"), ("PlannedStage", "judge"),
-    ("Plan", "remote"), ("FunctionRef", "gives_lists"),
+    ("Plan", "remote"), ("FunctionRef", "gives_lists"), ("Stage", "amends"), ("Stage", "amended"),
 }  # fmt: skip
 """Warnings were shown when the string was read. Standard input is a file by the time that a plan is made. Whether the
 input may be empty matters to who reads it. What judges in place of a broken schema is of today's files, and so is what
 a function's annotation says.
-What was fetched is held: test_remote_content restores it."""
+What was fetched is held: test_remote_content restores it; and test_amending what a stage amends."""
 
 
 def _parts(value: Any) -> Iterator[Any]:
