@@ -36,13 +36,14 @@ _log = logging.getLogger("agac.store")
 
 CHUNK_ROWS = 2048  # rows with their tasks and attempts in one transaction: some tenths of a second
 CHUNK_TASKS = 65_536  # tasks of batches in one transaction: some hundredths of a second, since most of them stay
+LANES_KEPT = 7 * 86_400.0  # seconds for which it is kept how lanes were
 VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
 
 _OF_A_RUN = (
-    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop",
-    "gc_run_drop",
+    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_minutes_drop", "gc_minute_timings_drop", "gc_lanes_drop",
+    "gc_inbox_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
     "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",
@@ -124,12 +125,14 @@ class GarbageCollector:
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
     async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops definitions and conversations that no run needs, all endpoints but these, and old results of tools."""
+        """Drops definitions and conversations that no run needs, all endpoints but these, old results of tools and old
+        samples of lanes."""
 
         def write(writer: sqlite3.Connection) -> None:
             for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):
                 writer.execute(sql(name))
             writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
+            writer.execute(sql("gc_lanes_prune"), (self._clock() - LANES_KEPT,))
             known = {key for key, *_ in writer.execute(sql("endpoints_read"))}
             writer.executemany(sql("gc_endpoint_drop"), [(key,) for key in known - endpoints])
 

@@ -523,6 +523,24 @@ SELECT stage, sum(square) / sum(number) AS alone, sum(whole * whole) / sum(numbe
 INSERT INTO timing (run_id, stage, measure, bucket, count) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (run_id, stage, measure, bucket) DO UPDATE SET count = count + excluded.count;
 
+-- name: minute_add
+-- Moves the roll-ups of a minute by what a commit changed.
+INSERT INTO minute VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id, minute, stage, model) DO UPDATE SET done = done + excluded.done, reused = reused + excluded.reused,
+    failed = failed + excluded.failed, skipped = skipped + excluded.skipped, dropped = dropped + excluded.dropped,
+    calls = calls + excluded.calls, failed_calls = failed_calls + excluded.failed_calls,
+    input_tokens = input_tokens + excluded.input_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
+    output_tokens = output_tokens + excluded.output_tokens, cost = cost + excluded.cost;
+
+-- name: minute_timing_add
+-- Moves a histogram of a minute by what a commit counted.
+INSERT INTO minute_timing VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (run_id, minute, stage, bucket) DO UPDATE SET count = count + excluded.count;
+
+-- name: lane_sampled
+-- How a lane is.
+INSERT OR REPLACE INTO lane_sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- name: timings
 -- The histograms of a run.
 SELECT stage, measure, bucket, count FROM timing WHERE run_id = ?;
@@ -765,6 +783,26 @@ DELETE FROM counter WHERE run_id = ?;
 -- name: gc_timings_drop
 -- The histograms of a run without rows.
 DELETE FROM timing WHERE run_id = ?;
+
+-- name: gc_minutes_drop
+-- The roll-ups by minute of a run without rows.
+DELETE FROM minute WHERE run_id = ?;
+
+-- name: gc_minute_timings_drop
+-- The histograms by minute of a run without rows.
+DELETE FROM minute_timing WHERE run_id = ?;
+
+-- name: gc_lanes_drop
+-- How the lanes of a run without rows were.
+DELETE FROM lane_sample WHERE run_id = ?;
+
+-- name: gc_lanes_prune
+-- How lanes were before a time.
+DELETE FROM lane_sample WHERE at < ?;
+
+-- name: gc_inbox_drop
+-- What was asked of a run without rows.
+DELETE FROM inbox WHERE run_id = ?;
 
 -- name: gc_estimates_drop
 -- What a run without rows was expected to take.

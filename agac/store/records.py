@@ -252,6 +252,23 @@ class EndedTask(NamedTuple):
     repairs: int
 
 
+class LaneSample(NamedTuple):
+    """How the lane of a model is at a moment (`at`, as `paused_until` in seconds since 1970): calls in flight, the
+    `bound` that was found for them and the `most` there may be, calls that wait and for what (`held_by`), seconds that
+    calls let in since the last sample `waited` together, and how many were `refused` by rate since then."""
+
+    at: float
+    lane: str
+    in_flight: int
+    bound: int
+    most: int
+    waiting: int
+    held_by: str
+    paused_until: float | None
+    waited: float
+    refused: int
+
+
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
@@ -338,6 +355,7 @@ class WriteBatch:
     ended: list[EndedTask] = field(default_factory=list)
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
+    lanes: list[LaneSample] = field(default_factory=list)
     waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
     calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
     on_durable: list[Callable[[], None]] = field(default_factory=list)

@@ -25,7 +25,7 @@ State = Mapping[str, int | float | str | None]
 
 _RUNS = "(SELECT value FROM json_each(:runs))"
 _ROWS = f"(SELECT key FROM row WHERE run_id IN {_RUNS})"
-_BY_RUN = "event", "counter", "timing", "estimate", "alike", "batch", "batch_task", "row"
+_BY_RUN = "event", "counter", "timing", "minute", "minute_timing", "estimate", "alike", "batch", "batch_task", "row"
 _OF_RUNS = {
     **dict.fromkeys(("task", "attempt", "agent_turn", "tool_call", "member"), f"row_key IN {_ROWS}"),
     **dict.fromkeys(_BY_RUN, f"run_id IN {_RUNS}"), "run": f"id IN {_RUNS}",

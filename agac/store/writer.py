@@ -7,14 +7,14 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agac.core.errors import LeaseHeld, RowError, StoreError
-from agac.core.types import RowId
+from agac.core.types import Outcome, RowId
 from agac.store import db, records
 from agac.store.db import Database, change, first, select, sql
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
@@ -400,6 +400,7 @@ class Ledger:
         yield from _batch_tasks(batch, run)
         yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
+        yield from _minutes(batch, run, int(self._clock() // 60))
         if batch.waits is not None:
             yield "event_waits", [(batch.waits, event)]
         moved = batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone
@@ -466,6 +467,30 @@ def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]
     yield "task_ended", [(t.then_do, *_error(t.error), t.id) for t in batch.ended]
     followers = [(t.then_do, *_error(t.error), t.round, t.position, t.repairs, t.fingerprint) for t in batch.ended]
     yield "followers_ended", followers
+
+
+_OUTCOMES = {outcome.value: column for column, outcome in enumerate(Outcome)}
+
+
+def _minutes(batch: WriteBatch, run: int, minute: int) -> Iterator[tuple[str, list[Any]]]:
+    """Statements about what a minute (since 1970) saw: the same tallies once more, some of their columns, and how
+    lanes are. Histograms are four times as coarse as those of the whole run, so that a commit moves few buckets."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0] * 11)
+    for (stage, outcome, error, model), delta in batch.tallies.items():
+        if outcome == "call":
+            moved = found[stage, model]
+            took = delta.count, delta.count if error else 0, delta.input_tokens, delta.cached_tokens
+            for column, value in enumerate((*took, delta.output_tokens, delta.cost), len(_OUTCOMES)):
+                moved[column] += value
+        elif delta.count and (at := _OUTCOMES.get(outcome)) is not None:
+            found[stage, ""][at] += delta.count
+    yield "minute_add", [(run, minute, *key, *moved) for key, moved in found.items()]
+    times: Counter[tuple[str, int]] = Counter()
+    for (stage, measure, bucket), count in batch.timings.items():
+        if measure == "duration":
+            times[stage, bucket // 4] += count
+    yield "minute_timing_add", [(run, minute, *key, count) for key, count in times.items()]
+    yield "lane_sampled", [(run, *sample) for sample in batch.lanes]
 
 
 def _last(writer: sqlite3.Connection, statement: str) -> int:

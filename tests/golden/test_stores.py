@@ -19,7 +19,7 @@ def test_it_is_finished_as_the_earlier_program_finished_it(name: str, how: str, 
     store = Stored(tmp_path / name, server)
     expected = store.restore(name)["ended"][how]
     assert list(differences(expected, store.finished(name, how))) == []
-    store.project.assert_sound()
+    store.project.assert_sound(minutes=False)  # the earlier program kept none
     before = store.account()
     again = store.finished(name, "run", but="schemas")  # which has rows that fail, and are tried again
     assert list(differences(expected["answers"], again["answers"])) == []

@@ -181,10 +181,10 @@ class ProjectFolder:
         with closing(sqlite3.connect(self.root / ".agac/agac.db")) as connection, connection:
             yield lambda sql, *values: connection.execute(sql, values)
 
-    def assert_sound(self) -> None:
-        """The database is whole, and its roll-ups say what a count of the rows says."""
+    def assert_sound(self, *, minutes: bool = True) -> None:
+        """The database is whole, and its roll-ups say what a count of the rows says, those by minute too."""
         with self.connected() as ask:
-            assert_recounted(ask)
+            assert_recounted(ask, minutes=minutes)
 
 
 def to_its_end(words: list[str], folder: Path, env: Mapping[str, str] | None = None, **more: Any) -> Ran:

@@ -19,8 +19,9 @@ KEPT_TABLES = (
 )  # fmt: skip
 
 
-def assert_recounted(query: Query) -> None:
-    """The database is whole, and its roll-ups say what a count of the rows says."""
+def assert_recounted(query: Query, *, minutes: bool = True) -> None:
+    """The database is whole, and its roll-ups say what a count of the rows says; those by `minutes` that were kept from
+    the first one on."""
     assert query("PRAGMA integrity_check") == [("ok",)]
     if query("PRAGMA user_version") != [(migrations()[-1][0],)]:
         return  # killed while it was made: it holds no row yet
@@ -35,12 +36,43 @@ def assert_recounted(query: Query) -> None:
         "SELECT run_id, stage, outcome, error_type, model, count FROM counter WHERE outcome IN ('turn', 'tool')"
     )
     assert _summed(told) == counted_conversations(query)
+    if minutes:
+        assert_minutes(query)
     counted_made = query(
         "SELECT run_id, origin, state, coalesce(error_stage, ''), coalesce(error_type, ''), count(*) FROM row "
         "WHERE origin IS NOT NULL AND place >= 0 AND state <> 6 GROUP BY 1, 2, 3, 4, 5"
     )
     told = query("SELECT run_id, origin, state, error_stage, error_type, count FROM made")
     assert _summed(told) == _summed(counted_made)
+
+
+MINUTES = """
+SELECT run_id, stage, model, sum(done), sum(reused), sum(failed), sum(skipped), sum(dropped), sum(calls),
+    sum(failed_calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens), round(sum(cost), 6) FROM minute
+GROUP BY run_id, stage, model
+"""
+WHOLE = """
+SELECT run_id, stage, model, sum(iif(outcome = 'done', count, 0)), sum(iif(outcome = 'reused', count, 0)),
+    sum(iif(outcome = 'failed', count, 0)), sum(iif(outcome = 'skipped', count, 0)),
+    sum(iif(outcome = 'dropped', count, 0)), sum(iif(outcome = 'call', count, 0)),
+    sum(iif(outcome = 'call' AND error_type <> '', count, 0)), sum(input_tokens), sum(cached_tokens),
+    sum(output_tokens), round(sum(cost), 6) FROM counter
+WHERE outcome IN ('done', 'reused', 'failed', 'skipped', 'dropped', 'call') GROUP BY run_id, stage, model
+"""
+TIMES = "SELECT run_id, stage, bucket, sum(count) FROM minute_timing GROUP BY run_id, stage, bucket"
+WHOLE_TIMES = """
+SELECT run_id, stage, (bucket - (bucket % 4 + 4) % 4) / 4, sum(count) FROM timing WHERE measure = 'duration'
+GROUP BY run_id, stage, 3
+"""
+
+
+def assert_minutes(query: Query) -> None:
+    """The roll-ups by minute come to those of the whole run."""
+    if query("SELECT 1 FROM event WHERE kind = 'gc' AND ended_at IS NULL"):
+        return  # a drop that was killed: half of a run is there
+    for parts, whole in ((MINUTES, WHOLE), (TIMES, WHOLE_TIMES)):
+        found, told = (sorted(line for line in query(text) if any(line[3:])) for text in (parts, whole))
+        assert found == told
 
 
 def assert_descent(query: Query) -> None:
