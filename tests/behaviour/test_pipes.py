@@ -29,6 +29,7 @@ EXCEPT = {
     **dict.fromkeys(("push", "pull", "remote doctor"), "it needs a remote; test_share.py reads what it prints"),
     "ci comment": "it needs a forge; test_forge.py reads what it prints",
     "ci": "it needs a repository and a forge's event; test_ci.py reads what it prints",
+    "ui": "serves until it is ended; test_monitor_security.py reads its line of JSON",
     "simulate": "serves until it is ended; test_commands.py reads the line of JSON that it begins with",
 }
 """Commands that are not run here, and why."""

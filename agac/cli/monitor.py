@@ -1,0 +1,45 @@
+"""`agac ui`: the monitor in the browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import webbrowser
+
+import click
+
+from agac.cli import main, terminal
+from agac.core.errors import UsageError, lack_of
+from agac.spec.paths import project_root
+
+
+@click.command(
+    help="Watch the project's runs in the browser: a monitor on this machine alone, until Ctrl-C. It reads what is "
+    "stored, also while runs are at work in other processes."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="Serve on this port; else a free one."
+)
+@click.option("--no-open", is_flag=True, help="Do not open the browser.")
+@click.option("--write", is_flag=True, help="Offer buttons that stop a run, retry its failed rows or cancel a batch.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON.")
+@click.pass_obj
+def ui(settings: main.Globals, port: int, no_open: bool, write: bool, as_json: bool) -> None:
+    """Exit 0 at Ctrl-C."""
+    for package in ("jinja2", "starlette", "uvicorn"):
+        if lack := lack_of("agac ui", package):
+            raise UsageError(lack, remedy="All of it: pip install 'agac[ui]'")
+    from agac.web.app import serve
+
+    def ready(url: str) -> None:
+        terminal.print_text(json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)", flush=True)
+        if not no_open and _has_screen():
+            webbrowser.open(url)
+
+    main.long_running(serve)(project_root(settings.project_dir), ready, port=port, write=write)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window: without one, some open in the terminal."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

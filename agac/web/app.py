@@ -1,0 +1,88 @@
+"""The monitor as an application, and the server that it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from agac.core.errors import AgacError, UsageError
+from agac.web import pages
+from agac.web.rendering import said
+from agac.web.security import ENTRANCE, AccessCheck, form_token
+
+STATIC = Path(__file__).parent / "static"
+
+
+class Monitor(Starlette):
+    """The pages of one project, behind an AccessCheck: nothing is answered without it, errors and files included."""
+
+    def __init__(self, project: Path, access: AccessCheck) -> None:
+        files = Mount("/static", StaticFiles(directory=STATIC))
+        super().__init__(routes=[*pages.ROUTES, files], exception_handlers={AgacError: said, 404: said, 500: said})
+        self.access = access
+        self.state.project, self.state.write, self.state.form_token = project, access.write, form_token(access.token)
+        self.state.ending = asyncio.Event()  # streams end by it
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.access.serve(super().__call__, scope, receive, send)
+
+
+def create_app(project: Path, token: str, *, write: bool = False, cookie: str = "agac_ui") -> Monitor:
+    """The monitor of the project in a folder, for whoever has the token; with `write` its buttons change something."""
+    return Monitor(project, AccessCheck(token, write=write, cookie=cookie))
+
+
+class MonitorServer(uvicorn.Server):
+    """Says when it serves. Ends in good order at the first Ctrl-C or SIGTERM."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end)
+        yield
+
+    def _end(self) -> None:
+        self.should_exit = True
+        app = self.config.app
+        assert isinstance(app, Monitor)
+        app.state.ending.set()
+
+
+def serve(project: Path, ready: Callable[[str], None], *, port: int = 0, write: bool = False) -> None:
+    """Serves the monitor on 127.0.0.1 until Ctrl-C or SIGTERM; `ready` gets its address. Raises UsageError for a port
+    that cannot be had; 0: one that is free."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            remedy = "Name another one with --port, or leave it out for one that is free."
+            raise UsageError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from error
+        listening.listen(128)
+        port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
+        app = create_app(project, token, write=write, cookie=f"agac_ui_{port}")  # browsers share cookies among ports
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=2
+        )
+        server = MonitorServer(config, lambda: ready(f"http://127.0.0.1:{port}{ENTRANCE}{token}"))
+        asyncio.run(server.serve(sockets=[listening]))
