@@ -10,15 +10,16 @@ from typing import Any
 
 from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import project_of
-from agac.api.status import database_path, stored_run, workflow_name
-from agac.api.sync import blocking
+from agac.api.status import database_path, names_of_files, stored_run, workflow_name
+from agac.api.sync import asynchronous, blocking
 from agac.core.errors import SpecError, UsageError, any_error
-from agac.core.types import Report
+from agac.core.types import Report, iso
 from agac.data.files import write_whole
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
+from agac.spec.agent_cards import find_card
 from agac.spec.graph import StageNode
-from agac.spec.loader import WorkflowSource, in_order, load_workflow
+from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workflow, read_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
@@ -181,6 +182,60 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
         lines += [f"when {guard}", "else dropped" if otherwise == "drop" else "else skipped"]
     needs = read_needs(body["needs"])
     return DrawnStage(body["name"], kind, lines, outcomes, level, does, needs, guard, otherwise, makes)
+
+
+# A workflow as a page shows it.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowView(Report):
+    """A workflow as its file is now: the file's place and text, each of its cards as (name, text), its drawing with the
+    counts of its last run, its stages as runs keep them, and what is wrong. Where that is an error, `graph` is None,
+    and it has no stages. `runs` are its newest ones, each with its number, and when it was last worked on."""
+
+    name: str
+    path: str
+    text: str
+    cards: tuple[tuple[str, str], ...]
+    graph: GraphReport | None
+    stages: tuple[Mapping[str, Any], ...]
+    problems: tuple[str, ...]
+    runs: tuple[tuple[int, str | None], ...]
+
+
+MOST_RUNS = 20
+"""Runs that are listed beside a workflow."""
+
+
+@blocking
+async def workflow_view(name: str, *, project: Path | str | None = None) -> WorkflowView:
+    """A workflow with its cards, schemas and last runs. Changes nothing. Raises UsageError for one without a file."""
+    opened = project_of(name, project)
+    path = find_workflow(opened.spec, name)
+    file, _, _ = read_workflow(path, opened.spec.shown(path))
+    agents = dict.fromkeys(stage.agent for stage in file.stages if stage.agent) if file else {}
+    found = [(agent, find_card(agent, opened.spec)[0]) for agent in agents]
+    cards = tuple((agent, card.read_text("utf-8", "replace")) for agent, card in found if card is not None)
+    loaded, problems = load_workflow(opened.spec, name, Overrides())
+    sound = loaded is not None and not any_error(problems)
+    drawn = await asynchronous(graph)(name, project=project) if sound else None
+    stages = tuple(stage_body(stage) for stage in loaded.stages) if loaded is not None and sound else ()
+    async with open_for_reading(database_path(opened.root)) as database:
+        lines = await run_lines(database, path.stem) if database else []
+    runs = tuple((line.id, iso(line.last_at)) for line in lines[:MOST_RUNS])
+    text, said = path.read_text("utf-8", "replace"), tuple(str(problem) for problem in in_order(problems))
+    return WorkflowView(path.stem, opened.spec.shown(path), text, cards, drawn, stages, said, runs)
+
+
+@blocking
+async def workflow_names(project: Path | str | None = None) -> dict[str, tuple[bool, int | None, str | None]]:
+    """Every workflow that has a file or was ever run: whether it has one, its run last worked on, and when that was."""
+    root = project_root(project)
+    async with open_for_reading(database_path(root)) as database:
+        lines = await run_lines(database, None) if database else []
+    files, last = names_of_files(root), {line.workflow: line for line in reversed(lines)}
+    names, none = sorted({*files, *last}), (None, None)
+    return {one: (one in files, *((last[one].id, iso(last[one].last_at)) if one in last else none)) for one in names}
 
 
 def save_drawing(text: str, file: Path | str) -> None:

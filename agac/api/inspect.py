@@ -30,7 +30,7 @@ from agac.api.status import (
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError
 from agac.core.keys import canonical, digest
-from agac.core.types import Message, Outcome, Report, iso, json_form
+from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, export_file, export_run, files_of
@@ -47,7 +47,7 @@ from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, all_rows, group_sizes, kept_rows
-from agac.store.runs import counters, definition_of, row_counts, run_record, run_settings_of
+from agac.store.runs import RunRecord, counters, definition_of, row_counts, run_record, run_settings_of
 from agac.store.writer import open_database
 
 
@@ -251,9 +251,16 @@ class ShownPrompt(NamedTuple):
 
 
 async def row_report(
-    database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow, only: str | None
+    database: Database,
+    run: int,
+    stages: Sequence[RecordedStage],
+    row: StoredRow,
+    only: str | None,
+    *,
+    asked: bool = True,
 ) -> dict[str, Any]:
-    """The row with its stages, or with the one called `only`."""
+    """The row with its stages, or with the one called `only`. `asked`: also where a reused answer was asked for, which
+    takes a pass over all tasks."""
     known = await RowHistory.read(database, run, stages, row)
     attempts: dict[int, list[AttemptRecord]] = defaultdict(list)
     for attempt in await history.attempts_of_row(database, row.key):
@@ -263,7 +270,7 @@ async def row_report(
         turns[position].append(turn)
     tasks = [*known.tasks.values(), *known.replicas.values()]
     reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
-    origins = await history.origins(database, reused)
+    origins = await history.origins(database, reused if asked else [])
     found: list[dict[str, Any]] = []
     for stage in known.stages_met():
         prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
@@ -278,6 +285,54 @@ async def row_report(
         "error": error_of(row), "fields": json.loads(row.data), "stages": found,
         **await _relatives(database, stages, row),
     }  # fmt: skip
+
+
+MAX_SPANS = 1000  # calls of a row that are shown by their times
+MAX_SAME = 20  # rows of one id that are shown on a page
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpan(Report):
+    """One call of a model, or of a tool, for a row: in which `stage`, of what `kind`, of whom (`name`). It began
+    `start` seconds after the first one of its invocation, and took `seconds`; None: it has no end that is known."""
+
+    invocation: int
+    stage: str
+    kind: str
+    name: str
+    start: float
+    seconds: float | None
+    error: str | None
+    cost: float | None
+
+
+async def trace_of(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> list[TraceSpan]:
+    """What was done for a row and when, invocation by invocation; the first MAX_SPANS calls of a row that has more."""
+    spans, begun, found = await history.spans_of_row(database, row.key, MAX_SPANS), dict[int, float](), []
+    for one in spans:
+        start = one.started_at - begun.setdefault(one.invocation, one.started_at)
+        kind = f"{one.kind}, replica {one.replica}" if one.replica else one.kind
+        stage = stages[one.stage].name
+        found.append(TraceSpan(one.invocation, stage, kind, one.name, start, one.duration, one.error_type, one.cost))
+    return found
+
+
+async def whole_row(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
+    """What a page shows of a row: as `inspect` has it, but for where reused answers were asked; and its `trace`."""
+    report = await row_report(database, run, stages, row, None, asked=False)
+    return {**report, "trace": await trace_of(database, stages, row)}
+
+
+@blocking
+async def row_page(
+    run: int | str, row: RowId, *, project: Path | str | None = None
+) -> tuple[RunRecord, list[dict[str, Any]]]:
+    """A run, and the rows with an id, MAX_SAME at most, each as `whole_row` gives it; a `row` that reads like a number
+    finds those of an input without `id_field`, too. Raises UsageError as `inspect` does."""
+    async with stored_run(project_root(project), run) as (database, record):
+        stages = recorded_stages(await definition_of(database, record.id))
+        named = await find_rows(database, record.id, [row])
+        return record, [await whole_row(database, record.id, stages, one) for one in named[:MAX_SAME]]
 
 
 _TRACE = re.compile(rf"[A-Za-z0-9._-]+-[0-9a-f]{{8}}\.json|{re.escape(PREFIX)}.*")

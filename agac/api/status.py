@@ -134,14 +134,14 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
     known = {line.workflow for line in await history.run_lines(database, None)} if database else set()
     if name is None or name in known:
         return
-    names = sorted({*known, *_workflow_files(root)})
+    names = sorted({*known, *names_of_files(root)})
     if name not in names:
         near = did_you_mean(name, names, "there is")
         hint = f"; {near}" if near.startswith("did") else ""
         raise UsageError(f"no workflow {name!r}{hint}", remedy=f"Workflows: {listed(names)}.")
 
 
-def _workflow_files(root: Path) -> set[str]:
+def names_of_files(root: Path) -> set[str]:
     """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
     folder = root / "workflows"
     if (root / PROJECT_FILE).is_file() and b"workflows" in (root / PROJECT_FILE).read_bytes():

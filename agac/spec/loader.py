@@ -84,7 +84,8 @@ def checked_file(kind: type[File], document: Document, place: str) -> tuple[File
 _OF_STAGES, _AT_TOP = "`defaults` or a stage", "to the file as a whole: write it at the left margin"
 
 
-def _read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:
+def read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:
+    """A workflow's file alone, nothing of it resolved; None where it cannot be read at all."""
     return _read(WorkflowFile, path, shown, _OF_STAGES)
 
 
@@ -130,12 +131,12 @@ WorkflowSource = str | Path | BuiltWorkflow  # a workflow by its name, by the pa
 def workflow_keys(root: Path) -> list[Problem]:
     """What is wrong in the workflows' files alone, without the project's: for one whose agac.yml cannot be read."""
     files = sorted((root / str(PathsFile.model_fields["workflows"].default)).rglob("*.y*ml"))
-    return [one for file in files for one in _read_workflow(file, file.relative_to(root).as_posix())[2]]
+    return [one for file in files for one in read_workflow(file, file.relative_to(root).as_posix())[2]]
 
 
 def input_paths(project: ProjectSpec) -> list[str]:
     """The paths and patterns from which the project's workflows read rows, as far as their files can be read."""
-    read = (_read_workflow(path, project.shown(path))[0] for path in workflow_files(project))
+    read = (read_workflow(path, project.shown(path))[0] for path in workflow_files(project))
     inputs = (one for file in read if file is not None for one in (file.input, file.inputs) if one is not None)
     texts = (re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ())
     return [path for text in texts if (path := PurePosixPath(text).as_posix()) != "."]
@@ -187,7 +188,7 @@ def load_workflow(
         name, (file, document, problems) = source.name, source.read
     else:
         path = find_workflow(project, source)
-        name, (file, document, problems) = path.stem, _read_workflow(path, project.shown(path))
+        name, (file, document, problems) = path.stem, read_workflow(path, project.shown(path))
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")

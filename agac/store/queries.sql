@@ -423,6 +423,16 @@ SELECT t.stage, json_object(
         ORDER BY place) c)) AS turn
 FROM agent_turn t WHERE t.row_key = ? ORDER BY t.stage, t.at, t.number;
 
+-- name: spans_of_row
+-- What was done for a row when: its calls of models and of tools, by their begin. Of a tool that did not end no duration.
+SELECT a.event_id AS invocation, a.stage, a.replica, a.purpose AS kind, e.provider || '/' || e.model AS name,
+    a.started_at, a.duration, a.error_type, a.cost
+FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ?1
+UNION ALL
+SELECT event_id, stage, 0, 'tool', name, started_at, duration, iif(state = 'done', NULL, state), NULL
+FROM tool_call WHERE row_key = ?1
+ORDER BY invocation, started_at LIMIT ?2;
+
 -- name: rows_all
 -- Every row of a run, those that stages made too, a range at a time.
 SELECT {whole_row} FROM row WHERE run_id = :run AND key > :after ORDER BY key LIMIT :limit;
@@ -662,6 +672,22 @@ WITH named AS (
     FROM named WHERE name IS NOT NULL
 )
 SELECT name, max(iif(side, NULL, row_key)), max(iif(side, row_key, NULL)) FROM counted GROUP BY name, number;
+
+-- name: rows_beside
+-- Some rows of two runs beside one another, by their ids and repetitions: as `rows_paired`, but no more is read.
+WITH one AS (
+    SELECT id, occurrence, key FROM row WHERE run_id = :first AND (id, occurrence) > (:after, :repetition)
+        AND state NOT IN (3, 6) AND coalesce(ordinal, origin) IS NOT NULL AND coalesce(place, 0) >= 0
+    ORDER BY id, occurrence LIMIT :limit
+), other AS (
+    SELECT id, occurrence, key FROM row WHERE run_id = :second AND (id, occurrence) > (:after, :repetition)
+        AND state NOT IN (3, 6) AND coalesce(ordinal, origin) IS NOT NULL AND coalesce(place, 0) >= 0
+    ORDER BY id, occurrence LIMIT :limit
+)
+SELECT id, occurrence AS repetition, max(one) AS first, max(other) AS second FROM (
+    SELECT id, occurrence, key AS one, NULL AS other FROM one
+    UNION ALL SELECT id, occurrence, NULL, key FROM other
+) GROUP BY id, occurrence ORDER BY id, occurrence LIMIT :limit;
 
 -- name: rows_asked
 -- For how many rows of a run calls were made.

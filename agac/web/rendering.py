@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from agac.core.errors import AgacError, UsageError
 from agac.core.types import counted, dollars
 
-NAVIGATION = [("/", "Runs")]
+NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare")]
 """The pages that every page leads to: path and title."""
 
 
@@ -23,8 +25,48 @@ NAVIGATION = [("/", "Runs")]
 def environment() -> Environment:
     """All templates. What is written into them is text: it is escaped, whatever it is."""
     made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    made.filters.update(counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part)
+    made.filters.update(
+        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part, usd=usd, json=json_text,
+        clip=clip, cell=cell, words=words,
+    )  # fmt: skip
     return made
+
+
+LONGEST_TEXT = 100_000
+"""Characters of one value that a page shows; the command beside it prints all of it."""
+
+LONGEST_CELL = 160
+"""Characters of one value in a list."""
+
+
+def usd(amount: float | None) -> str:
+    """An amount of money; nothing where none is known."""
+    return "" if amount is None else dollars(amount, None)
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, with a line for each of its parts."""
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def clip(text: str, most: int = LONGEST_TEXT) -> str:
+    """As much of a text as is shown, and how much was left out."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def cell(value: Any) -> str:
+    """A value in a list: a text, or JSON, in one line and cut."""
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    line = " ".join(text[: 2 * LONGEST_CELL].split())
+    return line if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
+
+
+def words(command: Sequence[str], *named: object, **options: object) -> str:
+    """A command to type; what is `named` comes last, after `--` from where it may be taken for a flag."""
+    given = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    last = [str(one) for one in named]
+    flags = next((place for place, one in enumerate(last) if one.startswith("-")), None)
+    return shlex.join([*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])])
 
 
 def part(value: object) -> str:
@@ -40,7 +82,7 @@ def link(path: str) -> str:
 def page_text(template: str, context: Mapping[str, Any]) -> str:
     """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the page) and what the
     template wants; for served pages `write` and `form_token`, for others `link`."""
-    given = {"navigation": NAVIGATION, "link": link, "form_token": "", "write": False, **context}
+    given = {"navigation": NAVIGATION, "link": link, "form_token": "", "write": False, "static": False, **context}
     return environment().get_template(template).render(given)
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,8 +14,9 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.api.run_compare import MAX_FIELDS, Agreement
+from agac.api.run_compare import MAX_FIELDS, Agreement, FieldChange, compare_page
 from agac.cli import review
+from agac.store.db import sql
 
 SHAPE = {"mood": "string", "score": "number", "note": "string?"}
 STAGE = {"name": "judge", "prompt": "One: ${text}", "output_schema": SHAPE}
@@ -216,3 +219,26 @@ def test_numbers_of_any_size_and_many_fields_are_counted() -> None:
     assert many.add(names, names | {"0": 1}) == ["0"]
     assert many.add(names, names | {str(MAX_FIELDS + 1): -1}) == [None]
     assert len(many.fields) == MAX_FIELDS
+
+
+def test_pages_of_a_comparison_together_are_the_whole(two: ProjectFolder) -> None:
+    whole = compared(two)
+    after, changed, first = None, list[FieldChange](), list[int | str]()
+    counts, pages = whole.rows - whole.rows, 0
+    while pages == 0 or after is not None:
+        page, after = compare_page(1, 2, after=after, limit=3, project=two.root)
+        changed, first, pages = changed + page.changed, first + page.only_first, pages + 1
+        counts += page.rows
+    assert pages == 4
+    assert {name: counts[name] for name in whole.rows} == whole.rows
+    assert (sorted(changed), first) == (sorted(whole.changed), whole.only_first)
+    assert page.first["run"] == 1
+    assert page.stages[0].agreement.rows == 1  # of this page alone
+
+
+def test_a_page_of_a_comparison_reads_no_more_than_it_gives(two: ProjectFolder) -> None:
+    values = {"first": 1, "second": 2, "after": "", "repetition": 0, "limit": 3}
+    with closing(sqlite3.connect(two.root / ".agac/agac.db")) as connection:
+        plan = connection.execute("EXPLAIN QUERY PLAN " + sql("rows_beside"), values).fetchall()
+    found = [str(line[-1]) for line in plan if "row" in str(line[-1])]
+    assert [line for line in found if "USING INDEX row_id (run_id=? AND (id,occurrence)>(?,?))" in line] == found[:2]

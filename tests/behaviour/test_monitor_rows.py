@@ -1,0 +1,147 @@
+"""The monitor's pages of a row, of two runs, and of workflows, as a browser gets them over HTTP."""
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import quote, urlencode
+
+import pytest
+from support.monitor import Watched, monitor
+from support.odd_rows import IDS, LONG, SCRIPT, run_odd_rows
+from support.project import ProjectFolder
+
+SHOWN = {"main", "h1", "h2", "h3", "p", "table", "td", "th", "pre", "code", "a", "svg", "button"}
+
+
+class Read(HTMLParser):
+    """A page as it is read: its `text`, the `links`, how often each tag opens, and whatever runs or styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.links, self.tags, self.wrong = "", list[str](), dict[str, int](), list[str]()
+        self.commands = list[str]()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        given = dict(attrs)
+        if tag == "a":
+            self.links.append(given["href"] or "")
+        if "data-copy" in given:
+            self.commands.append(given["data-copy"] or "")
+        if (tag == "script" and "src" not in given) or tag == "style" or "style" in given:
+            self.wrong.append(f"{tag} {given}")
+        self.wrong += [name for name in given if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ProjectFolder:
+    """Two runs over the odd rows, the second one with another prompt."""
+    project = ProjectFolder(tmp_path_factory.mktemp("rows") / "project")
+    return run_odd_rows(project, "One: ${text}", "Again: ${text}")
+
+
+@pytest.fixture(scope="module")
+def watched(folder: ProjectFolder) -> Iterator[Watched]:
+    with monitor(folder) as started:
+        yield started
+
+
+def read(watched: Watched, path: str, status: int = 200) -> Read:
+    answer = watched.get(path)
+    assert answer.status == status, answer.text
+    found = Read(answer.text)
+    assert found.wrong == []
+    return found
+
+
+def row_path(name: str, run: int = 1) -> str:
+    return f"/run/{run}/row?{urlencode({'id': name})}"
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_row_of_any_id_has_its_page(name: str, watched: Watched) -> None:
+    page = read(watched, row_path(name))
+    assert f"Row {name}" in page.text
+    assert f"text of {name}" in page.text or name == "long"
+    dash = "-- " if name.startswith("-") else ""
+    assert [one for one in page.commands if one.startswith(f"agac inspect 1 {dash}")]
+    linked = next(link for link in page.links if "/why?" in link)
+    assert f"Row {name} of run 1" in read(watched, linked).text
+
+
+def test_a_row_page_shows_what_was_asked_and_answered(watched: Watched) -> None:
+    page = read(watched, row_path("-dash"))
+    assert "One: text of -dash" in page.text
+    assert f"Reply: {SCRIPT} One: text of -dash" in page.text, "the second prompt has the first answer"
+    assert SCRIPT in page.text
+    assert "prompt_tokens" in page.text, "the raw reply"
+    assert {"bad", "judge", "reply", "done"} <= set(re.split(r"\W+", page.text))
+    assert page.tags["rect"] == 2, "a bar for each call"
+    assert "agac retry --row -dash 1" in page.commands
+
+
+def test_a_long_text_is_whole_on_the_page_of_its_row(watched: Watched) -> None:
+    page = read(watched, row_path("long"))
+    assert LONG in page.text
+    assert 'the guard id != "long" was not true' in page.text
+    assert "skipped" in page.text
+
+
+def test_a_failed_row_shows_each_attempt_and_what_it_was_asked_again_with(watched: Watched) -> None:
+    page = read(watched, row_path("failing"))
+    assert "SchemaMismatch in judge" in page.text
+    assert "repair" in page.text
+    assert page.text.count("Reply of attempt") == 2
+    assert page.text.count("no JSON <script>") >= 2
+
+
+def test_what_is_not_there_is_said_with_the_remedy(watched: Watched) -> None:
+    assert "run 1 has no row 'nobody'" in read(watched, row_path("nobody"), 404).text
+    assert "no run 9" in read(watched, row_path("long", 9), 404).text
+    assert "there is no such stage" in read(watched, "/run/1/why?id=long&stage=no", 404).text
+    assert "is no run" in read(watched, "/compare?first=x&second=2", 404).text
+    assert "is no place in a list" in read(watched, "/compare?first=1&second=2&after=[1]", 404).text
+    assert "leads out of the project" in read(watched, "/workflow?name=..%2F..%2Fetc%2Fpasswd", 404).text
+    assert "no workflow 'nothing'" in read(watched, "/workflow?name=nothing", 404).text
+
+
+def test_why_names_what_differs_from_the_run_before(watched: Watched) -> None:
+    page = read(watched, f"/run/2/why?id={quote(IDS[0])}&stage=judge")
+    assert "Compared with run 1" in page.text
+    assert "-One: text of" in page.text
+    assert "+Again: text of" in page.text
+
+
+def test_two_runs_are_chosen_and_compared(watched: Watched) -> None:
+    assert "Compare" in read(watched, "/compare").text
+    page = read(watched, "/compare?first=1&second=2")
+    assert f"Of the {len(IDS)} rows of this page" in page.text
+    assert "8 changed" in page.text
+    assert SCRIPT in page.text
+    assert "agac compare 1 2" in page.commands
+    assert row_path(IDS[0], 2) in page.links or any("/run/2/row?id=a/b" in link for link in page.links)
+    after = quote(json.dumps(["long", 0]))
+    assert "Of the 1 row of this page" in read(watched, f"/compare?first=1&second=2&after={after}").text
+
+
+def test_a_workflow_has_its_files_its_graph_and_its_runs(watched: Watched) -> None:
+    assert "/workflow?name=reviews" in read(watched, "/workflows").links
+    page = read(watched, "/workflow?name=reviews")
+    assert "One: " not in page.text
+    assert "Again: ${text}" in page.text, "its YAML"
+    assert "8 done1 failed" in page.text.replace("\n", "")
+    assert {"/run/1", "/run/2", "/compare?first=1&second=2"} <= set(page.links)
+    assert "expected" not in page.text
+    planned = read(watched, "/workflow?name=reviews&plan=1")
+    assert f"{len(IDS)} rows of the input" in planned.text
+
+
+def test_drawings_have_their_looks_in_a_file(watched: Watched) -> None:
+    style = watched.get("/static/graph.css")
+    assert style.headers["content-type"].startswith("text/css")
+    assert "[data-theme=dark] .agac-graph .done" in style.text
