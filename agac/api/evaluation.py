@@ -27,6 +27,7 @@ from agac.core.types import JSONValue, Report, RowId, Usd
 from agac.engine.invocation import Scope
 from agac.engine.telemetry import share
 from agac.plan.plan import Selection
+from agac.spec.graph import giving
 from agac.spec.workflow import StageChange
 from agac.store.db import Database, slices
 from agac.store.history import agreements, stage_took
@@ -114,7 +115,7 @@ async def evaluate(
             ended = await version.ask(database, ids, given, progress, signals=handle_signals)
             facts = (model, ended.run, version.stage(name).provider.simulated, ended.stop_signal.why or None)
             judged = await labels.judged(database, ended.run, frozenset(rows))
-            took = await stage_took(database, ended.run, labels.stage.index)
+            took = await labels.took(database, ended.run)
             found.append(_quality(facts, judged, first, labels, took))
             first = first if found[1:] else judged.right
             codes.append(ended.exit_code)
@@ -166,7 +167,8 @@ class _Labels:
         refuse_unfit(workflow, written.name)
         assert written.expect is not None
         self.stage, self.expect = version.stage(written.name), written.expect
-        self.scope = Scope(frozenset((*written.ancestors, written.name)))
+        self.giving = {one.name: one.index for one in giving(written.name, workflow.stages) if one.asks}
+        self.scope = Scope(frozenset((*written.ancestors, *self.giving)))
         self.forms, self.ids, self.unlabelled = dict[int, str](), dict[int, RowId](), 0
         for row in version.checked.rows(Selection(), labels=True):
             label = (row.data or {}).get(self.expect.label)
@@ -194,7 +196,9 @@ class _Labels:
             keys = [row.key for row in rows]
             results, votes = await results_of_rows(database, keys), await agreements(database, keys)
             for row in rows:
-                value = getattr(results.get((row.key, at)), "value", None)
+                given = (results.get((row.key, index)) for index in self.giving.values())
+                value = next((one.value for one in given if one and one.value is not None), None)
+                value = None if row.state == State.FAILED and row.error_stage in self.giving else value
                 ended = value is not None or (row.state == State.FAILED and row.error_stage is not None)
                 if ended and row.ordinal is not None and row.ordinal in asked:
                     label, answer = self.forms[row.ordinal], FAILED if value is None else self._answer(value)
@@ -202,6 +206,15 @@ class _Labels:
                     found.pairs[label, answer if answer in (FAILED, *self.classes) else ANOTHER] += 1
                     found.votes.update(share(one) == 1 for stage, one in votes.get(row.key, {}).items() if stage == at)
         return found
+
+    async def took(self, database: Database, run: int) -> tuple[int, float | None, float | None]:
+        """How many tasks gave the stage its answers, and their USD and seconds, with those that were asked again."""
+        *again, first = [await stage_took(database, run, index) for index in self.giving.values()]
+        tasks, usd, seconds = first
+        for _, more_usd, more_seconds in (one for one in again if one[0]):
+            usd = None if usd is None or more_usd is None else usd + more_usd
+            seconds = None if seconds is None or more_seconds is None else seconds + more_seconds
+        return tasks, usd, seconds
 
     def _answer(self, text: str) -> str:
         value = json.loads(text)

@@ -18,7 +18,7 @@ from agac.data.files import write_whole
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.agent_cards import find_card
-from agac.spec.graph import StageNode
+from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workflow, read_workflow
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
@@ -133,7 +133,7 @@ async def graph(
         for stage, body in zip(loaded.stages, bodies, strict=True):
             if stage.asks:
                 body["model"] = models[stage.name][0].lane if stage.name in models else stage.model or "no model"
-    levels = _levels(nodes)
+    levels, ends = _levels(nodes), tuple(giving(end, nodes)[0].name for end in ends)
     stages = tuple(_drawn(body, outcomes.get(body["name"]), levels[body["name"]]) for body in bodies)
     return GraphReport(name, record.id if record else None, shown, stages, ends, output, rows, written)
 

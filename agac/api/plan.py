@@ -128,12 +128,12 @@ async def _budgets(database: Database | None, plan: Plan, report: PlanReport) ->
         counts = await runs.counters(database, run)
         balances = balances_of(plan, counts, await runs.lost_calls(database, run, 0))
         for batch in await batches_of_run(database, run):
-            own = [one for one in balances if one.stage in (None, plan.stages[batch.stage].name)]
+            own = [one for one in balances if one.holds_for(plan.stages[batch.stage].name)]
             for balance in own if batch.open else ():
                 balance.reserve(Amount(batch.held_usd, batch.held_tokens, batch.tasks))
     found = []
     for balance in balances:
-        need = needed(stage for stage in report.stages if balance.stage in (None, stage.name))
+        need = needed(stage for stage in report.stages if balance.holds_for(stage.name))
         (facts,) = budget_facts([balance])
         found.append({**facts, "enough": not balance.would_exceed(need)})
     return found

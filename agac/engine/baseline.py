@@ -480,7 +480,9 @@ class StoredAnswers:
         if len(there) == len(prints):
             value = there[0].value
             if isinstance(stage, PlannedStage) and len(prints) > 1:
-                value = outcome_of_vote([one.value for one in there], stage.vote).text
+                value, *_ = voted = outcome_of_vote([one.value for one in there], stage.vote)
+                if voted.share is not None:
+                    row.view.agreement[stage.name] = voted.share
             leaves = is_leave(stage, value)
             found.dropped += row.times * leaves
             found.reuse += row.times * (not leaves)

@@ -22,9 +22,10 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
-from agac.spec.graph import Level, amended_name
+from agac.spec.graph import Level, giving
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.operations import Filter, Rename, Select, UnfitRow
+from agac.spec.templates import SKIPPED
 from agac.store.records import DerivedRows
 from agac.store.rows import State
 
@@ -155,8 +156,8 @@ class LevelStages(Generic[R]):
         self._preparer, self._outcomes = preparer, outcomes
         self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")  # which waits for all rows
         own, self.walks = {stage.name for stage in self.stages}, frozenset(stage.index for stage in self.stages)
-        by_name, ends = {stage.name: stage for stage in plan.stages}, plan.output.stages
-        self.ends = frozenset(name for name in own if amended_name(name, by_name) in ends)  # the last one counts
+        ends = (stage.name for end in plan.ends for stage in giving(end.name, plan.stages))  # the last one counts
+        self.ends = frozenset(own.intersection(ends))
         self.branches = Branches(self.stages)
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
         self._followed = followed(plan.stages)
@@ -172,6 +173,9 @@ class LevelStages(Generic[R]):
         if stage.rows_of is not None and stage.rows_of not in row.view.forms:
             message = f"the function of {stage.rows_of!r} gave a list, this row has none of it"
             return self.fail(row, stage, ErrorType.INVALID_ROW, message, why.UNFIT)
+        if (amends := stage.amends) is not None and row.view.results.get(amends) is SKIPPED:
+            note = partial(canonical, {"when": f"{amends} != null", "values": {amends: None}})
+            return self._refuse(row, stage, note)
         if stage.guard is not None:
             if row.view.unknown and not row.view.is_decided(stage, stage.guard.names):
                 self._outcomes.undecided(row, stage)

@@ -19,6 +19,7 @@ from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
+from agac.spec.graph import ESCALATED
 from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
@@ -208,6 +209,10 @@ class BudgetBalance:
     reservations: int = 0
     batches: int = 0
 
+    def holds_for(self, stage: str) -> bool:
+        """Whether calls of the stage count: one that escalates spends what the stage that it is of may spend."""
+        return self.stage is None or stage in (self.stage, self.stage + ESCALATED)
+
     def would_exceed(self, worst: Amount) -> bool:
         """Whether so much more does not fit, beside what is set aside."""
         usd, tokens, calls = self.spent.plus(self.reserved).plus(worst)
@@ -330,7 +335,7 @@ class BudgetLimiter:
         self._batches[batch] = reservation._replace(worst=reservation.worst.plus(worst))
 
     def _balances_of(self, stage: str) -> tuple[BudgetBalance, ...]:
-        return tuple(balance for balance in self.balances if balance.stage in (None, stage))
+        return tuple(balance for balance in self.balances if balance.holds_for(stage))
 
     def ingested(self, batch: int, real: Amount) -> None:
         """A batch ended: what was set aside for it becomes what it cost."""
@@ -381,7 +386,7 @@ def balances_of(plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0) -
     balances += [BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name) for s in plan.asking if s.budget]
     calls = [count for count in counts if count.outcome == "call"]
     for balance in balances:
-        _load(balance, [count for count in calls if balance.stage in (None, count.stage)], lost_calls)
+        _load(balance, [count for count in calls if balance.holds_for(count.stage)], lost_calls)
     return balances
 
 

@@ -15,7 +15,7 @@ from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
 from agac.plan.render import RowView, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
-from agac.spec.graph import amended_name, descent, homes, levels_of
+from agac.spec.graph import descent, giving, homes, levels_of
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store import rows as store
@@ -233,11 +233,7 @@ class FinalRows:
         self._rows_of = {stage.name: stage.rows_of for stage in stages}
         self._vars = definition["vars"]
         self._ends = [stages[position] for position in ends_of(definition)]
-        by_name = {one.name: one for one in stages}
-        self._giving = {  # the stages of which each end may be, the last that amends it first
-            end.name: [one for one in reversed(stages) if amended_name(one.name, by_name) == end.name]
-            for end in self._ends
-        }
+        self._giving = {end.name: giving(end.name, stages) for end in self._ends}
         position, first = written_of(definition), self._ends[0]
         self._path = descent(stages, None if position is None else stages[position])
         self._last = first.name if first.changes_rows else first.rows_of
@@ -267,7 +263,7 @@ class FinalRows:
         return WrittenRows(database, run, self._stages, self._path, [end.name for end in self._ends])
 
     def _views(self, database: Database) -> RowViews:
-        wanted = [one.name for giving in self._giving.values() for one in giving]
+        wanted = [one.name for stages in self._giving.values() for one in stages]
         return RowViews(self._stages, self._vars, database, wanted)
 
     async def _with_results(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:

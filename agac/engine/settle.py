@@ -21,7 +21,7 @@ from agac.core.types import JSONValue, Outcome, RowId
 from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
-from agac.engine.telemetry import bucket_of
+from agac.engine.telemetry import bucket_of, share
 from agac.engine.validate import ValidReply
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
@@ -433,6 +433,11 @@ class VoteResult(NamedTuple):
     text: str
     replica: int = 0
     agreement: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The same as a number from 0 to 1."""
+        return share(self.agreement) if self.agreement else None
 
     @property
     def note(self) -> str | None:

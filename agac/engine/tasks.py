@@ -345,6 +345,8 @@ class Tasks:
     ) -> Answer:
         """Makes the task's result of its replicas' and settles it."""
         voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
+        if voted.share is not None:
+            active.view.agreement[stage.name] = voted.share
         earlier = None
         if not anew:
             earlier = await self.look_ups.get((self._takes_since(active, stage), fingerprint))

@@ -72,7 +72,7 @@ def _of_agent(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator[P
             message = f"{name} offers its models no tools, and the stage {stage.name!r} has some; choose another model"
             yield Problem(stage.at("model"), f"{message}, or write `providers: {{{name}: {{tools: true}}}}` {add}")
     first = models[0].provider
-    if stage.card and key is not None and key != f"${{{first.key_variable}}}":
+    if stage.card and not stage.is_escalation and key is not None and key != f"${{{first.key_variable}}}":
         remedy = f"write `providers: {{{first.name}: {{api_key: {key}}}}}` {add}"
         yield stage.card.document.problem(("api_key",), f"is not the variable of the key of {first.name}; {remedy}")
 

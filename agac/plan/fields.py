@@ -12,7 +12,7 @@ from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
-from agac.spec.templates import INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
+from agac.spec.templates import AGREEMENT, INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")  # formats of inputs in which every field is text
@@ -91,7 +91,8 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
         for name, (item, own) in items.items():
             if name in ancestors and name not in begun:
                 fields = fields.with_item(item, own)
-        return StageScope(workflow, stage, {name: stages[name] for name in ancestors}, fields)
+        earlier = {name: stages[name] for name in ancestors if not stages[name].is_escalation}
+        return StageScope(workflow, stage, earlier, fields)
 
     for stage in workflow.stages:
         if stage.group is not None:
@@ -152,6 +153,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         own = stage.at("prompt").path
         own = f"{stage.path}.prompt" if own.startswith(stage.path) else own  # else it was typed
         texts = [(own, stage.prompt), *((one.path, one.content) for one in stage.examples)]
+        texts = [] if stage.is_escalation else texts  # they are those of the stage that it is of
         for path, template in texts:
             for placeholder in template.placeholders:
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
@@ -296,9 +298,14 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         stages={name: other.shape for name, other in scope.earlier.items()},
         variables=list(workflow.vars),
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
-        extra=_OF_GROUPS if stage.group is not None else (),
+        extra=(*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
+
+
+def _voted(stage: WrittenStage, workflow: Workflow) -> tuple[str, ...]:
+    """The name of the agreement, where the stage amends a result that replicas voted for."""
+    return (AGREEMENT,) if any(one.name == stage.amends and one.vote for one in workflow.stages) else ()
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:

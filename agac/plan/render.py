@@ -9,8 +9,8 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
-from agac.spec.graph import StageNode
-from agac.spec.templates import ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
+from agac.spec.graph import ESCALATED, StageNode
+from agac.spec.templates import AGREEMENT, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 
 
@@ -31,18 +31,20 @@ class Prepared(NamedTuple):
 class RowView:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
-    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has.
+    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has;
+    `agreement` the share of a stage's replicas that agree, by its name, where they voted.
 
     `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
     has to be run: only `agac plan` has such."""
 
-    __slots__ = ("_all", "_sees_all", "_vars", "forms", "own", "results", "unknown")
+    __slots__ = ("_all", "_sees_all", "_vars", "agreement", "forms", "own", "results", "unknown")
 
     def __init__(self, data: dict[str, JSONValue], given: dict[str, JSONValue], sees_all: Collection[str] = ()) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self.own: dict[str, JSONValue] = {}
         self.unknown: dict[str, str] = {}
+        self.agreement: dict[str | None, float] = {}
         self._vars, self._sees_all = given, sees_all
         self._all = VisibleRow(data, self.results, given)
 
@@ -72,6 +74,8 @@ class RowView:
     def unknown_of(self, stage: StageNode, names: Iterable[str]) -> str | None:
         """The first of these names that the stage cannot look up yet: its result, or that of a stage that amends it."""
         wanted = dict.fromkeys(names)
+        if stage.amends is not None and AGREEMENT in wanted:
+            wanted[stage.amends] = None
         wanted |= dict.fromkeys(later for later, first in stage.amended if first in wanted)
         return next((name for name in wanted if name in self.unknown), None)
 
@@ -95,16 +99,24 @@ class RowView:
         if limits is None:
             if stage.name in self._sees_all:
                 return self._all
-            return VisibleRow(self.data(stage), {**self.known(stage), **self.own}, self._vars)
+            return VisibleRow(self.data(stage), {**self._sent(stage), **self.own}, self._vars)
         data = {name: value for name, value in self.data(stage).items() if not limits.hides(name)}
-        results = {name: value for name, value in self.known(stage).items() if name not in limits.never}
+        results = {name: value for name, value in self._sent(stage).items() if name not in limits.never}
         return VisibleRow(data, {**results, **self.own}, self._vars)
+
+    def _sent(self, stage: Stage) -> dict[str, JSONValue]:
+        """The results that a prompt of the stage may have: one that asks once more has none of the first answer."""
+        known = self.known(stage)
+        if stage.is_escalation and stage.amends is not None:
+            del known[stage.amends]
+        return known
 
     def guard_values(self, stage: Stage) -> dict[str, JSONValue]:
         """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
-        return {**data, **known, **self.own, VARS: self._vars, ROW: data}
+        own = {AGREEMENT: self.agreement[stage.amends], **self.own} if stage.amends in self.agreement else self.own
+        return {**data, **known, **own, VARS: self._vars, ROW: data}
 
     def function_input(self, stage: Stage) -> dict[str, JSONValue]:
         """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
@@ -117,6 +129,8 @@ class RowView:
         for later, first in stage.amended:
             if found.get(later, SKIPPED) is not SKIPPED:
                 found[first] = found[later]
+            if later.endswith(ESCALATED):  # it has no name of its own
+                found.pop(later, None)
         return found
 
 
@@ -133,7 +147,9 @@ class Preparer:
         # stages that see the row as it came, with no other beside them: every result there by then is upstream
         after = Counter(name for stage in stages for name in stage.ancestors)
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
-        self._sees_all = frozenset(stage.name for stage in alone if stage.rows_of is None and not stage.amended)
+        self._sees_all = frozenset(
+            stage.name for stage in alone if stage.rows_of is None and not (stage.amended or stage.amends)
+        )
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
         # what comes before the prompt is made once; None: its examples have placeholders, so that each row has its own
         own = {index for index, stage in asking.items() if any(one.content.placeholders for one in stage.examples)}

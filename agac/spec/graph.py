@@ -23,6 +23,10 @@ Makes = Literal["items", "rows", "groups", "kept"]
 groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 
+ESCALATED = "/escalate"
+"""What follows a stage's name in that of the stage which asks a stronger model about some of its rows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageNode:
     """A stage as a part of the graph, which is all that levels and orders are made of.
@@ -45,6 +49,11 @@ class StageNode:
     changes_rows: bool = False
     amends: str | None = None
     amended: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_escalation(self) -> bool:
+        """Whether it asks once more what the stage that it amends asked."""
+        return self.name.endswith(ESCALATED)
 
     @property
     def rows_after(self) -> str | None:
@@ -70,6 +79,12 @@ def amended_name(name: str, stages: Mapping[str, StageNode]) -> str:
     while (first := stages[name].amends) is not None and first in stages:
         name = first
     return name
+
+
+def giving(name: str, stages: Sequence[S]) -> list[S]:
+    """The stages that may give what the stage `name` comes to: the last one that amends it first, itself last."""
+    by_name = {stage.name: stage for stage in stages}
+    return [stage for stage in reversed(stages) if amended_name(stage.name, by_name) == name]
 
 
 def amended_by(names: Iterable[str], stages: Mapping[str, StageNode]) -> tuple[tuple[str, str], ...]:
@@ -226,7 +241,7 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNo
         nodes = _in_order(stages, needs, place)
         found = _apart(nodes)
         if not found:
-            nodes, found = _with_rows(nodes)
+            nodes, found = _with_rows(_escalated(nodes, stages))
             found += _not_to_amend(nodes)
     problems += [document.problem(("stages", place[name], "needs"), message) for name, message in found]
     if problems and not nodes:
@@ -345,6 +360,21 @@ def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Findi
         amended = amended_by(node.ancestors, found)
         found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last, amended=amended)
     return list(found.values()), wrong
+
+
+def _escalated(nodes: Sequence[StageNode], stages: Sequence[StageFile]) -> list[StageNode]:
+    """The nodes, each with `escalate` followed by the one that asks once more: all that needed it needs that."""
+    found: list[StageNode] = []
+    then = {node.name: node.name + ESCALATED for node in nodes if stages[node.index].escalate is not None}
+    for node in nodes:
+        needs = tuple(then.get(name, name) for name in node.needs)
+        seen = [one for name in node.ancestors for one in (name, then.get(name)) if one is not None]
+        found.append(replace(node, needs=needs, ancestors=tuple(seen)))
+        if node.name in then:
+            # the index is that of the stage in whose keys it stands
+            own = StageNode(name=then[node.name], index=node.index, needs=(node.name,), amends=node.name)
+            found.append(replace(own, ancestors=(*seen, node.name)))
+    return found
 
 
 def _not_to_amend(nodes: Sequence[StageNode]) -> list[_Finding]:

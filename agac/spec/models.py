@@ -389,6 +389,18 @@ class LabelFile(FileModel):
     tolerance: float = key("How far a number may lie from its label and still be right.", default=0.0, ge=0)
 
 
+class EscalateFile(FileModel):
+    """Which rows are asked once more, with another model, whose answer takes the place of the first one's."""
+
+    when: NonEmpty = Field(
+        description="Condition in CEL over what a stage after this one sees, its result by its name: rows for which it "
+        "is true are asked again. With a `vote`, `agreement` is the share of the replicas that agree.",
+        examples=["classify.confidence < 0.7", "agreement < 1.0"],
+    )
+    model: NonEmpty = Field(description="The model that is asked, as `provider/model?key=value`.")
+    run_mode: workflow.RunMode | None = key("Its run mode; that of the stage when left out.")
+
+
 ToolsByName = dict[NonEmpty, ToolFile]
 Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_input_type=list[NonEmpty] | ToolsByName)]
 FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
@@ -477,6 +489,10 @@ class StageFile(DefaultsFile):
     vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
         "With replicas: the field by whose most frequent value a result is taken; a list of all when left out.",
         examples=["sentiment"],
+    )
+    escalate: EscalateFile | None = key(
+        "Ask a stronger model about the rows whose answer is in doubt, as a stage `NAME/escalate` of its own.",
+        examples=[{"when": "classify.confidence < 0.7", "model": "openai/gpt-5.4"}],
     )
     budget: Budget | None = key("What this stage may spend at most in a run.")
     expect: LabelFile | None = key(

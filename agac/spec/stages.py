@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stag
 _ASKING = DefaultsFile.model_fields.keys() | {
     "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
     "budget", "group_by", "reduce", "incomplete", "replicas", "vote", "tools", "max_turns", "tools_mode", "tool_stubs",
-    "reads", "skills", "expect",
+    "reads", "skills", "expect", "escalate",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
@@ -115,12 +115,15 @@ class StageBuilder:
     overrides: Overrides
     problems: list[Problem] = field(default_factory=list)
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _built: dict[str, WrittenStage] = field(default_factory=dict)
     _callers: tuple[str, ...] = ()
 
     def stage(self, node: StageNode, order: int) -> WrittenStage | None:
         """The stage of `node`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
         before = len(self.problems)
         written, path = self.file.stages[node.index], ("stages", node.index)
+        if node.is_escalation:
+            return self._escalated(node, order, written, path)
         self.problems += _misplaced(written, self.document, path)
         answers = tuple(dict.fromkeys(name for need in node.needs for name in self._answers.get(need, ())))
         if written.operations:
@@ -139,12 +142,35 @@ class StageBuilder:
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
-            index=order, needs=node.needs, ancestors=node.ancestors, rows_of=node.rows_of, amends=node.amends,
-            amended=node.amended,
-            explode=None if written.explode is None else tuple(written.explode.split(".")), path=key_path(path), **own,
+            **_place(node, order), explode=tuple(written.explode.split(".")) if written.explode else None,
+            path=key_path(path), **own,
         )  # fmt: skip
         self.problems += _rule_problems(stage) if stage.asks else ()
+        self._built[stage.name] = stage
         return stage
+
+    def _escalated(self, node: StageNode, order: int, written: StageFile, path: Path_) -> WrittenStage | None:
+        """The stage that asks the model of `escalate` what the stage `written` asks its own; without a vote as often,
+        with one once. What the command line says of models holds for it, too."""
+        path, name, first = (*path, "escalate"), node.name, self._built.get(written.name)
+        assert written.escalate is not None
+        own, at = written.escalate, places_of(written.escalate, self.document, path)
+        guard = self._noted(compile_guard(own.when, at["when"]))
+        self._answers[name] = self._answers[written.name]
+        if guard is None or first is None:
+            return None
+        change, typed = self.overrides.change, self.overrides.run_mode
+        model = change.model if change and change.stage == name else self.overrides.model
+        levels = {key: level for key, level in first.levels.items() if key != "fallback"}
+        return replace(
+            first, **_place(node, order), name=name, path=key_path(path), guard=guard, otherwise="skip", explode=None,
+            group=None, replicas=1 if written.vote else first.replicas, vote=None, model=model or own.model,
+            backend=first.backend if first.levels.get("backend") == "override" else None, fallback=(), budget=None,
+            # the parameters of the model's string go before the keys of the stage, as in a fallback's
+            levels=levels | {"model": "override"}, run_mode=typed or own.run_mode or first.run_mode, expect=None,
+            on_empty=None, children=tuple(_renamed(child, written.name, name) for child in first.children),
+            where={**first.where, **at, "": self.document.where(path)},
+        )  # fmt: skip
 
     def _asking(self, written: StageFile, path: Path_, answers: Sequence[str], card: Card | None) -> dict[str, Any]:
         """The fields of a stage that asks a model, which may send the `answers` of earlier ones. `card` of a child."""
@@ -329,6 +355,18 @@ class StageBuilder:
             "stage": (written, places_of(written, self.document, path)),
             "override": (DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
         }
+
+
+def _place(node: StageNode, order: int) -> dict[str, Any]:
+    """Where a stage stands, the `order`-th that a row meets; what it does to rows follows from its keys."""
+    names = ("needs", "ancestors", "rows_of", "amends", "amended")
+    return {"index": order} | {name: getattr(node, name) for name in names}
+
+
+def _renamed(agent: WrittenStage, caller: str, name: str) -> WrittenStage:
+    """An agent of the stage `caller`, with those that it may call, as one of the stage `name`."""
+    children = tuple(_renamed(child, caller, name) for child in agent.children)
+    return replace(agent, name=name + agent.name.removeprefix(caller), children=children)
 
 
 def _same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:

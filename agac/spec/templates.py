@@ -33,6 +33,7 @@ _NO_VALUE = re.compile("env|clientDisplay|executionEnvironment.*|internal:.*")
 """Placeholders that AgentCards may hold elsewhere, and that have no value in a run."""
 
 ROW = "row"  # the name under which a guard sees all fields of the row: for odd names, and to ask whether there is one
+AGREEMENT = "agreement"  # the share of a vote's replicas that agree, for the guard of a stage that amends its result
 ROW_JSON = "row_json"
 VARS = "vars"
 ITEM, INDEX = "item", "index"

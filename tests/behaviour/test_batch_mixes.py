@@ -40,7 +40,7 @@ def label(name: str, prompt: str, **keys: Any) -> Stage:
     return {"name": name, "prompt": prompt, "output_schema": LABEL, **keys}
 
 
-SYNC = {"run_mode": "sync"}
+SYNC, LARGE = {"run_mode": "sync"}, "local/large"
 
 WORKFLOWS: dict[str, list[Stage]] = {
     "branches": [
@@ -106,6 +106,48 @@ WORKFLOWS: dict[str, list[Stage]] = {
         stage("a", "A ${text}", tools=["tools/made.py:look_up"]),
         stage("b", "B ${a}", tools=["tools/made.py:look_up"], output_schema={"said": "string"}, model="local/small"),
         stage("c", "C ${b.said} ${group}", **SYNC),
+    ],
+    "escalations": [
+        label("a", "${text}", escalate={"when": 'a.sentiment == "negative"', "model": LARGE}),
+        label(
+            "b",
+            "${text}",
+            needs="a",
+            replicas=3,
+            vote="sentiment",
+            escalate={"when": "agreement < 1.0", "model": LARGE, "run_mode": "sync"},
+        ),
+        label("c", "C ${text}", needs="a", escalate={"when": 'c.sentiment == "positive"', "model": LARGE}),
+        stage("d", "D ${a} ${b} ${c}", needs=["b", "c"]),
+    ],
+    "escalations of children and groups": [
+        stage(
+            "a",
+            "A ${text}",
+            output_schema={"items": ["string"]},
+            model="local/small",
+            escalate={"when": "size(a.items) > 1", "model": LARGE, "run_mode": "sync"},
+        ),
+        label("b", "B ${item} ${id}", explode="a.items", escalate={"when": "index == 0", "model": LARGE}),
+        label(
+            "c",
+            "C ${rows_json}",
+            group_by=["group"],
+            reduce={"max_rows": 3},
+            escalate={"when": 'c.sentiment != "neutral"', "model": LARGE},
+        ),
+        stage("d", "D ${c.reason} ${group}"),
+    ],
+    "agents that escalate": [
+        stage(
+            "a",
+            "A ${text}",
+            tools=["tools/made.py:look_up"],
+            output_schema=LABEL,
+            model="local/small",
+            escalate={"when": 'a.sentiment == "negative"', "model": LARGE},
+        ),
+        stage("b", "B ${a.reason}"),
     ],
     "sync between": [
         stage("a", "A ${text}", **SYNC),

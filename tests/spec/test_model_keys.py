@@ -104,10 +104,10 @@ RESOLVED = {
     *("model", "backend", "temperature", "max_tokens", "timeout", "fallback", "agent", "enabled", "when", "processes"),
     *("python", "filter", "select", "rename", "dedupe", "group_by", "reduce", "incomplete"),
     *("instructions", "template", "messages", "output_schema", "visible", "syntax"),
-    *("tools", "max_turns", "tools_mode", "tool_stubs", "reads", "skills", "expect"),
+    *("tools", "max_turns", "tools_mode", "tool_stubs", "reads", "skills", "expect", "escalate"),
 }
 """Keys of stages that stand in a Stage under other names, for they name files, models, expressions or operations; and
-`syntax`, of which a compiled template has nothing left to say."""
+`syntax`, of which a compiled template has nothing left to say; `escalate` is a stage of its own."""
 
 
 def test_every_other_key_of_a_stage_is_a_field_of_a_stage_with_the_same_default() -> None:
