@@ -166,6 +166,10 @@ class StoreCorrupt(StoreError):
     """SQLite says that the file is damaged."""
 
 
+class TookTooLong(StoreError):
+    """A look at the database took longer than it may, and was cut."""
+
+
 class LeaseHeld(StoreError):
     """Another live process works on the same workflow."""
 

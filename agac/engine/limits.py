@@ -384,6 +384,11 @@ def balances_of(plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0) -
     of_run = (("budget of agac.yml", plan.rules.project), ("budget of the run", plan.rules.workflow))
     balances = [BudgetBalance(name, budget) for name, budget in of_run if budget]
     balances += [BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name) for s in plan.asking if s.budget]
+    return loaded(balances, counts, lost_calls)
+
+
+def loaded(balances: list[BudgetBalance], counts: Iterable[Count], lost_calls: int) -> list[BudgetBalance]:
+    """The same balances, with what was spent of them."""
     calls = [count for count in counts if count.outcome == "call"]
     for balance in balances:
         _load(balance, [count for count in calls if balance.holds_for(count.stage)], lost_calls)

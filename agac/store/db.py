@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_or
 
 import aiosqlite
 
-from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew
+from agac.core.errors import StoreCorrupt, StoreError, StoreOutdated, StoreTooNew, TookTooLong
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,6 +103,9 @@ def _store_error(error: sqlite3.Error, path: Path) -> StoreError:
             f"{path} was locked by another program for {BUSY_SECONDS:.0f} s",
             remedy="close the program that holds it (a database browser, a backup) and run the same command again",
         )
+    if name.startswith("SQLITE_INTERRUPT"):
+        what = f"a look at {path} took longer than it may, and was cut"
+        return TookTooLong(what, remedy="look at less: fewer rows, a stage, a shorter time; or once more")
     if name.startswith("SQLITE_FULL"):
         return StoreError(
             f"no space left on the disk of {path}", remedy="free some space and run the same command again"

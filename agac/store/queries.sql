@@ -25,6 +25,17 @@ key, id, occurrence, ordinal, hash, state, error_type, error_message, error_stag
     SELECT max(ordinal) FROM above
 ) AS ordinal
 
+-- part: matches
+-- Whether a row `r` is one of those that are looked for: `states` has a bit for each state, `position` is that of a stage
+-- and `outcome` what its task came to there; '' for any, 'open' for none yet.
+CASE WHEN r.origin IS NOT :origin OR r.place < 0 OR coalesce(r.ordinal, r.origin) IS NULL OR r.state = 6
+    OR NOT (1 << r.state) & :states OR (:error <> '' AND r.error_type IS NOT :error) THEN 0
+WHEN :position IS NOT NULL AND coalesce((SELECT iif(:outcome = '', '', t.outcome) FROM task t
+    WHERE t.row_key = r.key AND t.stage = :position AND t.replica = 0), 'open') <> :outcome THEN 0
+WHEN :text IS NULL THEN 1
+ELSE coalesce(r.data LIKE :text ESCAPE '\', 0) OR coalesce(r.error_message LIKE :text ESCAPE '\', 0)
+    OR coalesce((SELECT v.value LIKE :text ESCAPE '\' FROM result v WHERE v.id = r.result_id), 0) END AS shown
+
 -- part: closed
 -- Final steps of a batch.
 ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
@@ -550,6 +561,97 @@ ON CONFLICT (run_id, minute, stage, bucket) DO UPDATE SET count = count + exclud
 -- name: lane_sampled
 -- How a lane is.
 INSERT OR REPLACE INTO lane_sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: minutes_lately
+-- What the stages of a run came to since a minute ('': its rows): how many were settled, their calls, tokens and USD.
+SELECT stage, sum(done + reused + failed + skipped + dropped) AS settled, sum(calls) AS calls,
+    sum(input_tokens + output_tokens) AS tokens, sum(cost) AS usd
+FROM minute WHERE run_id = ? AND minute >= ? GROUP BY stage;
+
+-- name: minutes_of
+-- The roll-ups of a run by so many minutes and stage: the minute, the stage, and `api.monitor.COLUMNS`.
+SELECT minute / :step, stage, sum(done), sum(reused), sum(failed), sum(skipped), sum(dropped), sum(calls),
+    sum(failed_calls), sum(input_tokens), sum(output_tokens), sum(cost)
+FROM minute WHERE run_id = :run AND minute >= :since GROUP BY 1, 2;
+
+-- name: minute_timings_of
+-- The histograms of a run by so many minutes and stage.
+SELECT minute / :step, stage, bucket, sum(count) FROM minute_timing
+WHERE run_id = :run AND minute >= :since GROUP BY 1, 2, 3;
+
+-- name: minute_first
+-- The first minute of a run.
+SELECT minute FROM minute WHERE run_id = ? ORDER BY minute LIMIT 1;
+
+-- name: lanes_of
+-- How the lanes of a run were, by so many seconds: the last sample of each, with what calls waited in all.
+SELECT max(at) AS at, lane, in_flight, bound, most, waiting, held_by, paused_until, sum(waited) AS waited,
+    sum(refused) AS refused
+FROM lane_sample WHERE run_id = :run AND at >= :since GROUP BY CAST(at / :step AS INTEGER), lane ORDER BY 1, 2;
+
+-- name: rows_by_place
+-- Some rows of the input in its order: (key, where it stands, whether it is shown).
+SELECT r.key, w.first, r.key AS second, {matches} FROM (
+    SELECT key, ordinal AS first FROM row WHERE run_id = :run AND (ordinal, key) > (:first, :second)
+    ORDER BY ordinal, key LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, r.key;
+
+-- name: rows_in_id_order
+-- Some rows in the order of their ids, below one: the same.
+SELECT r.key, w.first, w.second, {matches} FROM (
+    SELECT key, id AS first, occurrence AS second FROM row
+    WHERE run_id = :run AND (id, occurrence) > (:first, :second) AND id < :below ORDER BY id, occurrence LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, w.second;
+
+-- name: rows_made_by
+-- Some rows that a stage made, in the order in which it made them: the same.
+SELECT r.key, r.key AS first, 0 AS second, {matches} FROM (
+    SELECT key FROM row WHERE run_id = :run AND origin = :origin AND key > :first ORDER BY key LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY r.key;
+
+-- name: rows_failed_so
+-- Some rows of the input that failed at a stage (null: before any) with a kind of error: the same.
+SELECT r.key, w.first, r.key AS second, {matches} FROM (
+    SELECT key, ordinal AS first FROM row
+    WHERE run_id = :run AND state = 2 AND error_type = :kind AND error_stage IS :failed_at
+        AND (ordinal, key) > (:first, :second) ORDER BY ordinal, key LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, r.key;
+
+-- name: rows_made_failed_so
+-- Some of those that stages made: the same.
+SELECT r.key, r.key AS first, 0 AS second, {matches} FROM (
+    SELECT key FROM row WHERE run_id = :run AND state = 2 AND error_type = :kind AND error_stage IS :failed_at
+        AND ordinal IS NULL AND key > :first ORDER BY key LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY r.key;
+
+-- name: rows_shown
+-- Rows as lists show them, with what all their calls in this run took.
+SELECT r.key, json_object(
+    'key', r.key, 'id', r.id, 'occurrence', max(r.occurrence, 0), 'number', r.ordinal, 'stage', r.error_stage,
+    'state', CASE r.state WHEN 0 THEN 'open' WHEN 1 THEN 'done' WHEN 2 THEN 'failed' WHEN 5 THEN 'skipped' ELSE 'dropped' END,
+    'error', r.error_type, 'message', substr(r.error_message, 1, 160), 'input', substr(r.data, 1, 160),
+    'result', substr(v.value, 1, 160), 'calls', count(a.id), 'cost_usd', round(sum(a.cost), 9),
+    'duration_s', round(sum(a.duration), 4), 'input_tokens', sum(a.input_tokens), 'output_tokens', sum(a.output_tokens))
+FROM row r LEFT JOIN result v ON v.id = r.result_id LEFT JOIN attempt a ON a.row_key = r.key
+WHERE r.key IN (:many) GROUP BY r.key;
+
+-- name: failures_like
+-- Some rows that failed in the same way, the input's after those that stages made.
+SELECT id, substr(error_message, 1, 400) FROM row
+WHERE run_id = ? AND state = 2 AND error_type = ? AND error_stage IS ? ORDER BY ordinal, key LIMIT ?;
+
+-- name: made_failures
+-- How the rows failed that stages made: by which stage, where, why, and how many.
+SELECT origin, error_stage, error_type, count FROM made WHERE run_id = ? AND state = 2 AND count > 0;
+
+-- name: inbox_put
+-- Something is asked of the process that works on a workflow.
+INSERT INTO inbox (workflow, run_id, event_id, kind, body, at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: inbox_of
+-- What was last asked for a run.
+SELECT json_object('id', id, 'kind', kind, 'body', json(body), 'at', at, 'applied_at', applied_at, 'outcome', outcome)
+FROM inbox WHERE run_id = ? ORDER BY id DESC LIMIT 10;
 
 -- name: timings
 -- The histograms of a run.

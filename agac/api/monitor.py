@@ -1,0 +1,516 @@
+"""What the monitor shows, as values: runs, one run, its curves, its rows, its errors; and what it asks of a process.
+
+Each reader takes READ_SECONDS at most, whatever the store holds: counts come from roll-ups, lists go by an index.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from agac.api.batches import BatchLine, batch_lines
+from agac.api.status import (
+    database_path,
+    find_run,
+    full_report,
+    go_on,
+    last_invocation,
+    position_of,
+    refuse_unknown,
+    rows_by_remedy,
+    run_report,
+)
+from agac.core.errors import AgacError, UsageError
+from agac.core.types import Moment, Outcome, Report, RowId
+from agac.data.sources import estimated_rows
+from agac.engine.limits import BudgetBalance, facts, loaded
+from agac.engine.telemetry import RATIO, quantile
+from agac.plan.plan import Selection
+from agac.spec.paths import project_root
+from agac.spec.workflow import Budget
+from agac.store import batches, roll_ups, runs
+from agac.store.batches import BatchStep
+from agac.store.db import Database, write
+from agac.store.records import LaneSample
+from agac.store.roll_ups import IndexedRows, reading
+from agac.store.rows import State
+from agac.store.writer import open_database
+
+READ_SECONDS = 2.0  # a look that takes longer is cut: it raises TookTooLong
+LOOK_SECONDS = 0.2  # for which rows are looked at for one page
+LATELY = 5  # minutes of which a rate is told
+LANE_SECONDS = 10.0  # a lane whose last sample is older is not at work
+POINTS = 240  # on a curve, at most
+MOST_BATCHES = 200  # of a run that are shown
+ALIKE = 200  # rows that failed in one way whose messages are looked at
+
+
+class Advice(NamedTuple):
+    """A command to copy, and what it does."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCards(Report):
+    """Runs, the one last worked on first, each as `agac status` has it (`api.status.run_report`) with its `pace`:
+    `expected`, how many rows of the input there are to be (None: not known), which is `exact` once the input was read;
+    `rate`, rows that ended in a minute of late, while it is running; `eta_s`, seconds until its end at that rate.
+    `next`: the `after` of the next page, None: there is none."""
+
+    runs: tuple[dict[str, Any], ...]
+    total: int
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetBurn(Report):
+    """A budget: `spent` of its `limit` in `unit` (usd, tokens or calls), and `held`, which is perhaps spent too. At the
+    pace of late it is spent at `hit_at`; None: its rows end before, or nothing is spent now."""
+
+    name: str
+    unit: str
+    limit: float
+    spent: float
+    held: float
+    an_hour: float
+    hit_at: Moment | None
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredBatch(Report):
+    """A batch, and what happens `next`, in words."""
+
+    JSON_KEYS = ("**line", "next")
+
+    line: BatchLine
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredRun(Report):
+    """One run: its `report` as `agac status RUN` has it, with its `pace` as in RunCards; `rates`: tasks of each stage
+    that ended in a minute of late; `lanes`: the newest samples of those at work; the open `batches` and the newest of
+    the others; commands that may be of use now; what was lately `asked` of the process at work (id, kind, body, at,
+    applied_at, outcome), and `estimated_usd`, what it was expected to cost; None: nobody knew."""
+
+    report: dict[str, Any]
+    rates: dict[str, float]
+    lanes: tuple[LaneSample, ...]
+    budgets: tuple[BudgetBurn, ...]
+    batches: tuple[MonitoredBatch, ...]
+    advice: tuple[Advice, ...]
+    asked: tuple[dict[str, Any], ...]
+    estimated_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCurves(Report):
+    """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `series` has a number
+    for each by stage and name: COLUMNS, and `p50_ms` and `p95_ms` of answered calls (None: there was none). Under ''
+    are rows of the input by outcome, and the calls of all stages. Who is run again counts -1 where it stood before.
+    `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
+
+    run: int
+    step_s: int
+    at: tuple[float, ...]
+    series: dict[str, dict[str, list[float | None]]]
+    lane_step_s: float
+    lanes: dict[str, list[LaneSample]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilters:
+    """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what became of its task:
+    these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in the input, the result or the message.
+    `made_by`: the stage that made the rows, None: those of the input. `sort`: one of `RowPage.sorts`; None: the first.
+    """
+
+    state: str | None = None
+    stage: str | None = None
+    error: str | None = None
+    id: str | None = None
+    text: str | None = None
+    made_by: str | None = None
+    sort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage(Report):
+    """Rows, each with key, id, occurrence, number (its place in the input), state, stage (where it failed), error,
+    message, input and result (JSON; these three cut after 160 characters), and of its calls in this run: calls,
+    cost_usd, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None: there is none. A page
+    that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as far as an
+    index gives that order."""
+
+    run: int
+    rows: tuple[dict[str, Any], ...]
+    next: str | None
+    looked: int
+    sorted_by: str
+    sorts: tuple[str, ...]
+
+
+class AlikeErrors(NamedTuple):
+    """Messages that differ in numbers and quoted texts alone: one of them, how many rows have it, some of their ids."""
+
+    message: str
+    rows: int
+    examples: tuple[RowId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup(Report):
+    """Rows that failed at a `stage` (None: before any) with one kind of error: `rows` in all, of which `looked` were
+    looked at for the `messages`, the most frequent first; and what tries them again."""
+
+    stage: str | None
+    type: str
+    rows: int
+    looked: int
+    messages: tuple[AlikeErrors, ...]
+    advice: Advice
+
+
+@asynccontextmanager
+async def _run_of(project: Path | str | None, run: int | str) -> AsyncIterator[tuple[Path, Database, runs.RunRecord]]:
+    root = project_root(project)
+    async with reading(database_path(root), READ_SECONDS) as database:
+        record = await find_run(database, None, run)
+        assert database is not None
+        yield root, database, record
+
+
+# Runs, and one run.
+
+
+async def aruns(
+    after: int | None = None, limit: int = 50, *, workflow: str | None = None, project: Path | str | None = None
+) -> RunCards:
+    """The runs of a workflow, or of all, from the one behind run `after` on. Raises UsageError for a workflow that
+    neither has a file nor was ever run."""
+    root = project_root(project)
+    async with reading(database_path(root), READ_SECONDS) as database:
+        await refuse_unknown(database, root, workflow)
+        numbers = await runs.run_ids(database, workflow) if database else []
+        begin, cards = numbers.index(after) + 1 if after in numbers else 0, []
+        page = numbers[begin : begin + limit]
+        for record in [await runs.run_record(database, one) for one in page] if database else ():
+            assert database is not None
+            report = await run_report(database, record)
+            found = await _lately(database, record, report)
+            cards.append(report | {"pace": await _pace(root, database, record, report, found)})
+        return RunCards(tuple(cards), len(numbers), page[-1] if begin + limit < len(numbers) else None)
+
+
+class _Paces(NamedTuple):
+    """What the stages of a run came to in so many seconds of late."""
+
+    stages: Mapping[str, roll_ups.Lately]
+    seconds: float
+
+
+async def _lately(database: Database, record: runs.RunRecord, report: Mapping[str, Any]) -> _Paces:
+    if report["state"] != "running" or record.invocation is None:
+        return _Paces({}, 1.0)
+    now = time.time()
+    first = int(now // 60) - LATELY
+    seconds = now - max(60 * first, record.invocation.at)
+    return _Paces(await roll_ups.lately(database, record.id, first), max(seconds, 1.0))
+
+
+async def _pace(
+    root: Path, database: Database, record: runs.RunRecord, report: Mapping[str, Any], found: _Paces
+) -> dict[str, Any]:
+    rows, exact = report["rows"], record.read_at is not None
+    expected = rows["total"] if exact else None
+    file = root / report["input"]
+    try:
+        guess = estimated_rows(file) if not exact and file.is_file() else None
+    except (OSError, AgacError):
+        guess = None
+    if guess is not None:
+        selection = Selection(**record.selection)
+        expected = max(rows["total"], selection.taken(max(0, guess - selection.offset)))
+    rate = 60 * found.stages[""].settled / found.seconds if "" in found.stages else None
+    left = None if expected is None else expected - rows["total"] + rows["open"]
+    eta = 60 * left / rate if rate and rate > 0 and left is not None else None
+    return {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}
+
+
+async def arun(run: int | str = "last", *, project: Path | str | None = None) -> MonitoredRun:
+    """A run by its number, or the one last worked on. Raises UsageError for a run that does not exist."""
+    async with _run_of(project, run) as (root, database, record):
+        report = await full_report(database, record)
+        found = await _lately(database, record, report)
+        pace = await _pace(root, database, record, report, found)
+        lanes = await roll_ups.lanes_of(database, run=record.id, since=time.time() - LANE_SECONDS, step=LANE_SECONDS)
+        stored = sorted(
+            await batches.batches(database, run=record.id, closed=True), key=lambda one: (not one.open, -one.id)
+        )
+        lines = await batch_lines(database, {}, stored[:MOST_BATCHES])
+        known = [one.usd for one in (await runs.estimates(database, record.id)).values()]
+        return MonitoredRun(
+            report | {"pace": pace},
+            {name: 60 * one.settled / found.seconds for name, one in found.stages.items() if name},
+            tuple({one.lane: one for one in lanes}.values()),
+            tuple(await _burns(database, record, found, pace["eta_s"])),
+            tuple(MonitoredBatch(line, _next(line)) for line in lines),
+            tuple(_advice(report, record)),
+            tuple(await roll_ups.asked_for(database, record.id)),
+            sum(one or 0.0 for one in known) if any(one is not None for one in known) else None,
+        )
+
+
+async def _burns(database: Database, record: runs.RunRecord, found: _Paces, eta: float | None) -> list[BudgetBurn]:
+    settings = await runs.run_settings_of(database, record.id) or {"rules": {}, "stages": []}
+    stages = (await runs.definition_of(database, record.id))["stages"]
+    given = [("budget of agac.yml", settings["rules"].get("project"), None)]
+    given.append(("budget of the run", settings["rules"].get("workflow"), None))
+    for body, own in zip(stages, settings["stages"], strict=False):
+        given.append((f"budget of stage {body['name']!r}", own.get("budget"), body["name"]))
+    event, now, burns = record.invocation.id if record.invocation else 0, time.time(), []
+    balances = [BudgetBalance(name, Budget(**budget), stage) for name, budget, stage in given if budget]
+    lost = await runs.lost_calls(database, record.id, event)
+    loaded(balances, await runs.counters(database, record.id), lost)
+    for balance, told in zip(balances, facts(balances), strict=True):
+        for unit in ("usd", "tokens", "calls"):
+            about: Any = told.get(unit)
+            if about is not None:
+                own = [one for name, one in found.stages.items() if name and balance.stage in (None, name)]
+                pace = sum(getattr(one, unit) for one in own) / found.seconds
+                ends = max(about["limit"] - about["spent"] - about["held"], 0) / pace if pace > 0 else None
+                hit = None if ends is None or (eta is not None and eta < ends) else now + ends
+                burns.append(BudgetBurn(balance.name, unit, **about, an_hour=3600 * pace, hit_at=hit))
+    return burns
+
+
+def _next(line: BatchLine) -> str:
+    one = line.batch
+    if not one.open:
+        return "nothing: its answers are in" if one.ingested_at else f"nothing: {one.note or 'it is closed'}"
+    if line.remedy and (line.stuck or line.note or one.state == BatchStep.NEEDS_HUMAN):
+        return line.remedy
+    if line.ready:
+        return "its answers are taken by the command that is at work, or by: agac batch retrieve"
+    if line.cancelling:
+        return "it is being cancelled; what it finished is taken then"
+    return line.waits or "its provider works on it; it is looked at while a command waits, or by: agac batch retrieve"
+
+
+def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
+    found, number = [], record.id
+    if report["open_batches"]:
+        found.append(Advice("takes what ended of its batches", f"agac batch retrieve --run {number}"))
+    if report["state"] in ("killed", "stopped", "waiting"):
+        found.append(Advice("resumes it", report["go_on"]))
+    if report["rows"]["failed"] and report["state"] != "running":
+        found.append(Advice("tries the failed rows again", f"agac retry {number}"))
+    if report["rows"]["done"]:
+        partial = "" if record.finished_at is not None else " --partial"
+        found.append(Advice("writes its results into a file", f"agac export --run {number}{partial} --to results.csv"))
+    return found
+
+
+# Curves.
+
+OF_TASKS = tuple(outcome.value for outcome in Outcome)
+OF_CALLS = ("calls", "failed_calls", "input_tokens", "output_tokens", "cost_usd")
+COLUMNS = (*OF_TASKS, *OF_CALLS)
+"""What is counted of each minute, in the order of the statement `minutes_of`."""
+
+
+async def acurves(
+    run: int | str = "last", since: float | None = None, *, project: Path | str | None = None
+) -> RunCurves:
+    """A run over time, from a moment on (seconds since 1970; None: its beginning), in POINTS steps at most. Raises
+    UsageError for a run that does not exist."""
+    async with _run_of(project, run) as (_, database, record):
+        last, begun = record.invocation, await roll_ups.first_minute(database, record.id)
+        first = max(int((record.created_at if since is None else since) // 60), begun or 0)
+        until = (last.ended_at if last is not None else None) or time.time()
+        step = max(1, -(-int(until // 60 + 1 - first) // POINTS))
+        asked = {"run": record.id, "since": first // step * step, "step": step}
+        minutes = await roll_ups.minutes_of(database, **asked)
+        times: dict[str, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
+        for point, stage, bucket, count in await roll_ups.minute_timings_of(database, **asked):
+            for name in ("", stage):
+                times[name][point][4 * bucket] += count
+        pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
+        for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause):
+            lanes[sample.lane].append(sample)
+    at = {point: place for place, point in enumerate(sorted({one[0] for one in minutes} | times[""].keys()))}
+    series: dict[str, dict[str, list[Any]]] = defaultdict(lambda: {name: [0] * len(at) for name in COLUMNS})
+    for point, stage, *numbers in minutes:
+        for name, number in zip(COLUMNS, numbers, strict=True):
+            series[stage][name][at[point]] += number
+            if stage and name in OF_CALLS:
+                series[""][name][at[point]] += number
+    for stage, own in series.items():
+        for label, part in (("p50_ms", 0.5), ("p95_ms", 0.95)):
+            own[label] = [_ms(quantile(times[stage][point], part)) for point in at]
+    return RunCurves(record.id, 60 * step, tuple(60.0 * step * point for point in at), dict(series), pause, dict(lanes))
+
+
+def _ms(seconds: float | None) -> float | None:
+    """Of a quantile of histograms with four buckets in one, told as the first of the four: the middle of them."""
+    return None if seconds is None else round(1000 * seconds * RATIO**1.5, 1)
+
+
+# Rows.
+
+_ANY = 0b111111
+_STATES = {
+    "open": 1 << State.PENDING, "done": 1 << State.DONE, "failed": 1 << State.FAILED, "skipped": 1 << State.SKIPPED,
+    "dropped": 1 << State.DROPPED | 1 << State.FILTERED,
+}  # fmt: skip
+
+
+async def arows(
+    run: int | str = "last", filters: RowFilters | None = None, after: str | None = None, limit: int = 50,
+    *, project: Path | str | None = None,
+) -> RowPage:  # fmt: skip
+    """A page of the rows of a run, from behind the place `after` on. A row that comes while pages are read is on one of
+    those that follow, or on none; none is on two. Raises UsageError for what is not there, or no index can sort."""
+    filters = filters or RowFilters()
+    state, stage, error = filters.state, filters.stage, filters.error
+    if state is not None and state not in _STATES and not (stage and state == Outcome.REUSED):
+        raise UsageError(f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}.")
+    async with _run_of(project, run) as (_, database, record):
+        names = [body["name"] for body in (await runs.definition_of(database, record.id))["stages"]]
+        made_by = position_of(filters.made_by, names, "made_by") if filters.made_by is not None else None
+        position = position_of(stage, names, "stage") if stage is not None else None
+        failed = state == "failed" or (error is not None and state is None)
+        sorts = ("id",) if filters.id else ("error", "id") if failed else ("place", "id")
+        sort = filters.sort or sorts[0]
+        if sort not in sorts:
+            raise UsageError(f"these rows cannot be sorted by {sort}", remedy=f"They can by: {', '.join(sorts)}.")
+        values = {
+            "run": record.id, "origin": made_by, "error": error or "", "text": _like(filters.text),
+            "states": _ANY if stage or state is None else _STATES[state],
+            "position": position, "outcome": "failed" if failed else state or "",
+        }  # fmt: skip
+        sources = [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
+        if sort == "id":
+            sources = roll_ups.in_id_order(filters.id or None)
+        elif sort == "error":
+            ways = await _failures(database, record.id)
+            sources = [
+                IndexedRows(
+                    "rows_failed_so" if made_by is None else "rows_made_failed_so", [kind, at],
+                    {"kind": kind, "failed_at": at or None},
+                )
+                for at, kind in sorted(ways, key=lambda way: way[::-1])
+                if error in (None, kind) and stage in (None, at)
+            ]  # fmt: skip
+        try:
+            keys, following, looked = await roll_ups.page_of(database, sources, values, after, limit, LOOK_SECONDS)
+        except (ValueError, TypeError) as wrong:
+            raise UsageError(f"{after!r} is no place in this list", remedy="Begin at its first page.") from wrong
+        found = await roll_ups.rows_shown(database, keys) if keys else {}
+    return RowPage(record.id, tuple(found[key] for key in keys if key in found), following, looked, sort, sorts)
+
+
+def _like(text: str | None) -> str | None:
+    """A pattern that finds a text within JSON, where quotes and backslashes are written with a backslash."""
+    escaped = re.sub(r"([\\%_])", r"\\\1", json.dumps(text or "", ensure_ascii=False)[1:-1])
+    return f"%{escaped}%" if escaped else None
+
+
+# Errors.
+
+_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,:_-]*")
+
+
+async def _failures(database: Database, run: int) -> Counter[tuple[str, str]]:
+    """How many rows failed, by stage and kind, from roll-ups. Before any stage ('') there may be more of a kind, or
+    none of one that also came at a stage."""
+    found, others = Counter[tuple[str, str]](), Counter[str]()
+    for one in await runs.counters(database, run):
+        if one.outcome == Outcome.FAILED:
+            found[one.stage, one.error_type] += one.tasks
+            others[one.error_type] += one.tasks if one.stage else 0
+    for _, stage, kind, rows in await roll_ups.made_failures(database, run):
+        found["", kind] += rows
+        found[stage, kind] += 0
+    for kind, rows in others.items():
+        found["", kind] = max(found["", kind] - rows, 0)
+    return found
+
+
+async def aerrors(run: int | str = "last", *, project: Path | str | None = None) -> tuple[ErrorGroup, ...]:
+    """How the rows of a run failed, the most frequent way first, with messages, some rows each, and what to do. Raises
+    UsageError for a run that does not exist."""
+    groups = []
+    async with _run_of(project, run) as (_, database, record):
+        for (stage, kind), rows in (await _failures(database, record.id)).items():
+            some = await roll_ups.failures_like(database, record.id, kind, stage or None, ALIKE)
+            alike: dict[str, list[tuple[RowId, str]]] = defaultdict(list)
+            for row_id, message in some:
+                alike[_VARIES.sub("…", message or "")].append((row_id, message or ""))
+            messages = [
+                AlikeErrors(own[0][1], len(own), tuple(row_id for row_id, _ in own[:5]))
+                for own in sorted(alike.values(), key=len, reverse=True)[:20]
+            ]
+            advice = _remedy(record, stage or None, kind)
+            if some:
+                rows = max(rows, len(some))
+                groups.append(ErrorGroup(stage or None, kind, rows, len(some), tuple(messages), advice))
+    return tuple(sorted(groups, key=lambda one: one.rows, reverse=True))
+
+
+def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
+    (needs,) = rows_by_remedy([{"type": kind, "stage": stage, "rows": 1}])
+    retry = f"agac retry {record.id} --stage {stage} --error {kind}"
+    return {
+        "input": Advice("resumes the run, once the input is corrected", go_on(record)),
+        "budget": Advice("tries them again, once a row may spend more", retry),
+        "calls": Advice("tries them again, and makes their calls of tools again", f"{retry} --repeat-calls"),
+        "again": Advice("tries them again", retry),
+    }[needs]
+
+
+# What is asked of the process that works on a run.
+
+Wish = Literal["stop", "cancel_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Report):
+    """What was asked. A process that is `at_work` looks within seconds; else the next one that works on the workflow
+    (`agac run`, `agac batch retrieve`) does."""
+
+    id: int
+    kind: Wish
+    run: int
+    at_work: bool
+    message: str
+
+
+async def aask(project: Path | str | None, kind: Wish, run: int | str, *, batch: int | None = None) -> Asked:
+    """Asks the process that works on a run to stop, as Ctrl-C does, or to cancel one of its batches. Raises UsageError
+    where nothing works on the run, and for a batch that is not an open one of it."""
+    root = project_root(project)
+    async with open_database(database_path(root)) as database:
+        record = await find_run(database, None, run)
+        last = await last_invocation(database, record)
+        at_work = last is not None and last["state"] == "running"
+        open_ = [one.id for one in await batches.batches(database, run=record.id)] if kind == "cancel_batch" else []
+        if kind == "stop" and not at_work:
+            raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
+        if kind == "cancel_batch" and batch not in open_:
+            raise UsageError(f"run {record.id} has no open batch {batch}", remedy=f"It has: {open_ or 'none'}.")
+        event, body = (record.invocation.id if record.invocation else None), {"batch": batch} if batch else {}
+        values = record.workflow, record.id, event if kind == "stop" else None, kind, json.dumps(body), time.time()
+        number = await write(database, "inbox_put", *values)
+    what = "it stops once its calls in flight have ended" if kind == "stop" else f"batch {batch} is cancelled"
+    when = "" if at_work else f" by the next command that works on it; at once by: agac batch cancel {batch}"
+    return Asked(number, kind, record.id, at_work, f"{what}{when}")
