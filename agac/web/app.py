@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from agac.core.errors import AgacError, UsageError
-from agac.web import pages, rows
+from agac.web import actions, pages, rows
 from agac.web.rendering import said
 from agac.web.security import ENTRANCE, AccessCheck, form_token
 
@@ -29,9 +29,8 @@ class Monitor(Starlette):
 
     def __init__(self, project: Path, access: AccessCheck) -> None:
         files = Mount("/static", StaticFiles(directory=STATIC))
-        super().__init__(
-            routes=[*pages.ROUTES, *rows.ROUTES, files], exception_handlers={AgacError: said, 404: said, 500: said}
-        )
+        routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, files]
+        super().__init__(routes=routes, exception_handlers={AgacError: said, 404: said, 500: said})
         self.access = access
         self.state.project, self.state.write, self.state.form_token = project, access.write, form_token(access.token)
         self.state.ending = asyncio.Event()  # streams end by it

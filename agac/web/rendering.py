@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from agac.core.errors import AgacError, UsageError
-from agac.core.types import counted, dollars
+from agac.core.text import duration
+from agac.core.types import counted, dollars, iso
 
 NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare")]
 """The pages that every page leads to: path and title."""
@@ -27,7 +28,8 @@ def environment() -> Environment:
     made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters.update(
         counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part, usd=usd, json=json_text,
-        clip=clip, cell=cell, words=words,
+        clip=clip, cell=cell, words=words, lasting=lasting, moment=lambda seconds: iso(seconds) or "",
+        numbered=lambda title: f"#{title}",
     )  # fmt: skip
     return made
 
@@ -67,6 +69,18 @@ def words(command: Sequence[str], *named: object, **options: object) -> str:
     last = [str(one) for one in named]
     flags = next((place for place, one in enumerate(last) if one.startswith("-")), None)
     return shlex.join([*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])])
+
+
+def lasting(seconds: float | None) -> str:
+    """How long something takes; nothing where that is not known."""
+    return "" if seconds is None else duration(seconds)
+
+
+def number_of(text: str, what: str) -> int:
+    """A number in an address. Raises UsageError for anything else."""
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    raise UsageError(f"{text!r} is no {what}", remedy="Give its number, as the list of runs has it.")
 
 
 def part(value: object) -> str:

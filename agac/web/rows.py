@@ -20,7 +20,7 @@ from agac.api.run_compare import Agreement, compare_page
 from agac.api.sync import asynchronous
 from agac.core.errors import UsageError
 from agac.core.types import RowId
-from agac.web.rendering import render
+from agac.web.rendering import number_of, render
 
 COMPARED = 200
 """Rows of a page of a comparison."""
@@ -59,13 +59,6 @@ async def why(request: Request) -> Response:
     report = await api.awhy(run, name, stage, project=request.app.state.project)
     context = {"run": run, "row": report.row_id, "why": report.as_json()}
     return render(request, "why.html", title=f"Why {stage} was asked", **context)
-
-
-def number_of(text: str, what: str) -> int:
-    """A number in an address. Raises UsageError for anything else."""
-    if text.isascii() and text.isdigit() and len(text) < 16:
-        return int(text)
-    raise UsageError(f"{text!r} is no {what}", remedy="Give its number, as the list of runs has it.")
 
 
 def place_of(text: str | None) -> tuple[RowId, int] | None:

@@ -60,6 +60,31 @@ class Watched:
         typed = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._ask("POST", path, {**typed, **(headers or {})}, urlencode(sent), cookie=cookie)
 
+    @contextmanager
+    def events(self, path: str, last: str = "") -> Iterator[Iterator[tuple[str, str]]]:
+        """The events of a stream as they come: id and data."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers={**self.cookie, **({"Last-Event-ID": last} if last else {})})
+            response = connection.getresponse()
+            assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+
+            def read() -> Iterator[tuple[str, str]]:
+                name, data = "", list[str]()
+                for line in iter(lambda: response.readline().decode().rstrip("\n"), None):
+                    field, _, value = line.partition(": ")
+                    if field == "id":
+                        name = value
+                    elif field == "data":
+                        data.append(value)
+                    elif data:
+                        yield name, "\n".join(data)
+                        data = []
+
+            yield read()
+        finally:
+            connection.close()
+
     def _ask(
         self, method: str, path: str, headers: Mapping[str, str] | None, body: str | None = None, *, cookie: bool
     ) -> Answer:

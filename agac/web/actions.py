@@ -1,0 +1,99 @@
+"""What `--write` adds: stop, retry and cancel, each a page that says what would happen, with a form that does it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from agac import api
+from agac.api import monitor
+from agac.core.errors import UsageError
+from agac.web.rendering import render
+
+LOGS = Path(".agac/ui")
+"""Where commands that the monitor starts write what they say, below the project's folder."""
+
+TAIL = 64 << 10  # bytes of such a file that are shown
+
+
+async def stop(request: Request) -> Response:
+    """Asks the process that works on a run to stop as Ctrl-C does."""
+    project, run = request.app.state.project, request.path_params["run"]
+    if request.method == "POST":
+        await monitor.aask(project, "stop", run)
+        return RedirectResponse(f"/run/{run}", 303)
+    what = "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored."
+    return render(request, "ask.html", title=f"Stop run {run}", run=run, what=what, button="Stop it")
+
+
+async def cancel(request: Request) -> Response:
+    """Asks for a batch to be cancelled at its provider."""
+    project, run, batch = request.app.state.project, request.path_params["run"], request.path_params["batch"]
+    if request.method == "POST":
+        await monitor.aask(project, "cancel_batch", run, batch=batch)
+        return RedirectResponse(f"/run/{run}", 303)
+    what = "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`."
+    return render(request, "ask.html", title=f"Cancel batch {batch}", run=run, what=what, button="Cancel it")
+
+
+async def retry(request: Request) -> Response:
+    """What `agac retry` would run again, and its start as a process of its own."""
+    project, run, form = request.app.state.project, request.path_params["run"], await request.form()
+    given = {
+        name: str((form if form else request.query_params).get(name) or "") for name in ("stage", "error", "budget")
+    }
+    if given["budget"] and not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", given["budget"]):
+        what = f"{given['budget']!r} is not a number of dollars"
+        raise UsageError(what, remedy="Go back, and write one such as 5 or 0.50.")
+    words = ["retry", str(run), *(f"--{name}={value}" for name, value in given.items() if value)]
+    if request.method == "POST":
+        name = f"retry-{run}-{time.time_ns() // 1_000_000}.log"
+        start([*words, "--yes"], project, name)
+        return RedirectResponse(f"/log/{name}", 303)
+    choice = api.Retry(stage=given["stage"] or None, error=given["error"] or None)
+    found = await api.aretry_choice(run, choice, project=project)
+    command = shlex.join(["agac", *words])
+    return render(request, "retry.html", title=f"Retry run {run}", run=run, given=given, found=found, command=command)
+
+
+def start(words: list[str], project: Path, log_name: str) -> None:
+    """Runs an agac command as a process of its own, which outlives the monitor; what it says goes into a file."""
+    folder = project / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / log_name).open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - agac's own command, no shell
+            [sys.executable, "-m", "agac", *words], cwd=project, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    Thread(target=process.wait, daemon=True).start()  # its end is noticed while the monitor lives
+
+
+async def log(request: Request) -> Response:
+    """What a command said that the monitor started, as far as it got; of a long text the end."""
+    name = request.path_params["name"]
+    file = request.app.state.project / LOGS / name
+    named = re.fullmatch(r"retry-(\d+)-\d+\.log", name)
+    if named is None or not file.is_file():
+        raise HTTPException(404)
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - TAIL))
+        text = opened.read().decode("utf-8", "replace")
+    return render(request, "log.html", title="Output", file=LOGS / name, text=text, run=named[1])
+
+
+ROUTES = [
+    Route("/run/{run:int}/stop", stop, methods=["GET", "POST"]),
+    Route("/run/{run:int}/retry", retry, methods=["GET", "POST"]),
+    Route("/run/{run:int}/cancel/{batch:int}", cancel, methods=["GET", "POST"]),
+    Route("/log/{name}", log),
+]
