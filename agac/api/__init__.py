@@ -45,6 +45,9 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
+    from agac.api.review import (
+        DecideReport, Decision, ReviewItem, ReviewPage, decide, review_item, review_queue,
+    )
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
@@ -74,6 +77,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
+    adecide, areview_item, areview_queue = asynchronous(decide), asynchronous(review_item), asynchronous(review_queue)
     aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
     aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
@@ -86,23 +90,24 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "Evaluation",
-    "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
-    "LintReport", "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport",
-    "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
-    "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
-    "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys",
-    "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport",
-    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adiff", "adoctor",
-    "aevaluate", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against",
-    "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry",
-    "aretry_choice", "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy",
-    "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor",
+    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision", "DiffReport",
+    "DoctorReport", "Evaluation", "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport",
+    "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem",
+    "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport",
+    "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError", "RunComparison", "RunOptions",
+    "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt",
+    "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
+    "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
+    "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "agc", "agraph", "ainspect",
+    "alock_card", "amap_reduce", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull",
+    "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_item", "areview_queue",
+    "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup",
+    "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "decide", "diff", "doctor",
     "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect",
     "lint", "lock_card", "map_reduce", "plan", "plan_against", "post_comment", "process", "process_plan", "pull",
-    "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several",
-    "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream",
-    "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
+    "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue",
+    "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data",
+    "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 

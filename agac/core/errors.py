@@ -59,6 +59,7 @@ class ErrorType(StrEnum):
     TOOL_LOOP_LIMIT = "ToolLoopLimit"
     TOOL_SERVER_ERROR = "ToolServerError"
     TOOL_OUTCOME_UNKNOWN = "ToolOutcomeUnknown"
+    REJECTED = "Rejected"
 
 
 ANSWER_FAILURES = frozenset({

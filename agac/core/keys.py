@@ -142,6 +142,21 @@ class Fingerprinter:
         return hasher.digest()
 
 
+def seen_hash(shown: JSONValue, answer: JSONValue) -> bytes:
+    """Stands for what a person is shown of an answer."""
+    return digest(snapshot([shown, answer]))
+
+
+def review_key(workflow: str, stage: str, row_id: RowId, seen: bytes, kind: str = "review") -> bytes:
+    """Names what is decided: of a review what is `seen` of a row, of a result set by hand (`fix`) its fingerprint."""
+    return digest(canonical([kind, workflow, stage, row_id, seen.hex()]))
+
+
+def share_of(what: str, stage: str, row_id: RowId) -> float:
+    """A number in [0, 1) by which rows are drawn: the same for the same row, and another one for each thing drawn."""
+    return int.from_bytes(digest(canonical([what, stage, row_id]))[:8], "big") / 2**64
+
+
 def tool_key(what: Sequence[JSONValue], arguments: JSONValue) -> bytes:
     """Stands for equal calls of a tool: `what` is all that makes it another tool, or one that others may not share."""
     return digest(canonical(["tool", *what, arguments]))

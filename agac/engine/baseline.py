@@ -16,6 +16,7 @@ from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
+from agac.engine.review import Known, ReviewTask, known_of, reviewings
 from agac.engine.settle import outcome_of_vote
 from agac.engine.tasks import UNPARSED, LocalCall, Parked
 from agac.plan import diff as why
@@ -28,6 +29,7 @@ from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database, slices
+from agac.store.decisions import discarded_at
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
@@ -155,11 +157,14 @@ class Baseline:
                 self._changes[stage.name] = why.stage_changes(old, new, (definition["vars"], plan.body["vars"]))
         self.run: int | None = None
         self.each: dict[str, float] = {}
+        self.decided_since = 0.0
         does = ((s.index, s.operation) for s in plan.stages if isinstance(s, LocalStage))
         self.listing = {index for index, one in does if isinstance(one, Python) and one.function.gives_lists}
 
     async def counted(self) -> None:
         """Counts what the run compared with made."""
+        if self.database is not None:
+            self.decided_since = await discarded_at(self.database, self.plan.workflow)
         makers = [stage for stage in self.plan.stages if stage.makes is not None]
         if self.database is None or self.before is None or not makers:
             return
@@ -329,6 +334,7 @@ class StoredAnswers:
         self._show, self._in_batches = show, in_batches
         self._shared, self._asked = set[bytes](), list[bytes]()  # of the last look-up: to be pulled, to be asked
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
+        self._reviews = reviewings(baseline.plan)
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
         for stage in baseline.plan.stages:
@@ -402,9 +408,15 @@ class StoredAnswers:
         """The results of a stage's tasks, with one look-up for all; None: the row left the run before it."""
         known: list[TaskResult | None] = []
         wanted: dict[bool, list[bytes]] = {True: [], False: []}
+        decided: Mapping[bytes, Known] = {}
+        if stage.index in self._reviews and (database := self.baseline.database) is not None:
+            decided = await known_of(database, [task.key for _, task in begun if isinstance(task, ReviewTask)])
         for row, task in begun:
             if isinstance(task, NotReady):
                 known.append(self._not_ready(stage, row, task))
+                continue
+            if isinstance(task, ReviewTask):
+                known.append(self._reviewed(stage, row, task, decided.get(task.key)))
                 continue
             known.append(self.baseline.left(stage, row, task.fingerprint))
             if known[-1] is None:
@@ -413,12 +425,25 @@ class StoredAnswers:
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
         for place, (row, task) in enumerate(begun):
-            if known[place] is None and not isinstance(task, NotReady):
+            if known[place] is None and not isinstance(task, NotReady | ReviewTask):
                 known[place] = self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
         self.scratch.begin()
         self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         self.scratch.end()
         return known
+
+    def _reviewed(self, stage: AnyStage, row: ForecastRow, task: ReviewTask, known: Known | None) -> TaskResult:
+        """What people decided about an answer; where they have not, the row would wait."""
+        own, retry, now = self._reviews[stage.index], self.baseline.retry, self.baseline.now
+        since = retry.since if retry is not None and retry.discard and row.chosen else self.baseline.decided_since
+        verdict = own.verdict(task, own.standing(task, row.id, known, since=since, now=now))
+        if verdict.how == "waiting":
+            self.block(stage, row, why.WAITS)
+            return Parked.REVIEW
+        if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
+            return refused
+        self.of(stage).reuse += row.times
+        return Answer(Result(task.key, verdict.value), UNPARSED)
 
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
@@ -449,6 +474,9 @@ class StoredAnswers:
         if not self._may_ask(stage, row):
             return Parked.PARKED
         found, reason = self.of(stage), row.view.unknown[task.need]
+        if stage.index in self._reviews:  # who has to wait is known once there is an answer
+            found.undecided += row.times
+            return Unknown(reason)
         if task.need == ROWS_JSON and row.is_group:
             assert isinstance(stage, PlannedStage)
             found.asked(reason, row.id, stage.replicas + row.parts, row.times)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agac.core.errors import RowError
 from agac.core.types import JSONValue
@@ -14,10 +15,10 @@ from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.operations import changed_row
-from agac.spec.templates import SKIPPED
+from agac.spec.templates import REJECTED, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
-from agac.store.records import NewRow, Result
+from agac.store.records import NewReview, NewRow, Result
 from agac.store.rows import PriorTask, StageResult
 
 NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share one
@@ -30,7 +31,8 @@ class RowProgress:
     are the positions of stages with an outcome. `reached`: a stage whose result is the row's has one; `written` is the
     last of these. `failed` is the first stage, in the order of the workflow, of those that failed. `dropped`: the row
     leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of other branches.
-    `held` are stages that could not be called. `lists` are the rows that functions gave in the place of this one, by
+    `held` are stages that could not be called, `reviews` what is asked of people, `judged` the results that they are
+    asked about, by stage. `lists` are the rows that functions gave in the place of this one, by
     the stages' positions; None where they are not known yet."""
 
     new: NewRow
@@ -44,6 +46,8 @@ class RowProgress:
     waits: bool = False
     held: frozenset[int] = frozenset()
     lists: dict[int, Rows | None] = field(default_factory=dict)
+    reviews: list[NewReview] = field(default_factory=list)
+    judged: dict[str, Result] = field(default_factory=dict)
 
     def fail(self, stage: AnyStage, error: RowError) -> None:
         """One more stage failed."""
@@ -102,7 +106,7 @@ class ActiveRow(RowProgress):
 
 def is_leave(stage: AnyStage, value: str) -> bool:
     """Whether a result, JSON, is the None of a function: the row leaves."""
-    return not stage.asks and value == "null"
+    return stage.makes == "rows" and value == "null"
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
@@ -112,9 +116,9 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
         return
     if result.skipped:
         view.mark_skipped(stage)
-    elif stage.asks:
+    elif stage.gives_answer:
         if result.value is not None and stage.name in followed:
-            view.results[stage.name] = json.loads(result.value)
+            view.results[stage.name] = answered(stage, json.loads(result.value))
     elif stage.changes_rows and (form := changed_row(stage.operation, view.data(stage), result.value)) is not None:
         view.set_fields(stage, form)
 
@@ -130,6 +134,11 @@ def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) ->
     return view
 
 
+def answered(stage: Stage, value: JSONValue) -> Any:
+    """A stage's answer as others see it: of a review nothing stands for what was rejected."""
+    return REJECTED if value is None and not stage.asks else value
+
+
 def plain(value: object) -> JSONValue:
-    """A result as JSON has it: one that was skipped is null."""
-    return None if value is SKIPPED else value
+    """A result as JSON has it: one that was skipped or rejected is null."""
+    return None if value is SKIPPED or value is REJECTED else value

@@ -13,10 +13,11 @@ from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import Outcome
 from agac.engine.caller import Answer
 from agac.engine.derived_rows import DerivationFailed
-from agac.engine.effects import ActiveRow, RowProgress, is_leave
+from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave
 from agac.engine.invocation import InvocationContext
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import RowDeadline
+from agac.engine.review import ReviewTask, RowRejected, reviewings
 from agac.engine.tasks import LocalCall, Parked, Tasks, value_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan
@@ -49,8 +50,8 @@ class Unknown(NamedTuple):
     reason: str
 
 
-Task = Prepared | LocalCall | NotReady
-TaskResult = Answer | RowError | Parked | Unknown
+Task = Prepared | LocalCall | ReviewTask | NotReady
+TaskResult = Answer | RowError | Parked | Unknown | RowRejected
 
 R = TypeVar("R", bound=RowProgress)
 R_contra = TypeVar("R_contra", bound=RowProgress, contravariant=True)
@@ -162,6 +163,8 @@ class LevelStages(Generic[R]):
         self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
         self._followed = followed(plan.stages)
         self._guards, self._filters = dict[int, Evaluator](), dict[int, Evaluator]()
+        self._reviews = reviewings(plan)
+        self._judged = frozenset(name for one in self._reviews.values() for name in one.sources)
         for stage in self.stages:
             if stage.guard is not None:
                 self._guards[stage.index] = Evaluator(stage.guard, stages=stage.ancestors)
@@ -187,12 +190,20 @@ class LevelStages(Generic[R]):
                     return self.fail(row, stage, ErrorType.GUARD_ERROR, f"when: {failure}", why.GUARD_FAILS)
                 if not lets_in:
                     return self._refuse(row, stage, partial(guard_note, stage.guard.text, guard, seen))
+        if stage.index in self._reviews and self._reviews[stage.index].is_skipped(row.view):
+            return self._skip(row, stage, None)
         return self._change(row, stage) if isinstance(stage, LocalStage) and not stage.is_kept else None
 
     def task(self, row: R, stage: AnyStage) -> Task | None:
         """The task of a stage that `settle` did not settle; None: the stage failed, as none can be made."""
         if row.view.unknown and (need := row.view.unknown_need(stage)) is not None:
             return NotReady(need)
+        if (review := self._reviews.get(stage.index)) is not None:
+            try:
+                return review.task(row.view, row.new.row.id)
+            except GuardFailed as failure:
+                self.fail(row, stage, ErrorType.GUARD_ERROR, f"review.when: {failure}", why.GUARD_FAILS)
+                return None
         if isinstance(stage, LocalStage):
             given = row.view.function_input(stage)
             return LocalCall(local_fingerprint(stage.prints, given), given)
@@ -210,7 +221,7 @@ class LevelStages(Generic[R]):
             case Parked():  # no answer in this invocation: the task is in a batch or waits for one, or may not be asked
                 if result is Parked.ENROLLED:
                     row.waits = True
-                else:
+                elif result is Parked.PARKED:
                     row.held |= {stage.index}
                 row.parked = row.parked or stage
                 return False
@@ -218,6 +229,8 @@ class LevelStages(Generic[R]):
                 row.settled.add(stage.index)
                 row.view.unknown[stage.name] = result.reason
                 return True
+            case RowRejected():
+                return self._leave(row, stage, lambda: result.note)
         return self._failed(row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None)
 
     def lets_in(self, view: RowView, stage: AnyStage) -> bool:
@@ -235,9 +248,11 @@ class LevelStages(Generic[R]):
         row.settled.add(stage.index)
         if stage.name in self.ends:
             row.reached, row.written = True, answer.result
-        if stage.asks:
+        if stage.gives_answer:
+            if stage.name in self._judged:
+                row.judged[stage.name] = answer.result
             if stage.name in self._followed:
-                row.view.results[stage.name] = value_of(answer)
+                row.view.results[stage.name] = answered(stage, value_of(answer))
             return True
         value: Any = value_of(answer)
         if isinstance(value, list):  # a function gave rows in the place of this one: what follows is done for each
@@ -271,8 +286,10 @@ class LevelStages(Generic[R]):
 
     def _refuse(self, row: R, stage: AnyStage, note: Callable[[], str]) -> bool:
         """The stage's guard said no: the row leaves, or goes on without a result of the stage."""
-        if stage.otherwise == "drop":
-            return self._leave(row, stage, note)
+        return self._leave(row, stage, note) if stage.otherwise == "drop" else self._skip(row, stage, note)
+
+    def _skip(self, row: R, stage: AnyStage, note: Callable[[], str] | None) -> bool:
+        """The row goes on without a result of the stage."""
         self._outcomes.not_asked(row, stage, Outcome.SKIPPED, note)
         row.settled.add(stage.index)
         row.view.mark_skipped(stage)
@@ -319,7 +336,7 @@ class Executor:
         plan = context.plan
         self._row_timeout, self._clock, self._on_made = plan.rules.row_timeout, context.work.clocks.monotonic, on_made
         self._level, self._deriver, self._tasks = level, context.deriver, tasks
-        self._settler, self._ledger = context.settler, context.ledger
+        self._settler, self._ledger, self._reviews = context.settler, context.ledger, context.reviews
         self.does: LevelStages[ActiveRow] = LevelStages(plan, level, context.preparer, context.settler)
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
@@ -348,6 +365,9 @@ class Executor:
         if task is None:
             return False
         assert not isinstance(task, NotReady)
+        if isinstance(task, ReviewTask):
+            assert self._reviews is not None
+            return self.does.take(row, stage, task, await self._reviews.answer(row, stage, task))
         return self.does.take(row, stage, task, await self._tasks.answer(row, stage, task))
 
     def _settle(self, row: ActiveRow) -> None:
@@ -355,6 +375,8 @@ class Executor:
         settler = self._settler
         if row.ready:
             settler.mark_batch_answers_used(row)
+        if row.reviews and self._reviews is not None:
+            self._reviews.parked(row)
         if row.parked is not None and (row.waits or not (row.dropped or row.failed)):
             settler.row_parked(row, row.parked)
             return

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
     from agac.engine.batch.control import Control
     from agac.engine.caller import TaskAttempts
+    from agac.engine.review import Reviews
     from agac.spec.workflow import Timeout
 
 
@@ -64,15 +65,17 @@ class Scope:
 class Retry(RowChoice):
     """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
     With `from_stage` that stage and those after it are run again: only answers made at or after `since` are taken.
-    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came."""
+    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came. With
+    `discard` what people decided about them before `since` does not count any more."""
 
     run: int = 0
     calls: UnknownCalls = "ask"
+    discard: bool = False
 
     def filters(self) -> dict[str, Any]:
         """What was chosen, as an invocation remembers it."""
         own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {key: value for key, value in own.items() if (key, value) != ("calls", "ask")}
+        return {key: value for key, value in own.items() if (key, value) not in (("calls", "ask"), ("discard", False))}
 
     def same_choice(self, filters: dict[str, Any]) -> bool:
         """Whether an earlier retry chose the same rows and stages."""
@@ -258,7 +261,7 @@ class InvocationContext:
     """What the parts of one invocation share. `views` puts together what stored rows show of themselves. `cutoffs`:
     from when on results are taken, for the stages that say so, by position. `again_from`: the position of the stage
     from which on a retry runs everything again; `opened`: how to go on with rows that a retry opened and left.
-    `batched`: rows of the workflow may wait for batches."""
+    `batched`: rows of the workflow may wait for batches. `reviews`: there are stages at which they wait for people."""
 
     work: Work
     places: InvocationRef
@@ -273,6 +276,7 @@ class InvocationContext:
     cutoffs: Mapping[int, float]
     opened: ReopenedRows | None
     batched: bool
+    reviews: Reviews | None = None
 
     @cached_property
     def plan(self) -> Plan:

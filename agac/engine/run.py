@@ -29,6 +29,7 @@ from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
+from agac.engine.review import Reviews, reviewings
 from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
 from agac.engine.tasks import AnswerSource, Tasks, open_functions
@@ -38,6 +39,7 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database, write
+from agac.store.decisions import discarded_at
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -369,13 +371,17 @@ async def _context(
     if retry is not None:  # rows that it, and what went on with it, opened
         first = await first_event_since(database, run, retry.since)
         opened = ReopenedRows(first, retry.position(plan), retry.since)
+    places = InvocationRef(database, run, event)
+    settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies)
+    reviews = None
+    if reviewings(plan):
+        reviews = Reviews(work, places, ledger, settler, await discarded_at(database, plan.workflow))
     return InvocationContext(
-        work=work, places=InvocationRef(database, run, event), ledger=ledger, stop_signal=stop_signal, totals=totals,
-        stops=stops, settler=Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies),
+        work=work, places=places, ledger=ledger, stop_signal=stop_signal, totals=totals, stops=stops, settler=settler,
         proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))), budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
-        batched=batched,
+        batched=batched, reviews=reviews,
     )  # fmt: skip
 
 
@@ -406,6 +412,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_ups.run())]
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background.append(group.create_task(tasks.look_ups.run()))
+        if context.reviews is not None:
+            background.append(group.create_task(context.reviews.look_ups.run()))
         walk = RowWalk(context, tasks, group, invocation.concurrency)
         await walk.all_rows(InputRows(context), batches)
         if batches is not None:

@@ -445,6 +445,15 @@ class VoteResult(NamedTuple):
         return canonical({"agreement": self.agreement, "replica": self.replica}) if self.agreement else None
 
 
+class Reviewed(VoteResult):
+    """A result that came to a review: `agreement` is how it passed: `auto`, `approved`, `manual` or `rejected`."""
+
+    @property
+    def note(self) -> str | None:
+        """What the store keeps of it beside the result, JSON."""
+        return canonical({"review": self.agreement})
+
+
 def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
     """What comes of answers (JSON, in the order of the replicas): without a `field` a list of them; else the first one
     that has the most frequent value there. Of several values that are as frequent the one that came first counts."""

@@ -124,10 +124,11 @@ class LocalCall(NamedTuple):
 
 class Parked(Enum):
     """The end of a task that has no answer in this invocation: its row stays open. It may not be asked; or it is in a
-    batch, or waits for one."""
+    batch, or waits for one; or it waits for a person."""
 
     PARKED = "parked"
     ENROLLED = "enrolled"
+    REVIEW = "review"
 
 
 TaskReply = Answer | RowError | Parked

@@ -98,13 +98,24 @@ class Checker:
 
     def kept(self, value: JSONValue) -> str | None:
         """A result of another place as the store has it; None where this stage would not take it as a reply."""
-        text = value
+        checked = self._as_reply(value)
+        return checked.text if isinstance(checked, ValidReply) else None
+
+    def misfit(self, value: JSONValue) -> str | None:
+        """Why the stage would not take a value as its reply; None: it would."""
+        checked = self._as_reply(value)
+        return checked.message if isinstance(checked, RowError) else None
+
+    def _as_reply(self, value: JSONValue) -> ValidReply | RowError:
+        text, form = value, "a text that is not empty"
         if self._wants_json:
             text = json.dumps(value, ensure_ascii=False)
         elif self._field is not None:
-            text = value.get(self._field) if isinstance(value, dict) and len(value) == 1 else None
-        checked = self.check(Reply(text, Finish.STOP, Usage(), "")) if isinstance(text, str) else None
-        return checked.text if isinstance(checked, ValidReply) else None
+            text, form = value.get(self._field) if isinstance(value, dict) and len(value) == 1 else None, "an object"
+            form = f"{form} with the one field {self._field!r}, a text"
+        if isinstance(text, str):
+            return self.check(Reply(text, Finish.STOP, Usage(), ""))
+        return RowError(ErrorType.SCHEMA_MISMATCH, f"the value is not {form}")
 
     def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:
         """The one for a reply; where patterns may read on, for those of about its length."""

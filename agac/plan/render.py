@@ -10,7 +10,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
 from agac.spec.graph import ESCALATED, StageNode
-from agac.spec.templates import AGREEMENT, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
+from agac.spec.templates import AGREEMENT, REJECTED, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 
 
@@ -85,7 +85,7 @@ class RowView:
 
     def mark_skipped(self, stage: Stage) -> None:
         """The stage was skipped: it has no result, and leaves the row as it is."""
-        if not stage.asks:
+        if not stage.gives_answer:
             self.forms[stage.name] = self.data(stage)
         self.results[stage.name] = SKIPPED
 
@@ -131,6 +131,8 @@ class RowView:
                 found[first] = found[later]
             if later.endswith(ESCALATED):  # it has no name of its own
                 found.pop(later, None)
+        if stage.amended:
+            found = {name: SKIPPED if value is REJECTED else value for name, value in found.items()}
         return found
 
 

@@ -318,13 +318,26 @@ def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mappin
         stage, names = stages[index], list(found)
         above = frozenset[int]().union(*(upstream[need] for need in real[index] if stage.group_by is None))
         upstream[stage.name] = above | {len(found)}
+        ancestors = tuple(names[position] for position in sorted(above))
         found[stage.name] = StageNode(
             name=stage.name, index=index, needs=tuple(sorted(real[index], key=names.index)),
-            ancestors=tuple(names[position] for position in sorted(above)), makes=stage.makes,
-            changes_rows=stage.changes_rows,
+            ancestors=ancestors, makes=stage.makes, changes_rows=stage.changes_rows,
+            amends=_judged(stage, ancestors, real[index], found),
         )  # fmt: skip
         sorter.done(index)
     return list(found.values())
+
+
+def _judged(
+    stage: StageFile, ancestors: Sequence[str], needs: Iterable[str], found: Mapping[str, StageNode]
+) -> str | None:
+    """The stage on whose result people decide at this one; None where there is no such stage, or nobody does."""
+    if stage.review is None:
+        return None
+    if (edit := stage.review.edit) is not None:
+        return edit if edit in ancestors else None
+    only = tuple(needs)
+    return amended_name(only[0], found) if len(only) == 1 else None
 
 
 def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:

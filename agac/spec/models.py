@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from agac.spec import validation as check
 from agac.spec import workflow
 from agac.spec.graph import Makes
-from agac.spec.operations import CHANGING, OPERATIONS, Incomplete, made_by
+from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, OnReject, OnTimeout, made_by
 from agac.spec.templates import Syntax
 from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
 
@@ -408,6 +408,44 @@ _OneOrMore = BeforeValidator(check.field_or_fields, json_schema_input_type=TextO
 FieldPaths = Annotated[list[FieldPath], _OneOrMore, AfterValidator(check.no_repeats)]
 
 
+ShareText = Annotated[str, Field(json_schema_extra=check.SHARE_FORM)]
+Share = Annotated[float, BeforeValidator(check.share, json_schema_input_type=ShareText | float)]
+
+
+class ReviewFile(FileModel):
+    """Which results wait for a person, what that person is shown, and what becomes of them."""
+
+    when: NonEmpty | None = key(
+        "Condition in CEL; rows for which it is true wait for a decision, the others go on. `agreement` is how far the "
+        "replicas of the stage `edit` agree, from 0 to 1. Left out: all rows wait, or the `sample` alone.",
+        examples=["classify.confidence < 0.8", "agreement < 1.0"],
+    )
+    sample: Share = key("A share of the other rows that waits too, drawn by their ids.", default=0.0, examples=["2%"])
+    blind: Share = key("A share of the rows that wait for which the answer is not shown.", default=0.0, examples=["5%"])
+    show: list[FieldPath] = key(
+        "What is shown beside the answer: fields of the row, and results; all of the row's fields when left out.",
+        default=[],
+    )
+    edit: NonEmpty | None = key(
+        "The stage whose result is decided on; stages after the review see what came of it. The only stage in `needs` "
+        "when left out."
+    )
+    choices: Annotated[list[Choice], Field(min_length=1), AfterValidator(check.no_repeats)] = key(
+        "What may be decided.", default=[*CHOICES]
+    )
+    on_reject: OnReject = key(
+        "What becomes of a row whose result is rejected: it leaves (`drop`), fails (`fail`), or goes on without the "
+        "result (`skip`).",
+        default="drop",
+    )
+    reviewers: int = key("How many people have to say the same.", default=1, ge=1, le=2)
+    agree: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
+        "With two reviewers: the field in which they have to agree; the whole value when left out."
+    )
+    timeout: Duration | None = key("How long a row waits for people, as `5d`.", gt=0)
+    on_timeout: OnTimeout = key("What counts as decided after `timeout`; `wait`: nothing.", default="wait")
+
+
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
@@ -435,6 +473,7 @@ class StageFile(DefaultsFile):
         "Of rows with the same values of these fields (the row's, or `stage.field`) the first goes on.",
         examples=[["email"]],
     )
+    review: ReviewFile | None = key("Rows wait here for the decision of a person. No model is asked.")
     explode: FieldPath | None = key(
         "A list in the row, or in a result: the stage and those after it run for each `${item}`, with its `${index}`.",
         examples=["plan.questions"],
@@ -525,6 +564,12 @@ class StageFile(DefaultsFile):
             raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
         if self.expect is not None and self.expect.field is None and self.output_schema is not None:
             raise check.refused("expect compares one field of the results; add `field` to it")
+        if self.review is not None and self.review.agree is not None and self.review.reviewers == 1:
+            raise check.refused("agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree")
+        if self.review is not None and (self.review.timeout is None) != (self.review.on_timeout == "wait"):
+            raise check.refused(
+                "timeout and on_timeout go together: how long people are waited for, and what counts then"
+            )
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for key, what in beside.items() if self.group_by is None else ():
             if key in self.model_fields_set:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,9 +26,17 @@ def ways(fields: Iterable[str]) -> tuple[Way, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a stage does in the place of asking a model; `key` is that of the stage's file."""
+    """What a stage does in the place of asking a model; `key` is that of the stage's file. `is_kept`: its results are
+    stored. `gives_answer`: they are answers, and not what the row is from there on."""
 
     key: ClassVar[str]
+    is_kept: ClassVar[bool] = False
+    gives_answer: ClassVar[bool] = False
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows can leave there."""
+        return self.key in ("filter", "python", "dedupe")
 
     def body(self) -> dict[str, JSONValue]:
         """What decides its results, for the definition."""
@@ -40,7 +48,7 @@ class Python(Operation):
     """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
     `processes`: calls run in that many; None: in this one. `timeout`: seconds that one may take there."""
 
-    key = "python"
+    key, is_kept = "python", True
     function: FunctionRef
     processes: int | None
     timeout: float | None = None
@@ -107,6 +115,54 @@ class Dedupe(Operation):
         return {"dedupe": [".".join(field) for field in self.fields]}
 
 
+Choice = Literal["approve", "edit", "reject"]
+OnReject = Literal["drop", "fail", "skip"]
+OnTimeout = Literal["wait", "approve", "reject"]
+CHOICES: tuple[Choice, ...] = ("approve", "edit", "reject")
+
+
+@dataclass(frozen=True, slots=True)
+class Review(Operation):
+    """People decide on results of the stage `edit`: on those for which `when` holds (None, and no `sample`: on all),
+    and on a `sample` of the others, a share by the hash of the row's id; a share `blind` of them is asked without the
+    answer. `show` is what is shown beside it. `agree`: the field in which two of several `reviewers` have to agree,
+    None: the whole value. After `timeout` seconds `on_timeout` says what counts as decided."""
+
+    key, is_kept, gives_answer = "review", True, True
+    edit: str
+    when: Guard | None = None
+    sample: float = 0.0
+    blind: float = 0.0
+    show: tuple[Way, ...] = ()
+    choices: tuple[Choice, ...] = CHOICES
+    on_reject: OnReject = "drop"
+    reviewers: int = 1
+    agree: str | None = None
+    timeout: float | None = None
+    on_timeout: OnTimeout = "wait"
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows can leave there."""
+        return self.on_reject == "drop"
+
+    def body(self) -> dict[str, JSONValue]:
+        own: dict[str, JSONValue] = {
+            one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default
+        }
+        own["choices"] = list(self.choices)
+        own |= {"show": [".".join(way) for way in self.show], "when": self.when and self.when.text}
+        return {"review": {key: value for key, value in own.items() if value not in (None, [], list(CHOICES))}}
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Review:
+        """The review of a stored definition."""
+        own = {**body, "show": ways(body.get("show", ()))}
+        if "when" in body:
+            own["when"] = Guard(body["when"], (), STORED)
+        return Review(**own | ({"choices": tuple(body["choices"])} if "choices" in body else {}))
+
+
 class UnfitRow(Exception):
     """The row is not as a stage needs it: `str()` says why."""
 
@@ -129,7 +185,14 @@ def changed_row(operation: Operation | None, data: Fields, value: str | None) ->
     return given if isinstance(given, dict) else None
 
 
-OPERATIONS = ("python", "filter", "select", "rename", "dedupe")  # the keys of which a stage that asks no model has one
+OPERATIONS = (
+    "python",
+    "filter",
+    "select",
+    "rename",
+    "dedupe",
+    "review",
+)  # the keys of which a stage that asks no model has one
 
 CHANGING = ("python", "select", "rename")
 """Those after which a row has other fields: their result is the row from there on."""
@@ -154,6 +217,8 @@ def read_operation(body: Mapping[str, Any]) -> Operation:
         return Filter(Guard(body["filter"], (), STORED))
     if "select" in body:
         return Select(tuple(body["select"]))
+    if "review" in body:
+        return Review.of(body["review"])
     if "rename" in body:
         return Rename(body["rename"])
     return Dedupe(ways(body["dedupe"]))

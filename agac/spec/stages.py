@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agac.core.errors import Path_, Problem, Where, any_error, key_path
+from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
 from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
-from agac.spec.models import DefaultsFile, FileModel, RunRulesFile, StageFile, WorkflowFile
-from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Select, ways
+from agac.spec.models import DefaultsFile, FileModel, ReviewFile, RunRulesFile, StageFile, WorkflowFile
+from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
@@ -130,7 +130,7 @@ class StageBuilder:
             self._answers[written.name] = answers
             own = {
                 **_same_fields(written, DefaultsFile()),
-                "operation": self._noted(_operation(written, self.document, path, self.project.root)),
+                "operation": self._noted(_operation(written, node, self.document, path, self.project.root)),
                 "where": places_of(written, self.document, path),
             }
         else:
@@ -386,6 +386,8 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
         found.append((key, message))
     if written.explode is not None and written.dedupe is not None:
         found.append(("explode", "explode makes rows and dedupe drops some of them; make a stage of each"))
+    if written.explode is not None and written.review is not None:
+        found.append(("explode", "explode makes rows and review decides on results of others; make a stage of each"))
     if written.when is not None and written.dedupe is not None:
         found.append(("when", "dedupe looks at all rows that come to it; put the condition into a filter before it"))
     if written.processes is not None and written.python is None:
@@ -399,8 +401,12 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
     return [document.problem((*path, key), message, key=True) for key, message in found]
 
 
-def _operation(written: StageFile, document: Document, at: Path_, root: Path) -> tuple[Operation | None, list[Problem]]:
+def _operation(
+    written: StageFile, node: StageNode, document: Document, at: Path_, root: Path
+) -> tuple[Operation | None, list[Problem]]:
     """What a stage does in the place of asking a model; None when something is wrong with it."""
+    if written.review is not None:
+        return _review(written.review, node, document, (*at, "review"))
     where = document.where((*at, written.operations[0]))
     if written.python is not None:
         function, problems = parse_reference(written.python, where, root)
@@ -412,6 +418,29 @@ def _operation(written: StageFile, document: Document, at: Path_, root: Path) ->
     if written.select is not None:
         return Select(tuple(written.select)), []
     return (Rename(written.rename) if written.rename is not None else Dedupe(ways(written.dedupe or ()))), []
+
+
+def _review(written: ReviewFile, node: StageNode, document: Document, at: Path_) -> tuple[Review | None, list[Problem]]:
+    """What people are asked at a stage."""
+    guard, problems = None, list[Problem]()
+    if written.when is not None:
+        guard, problems = compile_guard(written.when, document.where((*at, "when")))
+    if node.amends is None and written.edit is not None:
+        hint = did_you_mean(written.edit, node.ancestors, "stages")
+        message = f"names {written.edit!r}, which is not upstream of this stage; {hint}"
+        problems.append(document.problem((*at, "edit"), message))
+    elif node.amends is None:
+        message = f"people decide on the result of one stage, and {node.name!r} needs {len(node.needs) or 'none'}"
+        message = f"{message}; name it: `edit: STAGE`"
+        problems.append(document.problem(at, message, key=True))
+    if problems or node.amends is None:
+        return None, problems
+    same = {
+        name: getattr(written, name)
+        for name in ReviewFile.model_fields
+        if name not in ("when", "edit", "show", "choices")
+    }
+    return Review(node.amends, guard, show=ways(written.show), choices=tuple(written.choices), **same), []
 
 
 def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:

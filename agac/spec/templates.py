@@ -98,12 +98,14 @@ class Template:
 
 
 class Skipped(Enum):
-    """Stands for the result of a stage whose guard said no: an empty text in prompts, null in guards and in JSON."""
+    """Stands for the result of a stage whose guard said no: an empty text in prompts, null in guards and in JSON; and
+    for one that somebody rejected, which the stages after the review see as skipped."""
 
     SKIPPED = "skipped"
+    REJECTED = "rejected"
 
 
-SKIPPED = Skipped.SKIPPED
+SKIPPED, REJECTED = Skipped
 NO_TEXT = Template("", (), ("",), ())  # the template of a stage that sends nothing
 
 

@@ -84,6 +84,7 @@ STAGE_NAME_FORM = {
 }
 TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
 SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
+SHARE_FORM = {"pattern": r"^\d+(\.\d+)?\s*%$", "patternErrorMessage": "write a share of rows as 2% or 0.02"}
 API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
@@ -372,6 +373,15 @@ def _amount(kind: type[float], form: str, units: Mapping[str, int], expected: st
 
 duration = _amount(float, _TIME, _SECONDS, "a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
 size = _amount(int, _SIZE, _BYTES, "a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
+
+
+def share(value: Any) -> float:
+    """A part of rows: a percentage as text, or a number between 0 and 1."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value) if isinstance(value, str) else None
+    part = float(found[1]) / 100 if found else value
+    if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
+        raise refused(f"{value!r} is no share of rows; write it as 2% or 0.02")
+    return float(part)
 
 
 def deadline(value: Any) -> float | DayTime:

@@ -12,7 +12,7 @@ from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
-from agac.spec.operations import CHANGING, STORED, Dedupe, Filter, Group, Operation, Python, made_by, read_operation
+from agac.spec.operations import CHANGING, STORED, Group, Operation, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
@@ -404,6 +404,11 @@ class Stage(StageNode):
         return self.operation is None
 
     @property
+    def gives_answer(self) -> bool:
+        """Whether its result is an answer, and not what the row is from there on."""
+        return self.operation is None or self.operation.gives_answer
+
+    @property
     def most_turns(self) -> int:
         """Calls of a model for an answer at most, re-asks apart: `max_turns`, one without tools, one for the form."""
         return 1 if self.agent_spec is None else self.tooling.max_turns + 2
@@ -416,13 +421,13 @@ class Stage(StageNode):
     @property
     def is_kept(self) -> bool:
         """Whether its results are stored; others are made again for nothing whenever they are wanted."""
-        return self.operation is None or isinstance(self.operation, Python)
+        return self.operation is None or self.operation.is_kept
 
     @property
     def may_drop(self) -> bool:
         """Whether rows can leave here."""
         guarded = self.guard is not None and self.otherwise == "drop"
-        return guarded or isinstance(self.operation, Filter | Python | Dedupe)
+        return guarded or (self.operation is not None and self.operation.may_drop)
 
     @property
     def shape(self) -> dict[str, Any] | None:

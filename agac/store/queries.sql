@@ -282,7 +282,7 @@ SELECT max(id) FROM row WHERE run_id = ? AND origin IS NULL;
 -- name: tasks_of_rows
 -- What became of these rows' tasks before.
 SELECT row_key, stage, fingerprint, outcome, result_id, error_type, error_message, failures,
-    json_extract(note, '$.agreement') AS agreement
+    ifnull(json_extract(note, '$.agreement'), json_extract(note, '$.review')) AS agreement
 FROM task WHERE row_key IN (:many) AND replica = 0;
 
 -- name: task_put
@@ -1078,7 +1078,8 @@ UPDATE row SET state = 6, result_id = NULL, error_stage = NULL, error_type = NUL
 
 -- name: tasks_counted
 -- What the roll-ups hold of these rows' tasks.
-SELECT t.stage, t.outcome, t.error_type, r.place < 0, json_extract(t.note, '$.agreement') FROM task t JOIN row r ON r.key = t.row_key
+SELECT t.stage, t.outcome, t.error_type, r.place < 0, ifnull(json_extract(t.note, '$.agreement'), json_extract(t.note, '$.review'))
+FROM task t JOIN row r ON r.key = t.row_key
 WHERE t.row_key IN (:many) AND t.replica = 0;
 
 -- name: tasks_drop
@@ -1634,3 +1635,99 @@ SELECT number FROM control WHERE workflow = ?;
 -- name: control_keep
 -- So much of it is known.
 INSERT INTO control VALUES (?, ?) ON CONFLICT DO UPDATE SET number = excluded.number;
+
+-- part: review_columns
+key, workflow, stage, row_id, run_id, row_key, seen, why, blind, state, sure, due, at
+
+-- name: review_put
+-- An answer that waits for people. Where something was decided since the run looked, the next run looks again.
+INSERT INTO review (key, workflow, stage, row_id, run_id, row_key, seen, why, blind, state, sure, due, alone, at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,
+    iif(EXISTS (SELECT 1 FROM decision WHERE key = ?1 AND id > ?10), 'decided', ?11), ?12, ?13, ?14, ?15
+WHERE true
+ON CONFLICT (key) DO UPDATE SET run_id = excluded.run_id, row_key = excluded.row_key, why = excluded.why,
+    blind = excluded.blind, state = excluded.state, sure = excluded.sure, alone = excluded.alone,
+    due = iif(state = 'stale', excluded.due, due);
+
+-- name: review_done
+-- A review whose decision was taken up, or that is not wanted any more: it passed.
+UPDATE review SET run_id = ?2, row_key = ?3,
+    state = iif(EXISTS (SELECT 1 FROM decision WHERE key = ?1 AND id > ?4), 'decided', ?5)
+WHERE key = ?1;
+
+-- name: review_stale
+-- What people were to say of other answers of a row is not asked any more.
+UPDATE review SET state = 'stale' WHERE workflow = ? AND stage = ? AND row_id = ? AND key <> ? AND state <> 'stale';
+
+-- name: review_state
+-- How a review stands.
+UPDATE review SET state = ? WHERE key = ?;
+
+-- name: review_left
+-- A row left: nobody is asked about it.
+UPDATE review SET state = 'stale' WHERE row_key = ?;
+
+-- name: reviews_wanted
+-- How many reviews want a decision.
+SELECT count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow BETWEEN :workflow AND :last_workflow
+    AND stage BETWEEN :stage AND :last_stage;
+
+-- name: reviews_open
+-- How many reviews of a run want a decision, by stage.
+SELECT stage, count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow = ? AND run_id = ? GROUP BY stage;
+
+-- name: reviews_of
+-- These reviews.
+SELECT {review_columns} FROM review WHERE key IN (:many);
+
+-- name: reviews_named
+-- Every review of a row at a stage, the newest last.
+SELECT {review_columns} FROM review WHERE workflow = ? AND stage = ? AND row_id = ? ORDER BY at, rowid;
+
+-- name: review_page
+-- Reviews in one state, in the order in which they are asked, after one of them.
+SELECT {review_columns} FROM review
+WHERE state = :state AND (workflow, stage, sure, key) > (:workflow, :stage, :sure, :key)
+    AND (workflow, stage) <= (:last_workflow, :last_stage)
+ORDER BY workflow, stage, sure, key LIMIT :limit;
+
+-- name: review_counts
+-- How many reviews of a workflow stand in each state.
+SELECT stage, state, count(*) FROM (
+    SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'waiting'
+    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'conflict'
+    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'decided'
+    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'applied'
+    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'stale'
+) GROUP BY stage, state;
+
+-- name: reviews_waiting
+-- Those of these rows that wait for people alone, of whom none said anything since, and whose time is not over.
+SELECT row_key, max(stage) FROM review
+WHERE row_key IN (:many) AND state <> 'stale'
+GROUP BY row_key
+HAVING max(state IN ('waiting', 'conflict')) AND min(alone) AND NOT max(state = 'decided')
+    AND ifnull(min(iif(state = 'waiting', due, NULL)), 9e99) > ?;
+
+-- name: reviews_decided
+-- Those of these rows of which something was decided that no run has taken up.
+SELECT DISTINCT row_key FROM review WHERE row_key IN (:many) AND state = 'decided';
+
+-- name: reviews_any_decided
+-- Whether something was decided of rows that a stage made, which no run has taken up.
+SELECT 1 FROM review JOIN row ON row.key = review.row_key
+WHERE review.state = 'decided' AND review.run_id = ? AND row.origin = ? LIMIT 1;
+
+-- name: decision_put
+-- What somebody decided.
+INSERT INTO decision (key, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: decisions_of
+-- Every decision about these, the oldest first.
+SELECT key, id, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced FROM decision
+WHERE key IN (:many) ORDER BY id;
+
+-- name: decisions_discarded
+-- From when on decisions of a workflow count.
+SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ? AND choice = 'discard';

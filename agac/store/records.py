@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.types import Outcome, Row, RowId, Usage
+from agac.store.decisions import StoredDecision
 from agac.store.rows import State, StoredRow
 
 
@@ -269,13 +270,41 @@ class LaneSample(NamedTuple):
     refused: int
 
 
+class NewReview(NamedTuple):
+    """An answer that waits for people, or for what they say of it after the decision numbered `last`. `seen` and `why`
+    are JSON."""
+
+    key: bytes
+    workflow: str
+    stage: str
+    new: NewRow
+    seen: str
+    why: str
+    blind: bool
+    last: int
+    state: str
+    sure: float
+    due: float | None
+    at: float
+
+
+class ReviewEnd(NamedTuple):
+    """A review that is `applied`, by the decisions up to `last`; or `stale`, as nobody is asked any more."""
+
+    key: bytes
+    new: NewRow
+    last: int
+    state: str
+
+
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
 TimingKey = tuple[str, str, int]  # stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
 
 AGREEMENT = "agreement"
-"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`."""
+"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`; and those of
+reviews, by how they were passed: `approved`, `manual` or `auto`."""
 
 HOW = "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
 PART = "part"  # the outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it
@@ -353,6 +382,11 @@ class WriteBatch:
     enrolled: list[Enrolled] = field(default_factory=list)
     waiting: list[WaitingTask] = field(default_factory=list)
     ended: list[EndedTask] = field(default_factory=list)
+    reviews: list[tuple[NewReview, bool]] = field(default_factory=list)  # whether its row waits for nothing else
+    review_ends: list[ReviewEnd] = field(default_factory=list)
+    reviewed: list[tuple[str, str, RowId, bytes]] = field(default_factory=list)
+    """Workflow, stage and row of answers that came to a review, with its key: other ones of the row are stale."""
+    decisions: list[StoredDecision] = field(default_factory=list)
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
     lanes: list[LaneSample] = field(default_factory=list)

@@ -398,6 +398,7 @@ class Ledger:
         if self._descent is not None:
             self._descent.write(writer, batch)
         yield from _batch_tasks(batch, run)
+        yield from _reviews(batch, run)
         yield "counter_add", [(run, *key, *tally.values()) for key, tally in batch.tallies.items()]
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
         yield from _minutes(batch, run, int(self._clock() // 60))
@@ -491,6 +492,20 @@ def _minutes(batch: WriteBatch, run: int, minute: int) -> Iterator[tuple[str, li
             times[stage, bucket // 4] += count
     yield "minute_timing_add", [(run, minute, *key, count) for key, count in times.items()]
     yield "lane_sampled", [(run, *sample) for sample in batch.lanes]
+
+
+def _reviews(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]:
+    """Statements about what people are asked, and what counts as decided."""
+    yield "review_stale", batch.reviewed
+    yield "review_left", [(key,) for key in (*batch.leaving, *batch.gone)]
+    opened = [
+        (r.key, r.workflow, r.stage, r.new.row.id, run, r.new.key, r.seen, r.why, r.blind, r.last, r.state, r.sure,
+         r.due, alone, r.at)
+        for r, alone in batch.reviews
+    ]  # fmt: skip
+    yield "review_put", opened
+    yield "review_done", [(r.key, run, r.new.key, r.last, r.state) for r in batch.review_ends]
+    yield "decision_put", [(one.key, *one[2:]) for one in batch.decisions]
 
 
 def _last(writer: sqlite3.Connection, statement: str) -> int:

@@ -16,7 +16,7 @@ PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "graph", "inspect", "monitor", "openai", "plan",
-                "process", "project", "rows", "run", "share", "status", "testing"}  # fmt: skip
+                "process", "project", "review", "rows", "run", "share", "status", "testing"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -37,24 +37,25 @@ def nodes() -> list[tuple[str, ast.AST]]:
 def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
         "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-        "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DiffReport", "DoctorReport", "Evaluation",
-        "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost",
-        "LintReport", "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem", "ProcessOptions",
-        "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry",
-        "RetryChoice", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport",
-        "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError",
-        "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
-        "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
-        "acompare", "acompare_runs", "adiff", "adoctor", "aevaluate", "aexport", "agc", "agraph", "ainspect",
-        "alock_card", "amap_reduce", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull",
-        "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "arun", "arun_tests", "aruns",
-        "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list",
-        "batch_status", "batch_wait", "compare", "compare_runs", "diff", "doctor", "embedded_simulator", "evaluate",
-        "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce",
-        "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
-        "resume", "retrieve", "retry", "retry_choice", "row_ids", "run", "run_several", "run_tests", "runs",
-        "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial",
-        "try_card", "validate", "views", "why", "write_schemas",
+        "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision", "DiffReport",
+        "DoctorReport", "Evaluation", "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport",
+        "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "PlanComparison",
+        "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport",
+        "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError",
+        "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial",
+        "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport",
+        "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
+        "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",
+        "aevaluate", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against",
+        "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve",
+        "aretry", "aretry_choice", "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow", "astatus",
+        "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait",
+        "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export",
+        "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "plan",
+        "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
+        "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue", "row_ids", "run", "run_several",
+        "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream",
+        "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
     ]  # fmt: skip
     assert dir(agac) == sorted([*agac.api.__all__, "__version__"])
     for name in agac.api.__all__:

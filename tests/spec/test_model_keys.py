@@ -102,7 +102,7 @@ def test_a_transposed_key_is_refused_with_the_one_that_was_meant_and_a_key_needs
 
 RESOLVED = {
     *("model", "backend", "temperature", "max_tokens", "timeout", "fallback", "agent", "enabled", "when", "processes"),
-    *("python", "filter", "select", "rename", "dedupe", "group_by", "reduce", "incomplete"),
+    *("python", "filter", "select", "rename", "dedupe", "review", "group_by", "reduce", "incomplete"),
     *("instructions", "template", "messages", "output_schema", "visible", "syntax"),
     *("tools", "max_turns", "tools_mode", "tool_stubs", "reads", "skills", "expect", "escalate"),
 }

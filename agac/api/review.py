@@ -1,0 +1,297 @@
+"""What people are asked about results, and what they decide: the queue of reviews, decisions that are taken from
+anywhere (a terminal, a file, the monitor), and how people and the model agree. Nothing here needs the workflow's lease:
+a decision is stored at once, and the next `agac run` goes on with it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from agac.api.status import database_path, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.sync import blocking
+from agac.core.errors import UsageError
+from agac.core.keys import seen_hash, snapshot
+from agac.core.types import JSONValue, Moment, Report
+from agac.engine.validate import Checker
+from agac.plan.stage import RecordedStage, recorded_stages
+from agac.spec.operations import Review
+from agac.spec.paths import project_root
+from agac.store import decisions as store
+from agac.store.db import Database, change, fetch, open_for_reading, slices, sql
+from agac.store.decisions import StoredDecision, StoredReview
+from agac.store.runs import definition_of
+from agac.store.writer import open_database
+
+STATES = ("waiting", "conflict", "decided", "stale")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Report):
+    """What somebody decides about a review, whose `item` is the id in hex. `value` is that of an edit. `seen` is what
+    the review said of itself when it was shown (None: it is not compared); `source`: `terminal`, `file`, `monitor` or
+    `api`. Of one that was stored `at` is when, in seconds since 1970."""
+
+    item: str
+    choice: str
+    value: JSONValue = None
+    reason: str = ""
+    reviewer: str = ""
+    source: str = "api"
+    seen: str | None = None
+    at: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewItem(Report):
+    """An answer that people are asked about. `shown` is what they see beside it, by name; `answer` is None where it is
+    `blind`; `schema` is what an edited value has to fit (None: it is a text). `why` is it asked: the condition with the
+    values that it read, the `sample`, or nothing where every row is asked about. `sure` is from 0 to 1."""
+
+    id: str
+    workflow: str
+    run: int
+    stage: str
+    edit: str
+    row_id: str
+    shown: dict[str, JSONValue]
+    answer: JSONValue
+    schema: dict[str, Any] | None
+    choices: tuple[str, ...]
+    why: dict[str, JSONValue]
+    blind: bool
+    state: str
+    sure: float
+    since: Moment
+    decisions: tuple[Decision, ...]
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewPage(Report):
+    """Some reviews, least sure first within a stage; `next` is what to give as `after` for those that follow, None
+    where none do. `waiting` counts all that want a decision."""
+
+    items: list[ReviewItem]
+    next: str | None
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionProblem(Report):
+    """Why a decision cannot be taken; `place` counts from 0."""
+
+    place: int
+    item: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecideReport(Report):
+    """What became of decisions: `taken` now, the `same` before, `stale` as the answer has changed since; `conflicts`
+    are the reviews that now have different decisions. With `problems` none was taken."""
+
+    taken: int = 0
+    same: int = 0
+    stale: int = 0
+    conflicts: list[str] = field(default_factory=list)
+    problems: list[DecisionProblem] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedStage:
+    """What a stage of a run asks people, and the stage whose answers they decide on."""
+
+    review: Review
+    judged: RecordedStage
+    checker: Checker
+
+    @staticmethod
+    def of(stages: Sequence[RecordedStage], name: str) -> ReviewedStage | None:
+        """The same of a definition's stage; None where it has no such stage."""
+        by_name = {one.name: one for one in stages}
+        does = by_name[name].operation if name in by_name else None
+        if not isinstance(does, Review):
+            return None
+        judged = by_name[does.edit]
+        own = {key: getattr(judged, key) for key in ("schema", "json_repair", "output_field", "wants_json", "name")}
+        return ReviewedStage(does, judged, Checker(cast("Any", SimpleNamespace(**own, extra_check=None, judge=None))))
+
+    def fault(self, review: StoredReview, one: Decision) -> str | None:
+        """Why this cannot be decided about the review."""
+        if one.choice not in self.review.choices:
+            return f"{one.choice!r} is no choice of stage {review.stage!r}: {', '.join(self.review.choices)}"
+        if not one.reviewer:
+            return "nobody is named as its reviewer"
+        if review.blind and one.choice == "approve":
+            return "it was asked without the answer, which cannot be approved then; give your own value (edit)"
+        if one.choice != "edit":
+            return None if one.value is None else f"a value is given with {one.choice!r}; write edit"
+        return self.checker.misfit(one.value)
+
+
+@dataclass
+class _Definitions:
+    """What the stages of runs ask people, each definition read once."""
+
+    database: Database
+    known: dict[tuple[int, str], ReviewedStage | None] = field(default_factory=dict)
+
+    async def asked(self, review: StoredReview) -> ReviewedStage | None:
+        key = review.run_id, review.stage
+        if key not in self.known:
+            stages = recorded_stages(await definition_of(self.database, review.run_id))
+            self.known[key] = ReviewedStage.of(stages, review.stage)
+        return self.known[key]
+
+
+def _decision(one: StoredDecision) -> Decision:
+    value = None if one.value is None else json.loads(one.value)
+    own = one.key.hex() if one.key else ""
+    return Decision(own, one.choice, value, one.reason, one.reviewer, one.source, None, one.at)
+
+
+def _seen(review: StoredReview) -> str:
+    return seen_hash(review.seen["shown"], review.seen["answer"]).hex()
+
+
+def _item(review: StoredReview, asked: ReviewedStage | None, found: Sequence[StoredDecision]) -> ReviewItem:
+    state = "decided" if review.state == "applied" else review.state
+    return ReviewItem(
+        review.key.hex(), review.workflow, review.run_id, review.stage, asked.review.edit if asked else "",
+        str(review.row_id), review.seen["shown"], None if review.blind else review.seen["answer"],
+        asked.judged.shape if asked else None, tuple(asked.review.choices) if asked else (), review.why, review.blind,
+        state, review.sure, review.at, tuple(map(_decision, found)), _seen(review),
+    )  # fmt: skip
+
+
+async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[ReviewItem]:
+    definitions, found = _Definitions(database), await store.decisions_of(database, [one.key for one in reviews])
+    return [_item(one, await definitions.asked(one), found.get(one.key, ())) for one in reviews]
+
+
+@blocking
+async def review_queue(
+    project: Path | str | None = None, *, workflow: str | None = None, stage: str | None = None,
+    state: str = "waiting", after: str | None = None, limit: int = 50,
+) -> ReviewPage:  # fmt: skip
+    """Reviews in a state (`waiting`, `conflict`, `decided`, `stale`), by workflow and stage, the least sure first.
+    Changes nothing. Raises UsageError for a workflow that is not there, and a `stage` without a workflow."""
+    root, workflow = project_root(project), workflow_name(workflow)
+    if state not in STATES:
+        raise UsageError(f"{state!r} is no state of a review", remedy=f"One of {', '.join(STATES)}.")
+    if stage is not None and workflow is None:
+        raise UsageError("a stage was named without its workflow", remedy="Name the workflow too.")
+    async with open_for_reading(database_path(root)) as database:
+        await refuse_unknown(database, root, workflow)
+        if database is None:
+            return ReviewPage([], None, 0)
+        place = (workflow or "", stage or "", -1.0, b"")
+        if after is not None and (old := await _review(database, after)) is not None:
+            place = (old.workflow, old.stage, old.sure, old.key)
+        last = (workflow or _LAST, stage or _LAST)
+        found = list[StoredReview]()
+        for one in ("decided", "applied") if state == "decided" else (state,):
+            found += await store.review_page(
+                database, state=one, workflow=place[0], stage=place[1], sure=place[2], key=place[3],
+                last_workflow=last[0], last_stage=last[1], limit=limit + 1,
+            )  # fmt: skip
+        found.sort(key=lambda one: (one.workflow, one.stage, one.sure, one.key))
+        more = len(found) > limit
+        items = await _items(database, found[:limit])
+        waiting = await store.waiting_reviews(
+            database, workflow=workflow or "", stage=stage or "", last_workflow=last[0], last_stage=last[1]
+        )
+        return ReviewPage(items, items[-1].id if more and items else None, waiting)
+
+
+_LAST = "\U0010ffff"  # after every name
+
+
+async def _review(database: Database, item: str) -> StoredReview | None:
+    try:
+        key = bytes.fromhex(item)
+    except ValueError:
+        return None
+    return (await store.reviews_of(database, [key])).get(key)
+
+
+@blocking
+async def review_item(item: str, project: Path | str | None = None) -> ReviewItem | None:
+    """One review by its id; None: there is none. Changes nothing."""
+    async with open_for_reading(database_path(project_root(project))) as database:
+        found = await _review(database, item) if database is not None else None
+        return (await _items(database, [found]))[0] if found is not None and database is not None else None
+
+
+@blocking
+async def decide(
+    project: Path | str | None = None, decisions: Sequence[Decision] = (), *, force: bool = False
+) -> DecideReport:
+    """Stores what people decided, all of it or, where something is wrong with one of them, nothing. What is known
+    already changes nothing, so it may be given again. With `force` they override what others decided. A crash before
+    leaves nothing, one after it everything: it is one transaction. Raises UsageError where nothing was run."""
+    path = database_path(project_root(project))
+    if not path.exists():
+        raise no_runs_yet()
+    async with open_database(path) as database:
+        keys = {one.item: bytes.fromhex(one.item) for one in decisions if _is_key(one.item)}
+        known: dict[bytes, StoredReview] = {}
+        for some in slices(list(keys.values())):
+            known |= await store.reviews_of(database, some)
+        definitions = _Definitions(database)
+        about: list[tuple[Decision, StoredReview, ReviewedStage]] = []
+        problems = []
+        for place, one in enumerate(decisions):
+            review = known.get(keys.get(one.item, b""))
+            asked = await definitions.asked(review) if review is not None else None
+            fault = f"there is no review {one.item!r}" if review is None or asked is None else asked.fault(review, one)
+            if fault is not None or review is None or asked is None:
+                problems.append(DecisionProblem(place, one.item, fault or ""))
+            else:
+                about.append((one, review, asked))
+        if problems:
+            return DecideReport(problems=problems)
+        return await change(database, lambda writer: _store(writer, about, force=force))
+
+
+def _is_key(item: str) -> bool:
+    return len(item) == 32 and all(sign in "0123456789abcdef" for sign in item)
+
+
+def _store(
+    writer: sqlite3.Connection, about: Sequence[tuple[Decision, StoredReview, ReviewedStage]], *, force: bool
+) -> DecideReport:
+    """Adds the decisions that are new, within a transaction, and says how their reviews stand."""
+    taken = same = stale = 0
+    conflicts = list[str]()
+    for one, review, asked in about:
+        (now,) = fetch(writer, "reviews_of", StoredReview, [review.key])
+        if one.seen not in (None, _seen(now)):
+            stale += 1
+            continue
+        value = snapshot(one.value) if one.choice == "edit" else None
+        own = StoredDecision(
+            now.key, 0, now.workflow, now.stage, now.row_id, one.choice, value, one.reason, one.reviewer, time.time(),
+            one.source, force,
+        )  # fmt: skip
+        how: dict[str, Any] = {"reviewers": asked.review.reviewers, "agree": asked.review.agree}
+        found, before = store.read_standing(writer, now, **how)
+        if any(old.repeats(own) for old in found):
+            same += 1
+            continue
+        store.put_decision(writer, own)
+        taken += 1
+        stale += now.state == "stale"
+        _, after = store.read_standing(writer, now, **how)
+        if after.state == "conflict":
+            conflicts.append(one.item)
+        is_applied = now.state == "applied" and after.decision is not None and after.decision == before.decision
+        if now.state != "stale" and not is_applied:
+            writer.execute(sql("review_state"), (after.state, now.key))
+    return DecideReport(taken, same, stale, conflicts)

@@ -1,0 +1,238 @@
+"""Stages at which people decide: what is asked of a row, and what a decision does to it. A row without a decision
+waits, as it does for a batch; the next run finds what was decided by the content of what was shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.keys import canonical, digest, review_key, seen_hash, share_of, snapshot
+from agac.core.types import JSONValue, Outcome, RowId
+from agac.engine.caller import Answer
+from agac.engine.effects import ActiveRow, plain
+from agac.engine.invocation import InvocationRef, Work
+from agac.engine.settle import Reviewed, Settler
+from agac.engine.tasks import LookupBatcher, Parked
+from agac.engine.validate import Checker
+from agac.plan.plan import Plan
+from agac.plan.render import RowView
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.spec.guards import Evaluator
+from agac.spec.operations import Review
+from agac.spec.templates import SKIPPED
+from agac.store.db import Database
+from agac.store.decisions import DISCARD, TIMEOUT, Standing, StoredDecision, decisions_of, reviews_of, standing
+from agac.store.records import Endpoint, NewReview, Result, ReviewEnd
+from agac.store.writer import Ledger
+
+
+class ReviewTask(NamedTuple):
+    """An answer that comes to a review: what a person sees of it, JSON, and the `answer` alone. `why` it is asked
+    about, None: it passes. `sure`: from 0 to 1."""
+
+    key: bytes
+    seen: str
+    answer: JSONValue
+    why: dict[str, JSONValue] | None
+    blind: bool
+    sure: float
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What the task is known by."""
+        return self.key
+
+
+class RowRejected(NamedTuple):
+    """A result was rejected, and its row leaves; `note` says who said so, JSON."""
+
+    note: str
+
+
+class Verdict(NamedTuple):
+    """What follows of the decisions about an answer: `how` it passes (`auto`, `approved`, `manual`), with this `value`,
+    JSON text; `rejected`; or `waiting`."""
+
+    how: str
+    value: str = ""
+    by: StoredDecision | None = None
+
+
+Known = tuple[Sequence[StoredDecision], float | None]
+"""What was decided about an answer, and until when people are waited for, once they are."""
+
+
+class Reviewing:
+    """One stage of a workflow at which people decide, ready for many rows."""
+
+    def __init__(self, workflow: str, stage: AnyStage, stages: Sequence[AnyStage]) -> None:
+        assert isinstance(stage, LocalStage)
+        assert isinstance(stage.operation, Review)
+        self.workflow, self.stage, self.asks = workflow, stage, stage.operation
+        self._when = Evaluator(self.asks.when, stages=stage.ancestors) if self.asks.when else None
+        by_name = {one.name: one for one in stages}
+        own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
+        self.sources = [
+            name for name in reversed(stage.ancestors) if name in own
+        ]  # who gave the answer, the last first
+        judged = by_name[self.asks.edit]
+        self._checker = Checker(judged) if isinstance(judged, PlannedStage) else None
+        self._all = not self._when and not self.asks.sample
+
+    def is_skipped(self, view: RowView) -> bool:
+        """Whether there is no answer to be decided on."""
+        return view.known(self.stage).get(self.asks.edit) is SKIPPED
+
+    def task(self, view: RowView, row_id: RowId) -> ReviewTask:
+        """What is asked of a row. Raises GuardFailed."""
+        stage, asks = self.stage, self.asks
+        known, data = view.known(stage), view.data(stage)
+        answer = plain(known[asks.edit])
+        named: Mapping[str, Any] = {**data, **known}
+        shown = {".".join(way): _at(named, way) for way in asks.show} or data
+        why: dict[str, JSONValue] | None = {} if self._all else None
+        values: dict[str, Any] = {}
+        if self._when is not None:
+            seen = view.guard_values(stage)
+            values = self._when.values(seen)
+            if self._when.test(seen):
+                why = {"when": asks.when.text if asks.when else "", "values": values}
+        if why is None and share_of("sample", stage.name, row_id) < asks.sample:
+            why = {"sample": asks.sample, "values": values}
+        numbers = (one for one in values.values() if isinstance(one, int | float) and not isinstance(one, bool))
+        return ReviewTask(
+            review_key(self.workflow, stage.name, row_id, seen_hash(shown, answer)),
+            snapshot({"shown": shown, "answer": answer}),
+            answer,
+            why,
+            share_of("blind", stage.name, row_id) < asks.blind,
+            float(next((one for one in numbers if 0 <= one <= 1), 1)),
+        )
+
+    def verdict(self, task: ReviewTask, stood: Standing) -> Verdict:
+        """What follows. A value that its stage would not take any more as an answer is no decision."""
+        decided = stood.decision
+        if decided is None:
+            return Verdict("auto" if task.why is None else "waiting", snapshot(task.answer))
+        if decided.choice == "reject":
+            return Verdict("rejected", "null", decided)
+        value = snapshot(task.answer)
+        if decided.choice == "edit" and decided.says(None, None) != canonical([False, task.answer]):
+            kept = self._checker.kept(json.loads(decided.value or "null")) if self._checker else decided.value
+            return Verdict("waiting") if kept is None else Verdict("manual", kept, decided)
+        return Verdict("approved", value, decided)
+
+    def standing(self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float) -> Standing:
+        """How an answer stands by what was decided about it from `since` on, and by the time that has gone by: then
+        the decision has the number 0."""
+        (found, due), asks = known or ((), None), self.asks
+        stood = standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
+        if stood.state != "waiting" or asks.on_timeout == "wait" or due is None or due > now:
+            return stood
+        return Standing("decided", self.entry(task, row_id, asks.on_timeout, now, TIMEOUT), stood.last)
+
+    def entry(self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str) -> StoredDecision:
+        """What is noted in the place of a person's decision."""
+        return StoredDecision(
+            task.key, 0, self.workflow, self.stage.name, row_id, choice, None, "", "", at, source, forced=False
+        )
+
+    def rejection(self, verdict: Verdict) -> RowError | RowRejected | None:
+        """What becomes of a row whose answer was rejected; None: it goes on without it."""
+        by = verdict.by
+        who = f"rejected by {by.reviewer}" if by and by.reviewer else "rejected: nobody decided in time"
+        said = f"{who}{f': {by.reason}' if by and by.reason else ''}"
+        if self.asks.on_reject == "fail":
+            return RowError(ErrorType.REJECTED, f"stage {self.stage.name!r}: {said}")
+        return RowRejected(canonical({"when": said, "values": {}})) if self.asks.on_reject == "drop" else None
+
+
+def _at(named: Mapping[str, Any], way: Sequence[str]) -> JSONValue:
+    value: Any = named
+    for part in way:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return plain(value)
+
+
+def reviewings(plan: Plan) -> dict[int, Reviewing]:
+    """The stages of a plan at which people decide, by position."""
+    own = [one for one in plan.stages if isinstance(one, LocalStage) and isinstance(one.operation, Review)]
+    return {stage.index: Reviewing(plan.workflow, stage, plan.stages) for stage in own}
+
+
+async def known_of(database: Database, keys: Sequence[bytes]) -> dict[bytes, Known]:
+    """What is known of these."""
+    found, asked = await decisions_of(database, keys), await reviews_of(database, keys)
+    return {key: (found.get(key, ()), asked[key].due if key in asked else None) for key in found.keys() | asked.keys()}
+
+
+class Reviews:
+    """Brings what people decided about the answers of an invocation, and settles it; what nobody decided waits.
+    Decisions made before `since`, in seconds since 1970, were discarded. Its `look_ups` must be running."""
+
+    def __init__(self, work: Work, places: InvocationRef, ledger: Ledger, settler: Settler, since: float) -> None:
+        self._own, self._since, self._now = reviewings(work.plan), since, work.clocks.wall
+        self._settler, self._ledger = settler, ledger
+        self._discards = work.retry.since if work.retry is not None and work.retry.discard else None
+        self.look_ups: LookupBatcher[bytes, Known] = LookupBatcher(partial(known_of, places.database))
+
+    async def answer(
+        self, row: ActiveRow, stage: AnyStage, task: ReviewTask
+    ) -> Answer | RowError | RowRejected | Parked:
+        """What becomes of an answer."""
+        own, asks = self._own[stage.index], self._own[stage.index].asks
+        known, row_id = await self.look_ups.get(task.key), row.new.row.id
+        batch, now, since = self._ledger.batch, self._now(), self._since
+        stood = own.standing(task, row_id, known, since=since, now=now)
+        if self._discards is not None and stood.decision is not None and stood.decision.at < self._discards:
+            batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
+            stood = own.standing(task, row_id, known, since=self._discards, now=now)
+        elif stood.decision is not None and not stood.decision.id:
+            batch.decisions.append(stood.decision)
+        about = task.key, own.workflow, stage.name
+        batch.reviewed.append((own.workflow, stage.name, row_id, task.key))
+        verdict = own.verdict(task, stood)
+        if verdict.how == "waiting":
+            until = known[1] if known and known[1] else now + asks.timeout if asks.timeout is not None else None
+            why = canonical(task.why or {})
+            state = "conflict" if stood.state == "conflict" else "waiting"
+            row.reviews.append(
+                NewReview(*about, row.new, task.seen, why, task.blind, stood.last, state, task.sure, until, now)
+            )
+            return Parked.REVIEW
+        state = "stale" if verdict.how == "auto" else "applied"
+        batch.review_ends.append(ReviewEnd(task.key, row.new, stood.last, state))
+        if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
+            return refused
+        return self._settled(row, stage, own, task, verdict)
+
+    def _settled(self, row: ActiveRow, stage: AnyStage, own: Reviewing, task: ReviewTask, verdict: Verdict) -> Answer:
+        """The answer that goes on: what was approved or passed is the result that it was."""
+        result = next((row.judged[name] for name in own.sources if name in row.judged), None)
+        prior = row.prior.get(stage.index)
+        if verdict.by is not None and (verdict.how in ("manual", "rejected") or result is None):
+            by = verdict.by
+            print_ = digest(canonical([task.key.hex(), verdict.value]))
+            known = prior is not None and prior.fingerprint == print_
+            endpoint = Endpoint("people", "", by.reviewer or TIMEOUT, False)
+            number = (prior.result_id or 0) if known and prior else 0
+            result = Result(print_, verdict.value, endpoint, by.at, id=number)
+            if not number:
+                self._ledger.batch.results.append(result)
+        assert result is not None
+        same = prior is not None and prior.agreement == verdict.how and prior.result_id == result.id != 0
+        outcome = Outcome.REUSED if same else Outcome.DONE
+        self._settler.task_done(row, stage, result, outcome, voted=Reviewed(verdict.value, 0, verdict.how))
+        return Answer(result, json.loads(verdict.value))
+
+    def parked(self, row: ActiveRow) -> None:
+        """The row's walk ended: what it waits for is asked, unless it left."""
+        batch = self._ledger.batch
+        if row.dropped:
+            batch.review_ends += [ReviewEnd(one.key, row.new, one.last, "stale") for one in row.reviews]
+        else:
+            alone = not (row.waits or row.held or row.failed)
+            batch.reviews += [(one, alone) for one in row.reviews]

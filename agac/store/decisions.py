@@ -1,0 +1,160 @@
+"""What people are asked about results (`review`), and what they said (`decision`): typed reads, and what becomes of a
+review by its decisions. Decisions are written without the lease, in transactions of their own; runs take them up."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from agac.core.keys import canonical
+from agac.core.types import JSONValue, RowId
+from agac.store.db import Reads, by, fetch, first, reads, sql
+
+DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
+TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
+FIX = "fix"  # the source of results that somebody set by hand
+OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
+
+
+class StoredDecision(NamedTuple):
+    """A decision. `value` is the JSON text of an edit. `at` is in seconds since 1970."""
+
+    key: bytes | None
+    id: int
+    workflow: str
+    stage: str
+    row_id: RowId
+    choice: str
+    value: str | None
+    reason: str
+    reviewer: str
+    at: float
+    source: str
+    forced: bool
+
+    def says(self, field: str | None, answer: JSONValue) -> str:
+        """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they have to."""
+        value = json.loads(self.value) if self.value is not None else answer if self.choice == "approve" else None
+        for part in field.split(".") if field and self.choice != "reject" else ():
+            value = value.get(part) if isinstance(value, dict) else None
+        return canonical([self.choice == "reject", value])
+
+    def repeats(self, other: StoredDecision) -> bool:
+        """Whether this was said before, by the same person."""
+        said = (self.choice, self.value, self.reason, self.reviewer)
+        same = said == (other.choice, other.value, other.reason, other.reviewer)
+        return same and (self.forced or not other.forced)
+
+
+class StoredReview(NamedTuple):
+    """A line of `review`; `state` is waiting, conflict, decided, applied or stale."""
+
+    key: bytes
+    workflow: str
+    stage: str
+    row_id: RowId
+    run_id: int
+    row_key: int
+    seen: dict[str, Any]
+    why: dict[str, Any]
+    blind: bool
+    state: str
+    sure: float
+    due: float | None
+    at: float
+
+
+class Standing(NamedTuple):
+    """How a review stands by its decisions: `decided` with the one that counts, `conflict`, or `waiting`; `last` is the
+    number of the newest of them."""
+
+    state: str = "waiting"
+    decision: StoredDecision | None = None
+    last: int = 0
+
+
+def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecision]:
+    """Those that were not discarded: neither all before `since`, nor these."""
+    since = max([since, *(one.at for one in found if one.choice == DISCARD)])
+    return [one for one in found if one.at >= since and one.choice != DISCARD]
+
+
+def standing(
+    found: Sequence[StoredDecision], answer: JSONValue, *, reviewers: int, agree: str | None, since: float
+) -> Standing:
+    """How a review of `answer` stands by all decisions about it, in their order; those before `since` do not count.
+    Each person's last word counts, one that overrides counts alone, and one of nobody only where no person decided. As
+    many as `reviewers` have to say the same, and more than say anything else."""
+    last, valid = max((one.id for one in found), default=0), counting(found, since)
+    forced = [one for one in valid if one.forced]
+    if forced:
+        return Standing("decided", forced[-1], last)
+    people = {one.reviewer: one for one in valid if one.source != TIMEOUT}
+    if not people:
+        return Standing("decided", valid[-1], last) if valid else Standing(last=last)
+    groups: dict[str, list[StoredDecision]] = {}
+    for one in people.values():
+        groups.setdefault(one.says(agree, answer), []).append(one)
+    most, *others = sorted(groups.values(), key=len, reverse=True)
+    if len(most) >= reviewers and (not others or len(others[0]) < len(most)):
+        return Standing("decided", min(most, key=lambda one: one.id), last)
+    return Standing("conflict" if others else "waiting", None, last)
+
+
+def _by_key(found: Sequence[StoredDecision]) -> dict[bytes, list[StoredDecision]]:
+    lists: dict[bytes, list[StoredDecision]] = {}
+    for one in found:
+        lists.setdefault(one.key or b"", []).append(one)
+    return lists
+
+
+decisions_of: Reads[[Sequence[bytes]], dict[bytes, list[StoredDecision]]] = reads(
+    "decisions_of", StoredDecision, _by_key
+)
+"""The decisions about each of these keys, the oldest first."""
+
+discarded_at: Reads[[str], float] = reads("decisions_discarded", float, lambda found: found[0] or 0.0)
+"""From when on the decisions of a workflow count, in seconds since 1970."""
+
+reviews_of: Reads[[Sequence[bytes]], dict[bytes, StoredReview]] = reads("reviews_of", StoredReview, by("key"))
+reviews_named: Reads[[str, str, RowId], list[StoredReview]] = reads("reviews_named", StoredReview)
+"""Every review of a row, by workflow, stage and id of the row."""
+
+review_page: Reads[..., list[StoredReview]] = reads("review_page", StoredReview)
+"""Reviews in the order in which they are asked. By name: state, the workflow and the stage from which on (`last_…`: up
+to which), and after which one: `sure` and `key`; `limit`."""
+
+review_counts: Reads[[str], list[tuple[str, str, int]]] = reads("review_counts", tuple[str, str, int])
+"""How many reviews of a workflow stand in which state: (stage, state, reviews)."""
+
+waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda found: found[0])
+"""How many reviews want a decision. By name: the workflow and the stage from which on, and (`last_…`) up to which."""
+
+open_reviews: Reads[[str, int], dict[str, int]] = reads("reviews_open", tuple[str, int], dict)
+"""How many reviews of a workflow and a run want a decision, by the name of the stage."""
+
+rows_waiting: Reads[[Sequence[int], float], dict[int, str]] = reads("reviews_waiting", tuple[int, str], dict)
+"""Those of these rows that wait for people and nothing else, at a moment: with the stage."""
+
+rows_decided: Reads[[Sequence[int]], set[int]] = reads("reviews_decided", int, set)
+"""Those of these rows of which something was decided that no run has taken up."""
+
+any_decided: Reads[[int, int], bool] = reads("reviews_any_decided", int, bool)
+"""Whether there is such a row of a run that the stage at a position made."""
+
+
+def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
+    """Adds a decision; its `id` is given by the store."""
+    writer.execute(sql("decision_put"), (one.key, *one[2:]))
+
+
+def read_standing(
+    connection: sqlite3.Connection, review: StoredReview, *, reviewers: int, agree: str | None
+) -> tuple[list[StoredDecision], Standing]:
+    """The decisions about a review that count, and how it stands, within a transaction."""
+    found = fetch(connection, "decisions_of", StoredDecision, [review.key])
+    since = first(fetch(connection, "decisions_discarded", float, review.workflow)) or 0.0
+    stood = standing(found, review.seen["answer"], reviewers=reviewers, agree=agree, since=since)
+    return counting(found, since), stood
