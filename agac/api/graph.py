@@ -187,44 +187,34 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
 # A workflow as a page shows it.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowView(Report):
-    """A workflow as its file is now: the file's place and text, each of its cards as (name, text), its drawing with the
-    counts of its last run, its stages as runs keep them, and what is wrong. Where that is an error, `graph` is None,
-    and it has no stages. `runs` are its newest ones, each with its number, and when it was last worked on."""
-
-    name: str
-    path: str
-    text: str
-    cards: tuple[tuple[str, str], ...]
-    graph: GraphReport | None
-    stages: tuple[Mapping[str, Any], ...]
-    problems: tuple[str, ...]
-    runs: tuple[tuple[int, str | None], ...]
-
-
 MOST_RUNS = 20
 """Runs that are listed beside a workflow."""
 
 
 @blocking
-async def workflow_view(name: str, *, project: Path | str | None = None) -> WorkflowView:
-    """A workflow with its cards, schemas and last runs. Changes nothing. Raises UsageError for one without a file."""
+async def workflow_view(name: str, *, project: Path | str | None = None) -> dict[str, Any]:
+    """A workflow as its file is now: its `name`, the `path` and `text` of the file, its `cards` by name, its `graph`
+    with the counts of its last run, its `stages` as runs keep them, `problems` and its newest `runs` with the time at
+    which each was last worked on. With an error among the problems there is no graph and no stage. Changes nothing.
+    Raises UsageError for a workflow without a file."""
     opened = project_of(name, project)
     path = find_workflow(opened.spec, name)
     file, _, _ = read_workflow(path, opened.spec.shown(path))
-    agents = dict.fromkeys(stage.agent for stage in file.stages if stage.agent) if file else {}
-    found = [(agent, find_card(agent, opened.spec)[0]) for agent in agents]
-    cards = tuple((agent, card.read_text("utf-8", "replace")) for agent, card in found if card is not None)
+    found = {
+        stage.agent: find_card(stage.agent, opened.spec)[0] for stage in (file.stages if file else ()) if stage.agent
+    }
     loaded, problems = load_workflow(opened.spec, name, Overrides())
     sound = loaded is not None and not any_error(problems)
-    drawn = await asynchronous(graph)(name, project=project) if sound else None
-    stages = tuple(stage_body(stage) for stage in loaded.stages) if loaded is not None and sound else ()
     async with open_for_reading(database_path(opened.root)) as database:
         lines = await run_lines(database, path.stem) if database else []
-    runs = tuple((line.id, iso(line.last_at)) for line in lines[:MOST_RUNS])
-    text, said = path.read_text("utf-8", "replace"), tuple(str(problem) for problem in in_order(problems))
-    return WorkflowView(path.stem, opened.spec.shown(path), text, cards, drawn, stages, said, runs)
+    return {
+        "name": path.stem, "path": opened.spec.shown(path), "text": path.read_text("utf-8", "replace"),
+        "cards": {agent: card.read_text("utf-8", "replace") for agent, card in found.items() if card is not None},
+        "graph": await asynchronous(graph)(name, project=project) if sound else None,
+        "stages": [stage_body(stage) for stage in loaded.stages] if loaded is not None and sound else [],
+        "problems": [str(problem) for problem in in_order(problems)],
+        "runs": [(line.id, iso(line.last_at)) for line in lines[:MOST_RUNS]],
+    }  # fmt: skip
 
 
 @blocking

@@ -291,36 +291,11 @@ MAX_SPANS = 1000  # calls of a row that are shown by their times
 MAX_SAME = 20  # rows of one id that are shown on a page
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSpan(Report):
-    """One call of a model, or of a tool, for a row: in which `stage`, of what `kind`, of whom (`name`). It began
-    `start` seconds after the first one of its invocation, and took `seconds`; None: it has no end that is known."""
-
-    invocation: int
-    stage: str
-    kind: str
-    name: str
-    start: float
-    seconds: float | None
-    error: str | None
-    cost: float | None
-
-
-async def trace_of(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> list[TraceSpan]:
-    """What was done for a row and when, invocation by invocation; the first MAX_SPANS calls of a row that has more."""
-    spans, begun, found = await history.spans_of_row(database, row.key, MAX_SPANS), dict[int, float](), []
-    for one in spans:
-        start = one.started_at - begun.setdefault(one.invocation, one.started_at)
-        kind = f"{one.kind}, replica {one.replica}" if one.replica else one.kind
-        stage = stages[one.stage].name
-        found.append(TraceSpan(one.invocation, stage, kind, one.name, start, one.duration, one.error_type, one.cost))
-    return found
-
-
 async def whole_row(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
-    """What a page shows of a row: as `inspect` has it, but for where reused answers were asked; and its `trace`."""
+    """What a page shows of a row: as `inspect` has it, but for where reused answers were asked; and as its `trace` the
+    first MAX_SPANS calls of models and tools by their time."""
     report = await row_report(database, run, stages, row, None, asked=False)
-    return {**report, "trace": await trace_of(database, stages, row)}
+    return {**report, "trace": await history.spans_of_row(database, row.key, MAX_SPANS)}
 
 
 @blocking

@@ -20,7 +20,7 @@ from agac.plan.stage import ends_of
 from agac.spec.paths import project_root
 from agac.store.db import Database, open_for_reading
 from agac.store.history import RowPair, paired_rows, rows_asked, rows_beside
-from agac.store.rows import StageResult, results_of_rows
+from agac.store.rows import FIRST, StageResult, results_of_rows
 from agac.store.runs import counters, definition_of, run_record
 
 MAX_FIELDS = 100
@@ -165,23 +165,31 @@ async def compare_runs(
 
 @blocking
 async def compare_page(
-    first: int | str, second: int | str, *, after: tuple[RowId, int] | None = None, limit: int = 200,
+    first: int | str,
+    second: int | str,
+    *,
+    after: str | None = None,
+    limit: int = 200,
     project: Path | str | None = None,
-) -> tuple[RunComparison, tuple[RowId, int] | None]:  # fmt: skip
-    """The same of so many rows by their ids alone, after an id and its repetition, and where the next ones begin; None:
-    there are none. However large the runs are no more is read. What is counted is counted of these rows."""
+) -> tuple[RunComparison, str | None]:
+    """The same of so many rows by their ids alone, and the `after` of those behind them; None: there are none. However
+    large the runs are, no more is read, and what is counted is counted of these rows. Raises UsageError."""
     async with open_for_reading(database_path(project_root(project))) as database:
         one, other = [await find_run(database, None, run) for run in (first, second)]
         assert database is not None
         stages = _stages(await definition_of(database, one.id), await definition_of(database, other.id))
         report = RunComparison(await summarise(database, one), await summarise(database, other), None, stages)
-        found = await rows_beside(database, one.id, other.id, after, limit)
-        results = await results_of_rows(database, [key for row in found for key in (row.first, row.second) if key])
-    for row in found:
-        pair = (row.id, row.first, row.second)
+        try:
+            place, more = json.loads(after) if after else (FIRST, 0)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{after!r} is no place in a list", remedy="Begin with its first page.") from error
+        found = await rows_beside(database, first=one.id, second=other.id, after=place, more=more, most=limit)
+        results = await results_of_rows(database, [key for row in found for key in row[2:] if key])
+    for row_id, _, *keys in found:
+        pair = (row_id, *keys)
         both = stages if None not in pair else []
         report.add(pair, [change for stage in both for change in stage.changes(pair, results)], limit)
-    return report, (found[-1].id, found[-1].repetition) if len(found) == limit else None
+    return report, json.dumps(found[-1][:2]) if len(found) == limit else None
 
 
 def _stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedStage]:

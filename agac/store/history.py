@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
 from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, sql, translated
-from agac.store.rows import EXPORT_RANGE, FIRST, StoredRow, made_counts
+from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts
 from agac.store.runs import InvocationRecord
 
 Seconds = Annotated[float, partial(round, ndigits=4)]
@@ -108,22 +108,7 @@ class PastAttempts(NamedTuple):
     replica: int = 0
 
 
-class Span(NamedTuple):
-    """What was done for a row at a time: a call of a model, of a `kind` (ask, repair, child), or of a `tool`, by its
-    `name`. `started_at` in seconds since 1970; `duration` in seconds, None: not known."""
-
-    invocation: int
-    stage: int
-    replica: int
-    kind: str
-    name: str
-    started_at: float
-    duration: float | None
-    error_type: str | None
-    cost: float | None
-
-
-spans_of_row: Reads[[int, int], list[Span]] = reads("spans_of_row", Span)  # row key, how many at most
+spans_of_row: Reads[[int, int], list[dict[str, Any]]] = reads("spans_of_row", dict[str, Any])  # row key, how many
 run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)  # workflow, or all
 definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
     "definitions_read", tuple[bytes, dict[str, Any]], dict
@@ -286,23 +271,9 @@ async def paired_rows(database: Database, first: int, second: int, field: str | 
             await database.reader.at_once(lambda _: cursor.close())
 
 
-class Beside(NamedTuple):
-    """A row of two runs, with its key in each; None: it is in the other one alone."""
-
-    id: RowId
-    repetition: int
-    first: int | None
-    second: int | None
-
-
-async def rows_beside(
-    database: Database, first: int, second: int, after: tuple[RowId, int] | None, limit: int
-) -> list[Beside]:
-    """So many rows of two runs after an id and its repetition, in the order of these: see `paired_rows`."""
-    name, repetition = after or (FIRST, 0)
-    values = {"first": first, "second": second, "after": name, "repetition": repetition, "limit": limit}
-    return await select(database, "rows_beside", Beside, **values)
-
+rows_beside = reads("rows_beside", tuple[Any, int, int | None, int | None])
+"""A row's id, its repetition, and its key in each of two runs. By their names: the `first` and the `second` run; what
+they come `after`: an id, and the repetition of it (`more`); how many at `most`."""
 
 rows_asked: Reads[[int], int] = reads("rows_asked", int, lambda found: found[0])
 """For how many rows of a run calls were made, those that stages made too."""

@@ -435,14 +435,20 @@ SELECT t.stage, json_object(
 FROM agent_turn t WHERE t.row_key = ? ORDER BY t.stage, t.at, t.number;
 
 -- name: spans_of_row
--- What was done for a row when: its calls of models and of tools, by their begin. Of a tool that did not end no duration.
-SELECT a.event_id AS invocation, a.stage, a.replica, a.purpose AS kind, e.provider || '/' || e.model AS name,
-    a.started_at, a.duration, a.error_type, a.cost
-FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ?1
-UNION ALL
-SELECT event_id, stage, 0, 'tool', name, started_at, duration, iif(state = 'done', NULL, state), NULL
-FROM tool_call WHERE row_key = ?1
-ORDER BY invocation, started_at LIMIT ?2;
+-- What was done for a row when, as JSON: its calls of models and of tools, by their begin. What did not end took nothing.
+SELECT json_object('invocation', s.invocation, 'stage', v.stage, 'replica', s.replica, 'kind', s.kind, 'name', s.name,
+    'started_at', s.started_at, 'duration', s.duration, 'error_type', s.error_type, 'cost', s.cost)
+FROM (
+    SELECT a.row_key, a.event_id AS invocation, a.stage, a.replica, a.purpose AS kind,
+        e.provider || '/' || e.model AS name, a.started_at, a.duration, a.error_type, a.cost
+    FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ?1
+    UNION ALL
+    SELECT row_key, event_id, stage, 0, 'tool', name, started_at, duration, iif(state = 'done', NULL, state), NULL
+    FROM tool_call WHERE row_key = ?1
+) s
+JOIN row r ON r.key = s.row_key JOIN run ON run.id = r.run_id
+JOIN v_stages v ON v.definition_hash = run.definition_hash AND v.position = s.stage
+ORDER BY s.invocation, s.started_at LIMIT ?2;
 
 -- name: rows_all
 -- Every row of a run, those that stages made too, a range at a time.
@@ -778,18 +784,18 @@ SELECT name, max(iif(side, NULL, row_key)), max(iif(side, row_key, NULL)) FROM c
 -- name: rows_beside
 -- Some rows of two runs beside one another, by their ids and repetitions: as `rows_paired`, but no more is read.
 WITH one AS (
-    SELECT id, occurrence, key FROM row WHERE run_id = :first AND (id, occurrence) > (:after, :repetition)
+    SELECT id, occurrence, key FROM row WHERE run_id = :first AND (id, occurrence) > (:after, :more)
         AND state NOT IN (3, 6) AND coalesce(ordinal, origin) IS NOT NULL AND coalesce(place, 0) >= 0
-    ORDER BY id, occurrence LIMIT :limit
+    ORDER BY id, occurrence LIMIT :most
 ), other AS (
-    SELECT id, occurrence, key FROM row WHERE run_id = :second AND (id, occurrence) > (:after, :repetition)
+    SELECT id, occurrence, key FROM row WHERE run_id = :second AND (id, occurrence) > (:after, :more)
         AND state NOT IN (3, 6) AND coalesce(ordinal, origin) IS NOT NULL AND coalesce(place, 0) >= 0
-    ORDER BY id, occurrence LIMIT :limit
+    ORDER BY id, occurrence LIMIT :most
 )
 SELECT id, occurrence AS repetition, max(one) AS first, max(other) AS second FROM (
     SELECT id, occurrence, key AS one, NULL AS other FROM one
     UNION ALL SELECT id, occurrence, NULL, key FROM other
-) GROUP BY id, occurrence ORDER BY id, occurrence LIMIT :limit;
+) GROUP BY id, occurrence ORDER BY id, occurrence LIMIT :most;
 
 -- name: rows_asked
 -- For how many rows of a run calls were made.

@@ -3,54 +3,95 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
-from itertools import groupby
-from typing import NamedTuple
+import csv
+import io
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agac import api
+from agac.api import monitor
 from agac.api.drawing import page_style
 from agac.api.graph import workflow_names, workflow_view
-from agac.api.inspect import TraceSpan, row_page
+from agac.api.inspect import row_page
+from agac.api.monitor import RowFilters, RowPage
 from agac.api.run_compare import Agreement, compare_page
 from agac.api.sync import asynchronous
-from agac.core.errors import UsageError
-from agac.core.types import RowId
+from agac.data.text_formats import safe_cell_text
 from agac.web.rendering import number_of, render
 
-COMPARED = 200
-"""Rows of a page of a comparison."""
+LISTED, COMPARED, AT_ONCE = 50, 200, 1000
+"""Rows of a page of a list, and of a comparison; rows that a CSV file gets at a time."""
+
+CSV = (
+    "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "duration_s",
+    "input_tokens", "output_tokens",
+)  # fmt: skip
+"""Columns of a list as CSV, as `RowPage` has them: long texts are cut."""
 
 
-class Bar(NamedTuple):
-    """A call in a waterfall: where it begins and how wide it is, in hundredths of all that its invocation took."""
-
-    span: TraceSpan
-    left: float
-    width: float
+def filters_in(request: Request) -> RowFilters:
+    """The filters in an address."""
+    given = request.query_params
+    return RowFilters(**{one.name: given.get(one.name) or None for one in fields(RowFilters)})
 
 
-def waterfall(spans: Sequence[TraceSpan]) -> list[list[Bar]]:
-    """The calls of a row, invocation by invocation: each on a scale of its own."""
-    found = []
-    for _, some in groupby(spans, key=lambda one: one.invocation):
-        own = list(some)
-        whole = max(one.start + (one.seconds or 0.0) for one in own) or 1.0
-        places = [(min(99.0, 100 * one.start / whole), 100 * (one.seconds or 0.0) / whole) for one in own]
-        bars = [(round(left, 2), round(max(1.0, min(width, 100 - left)), 2)) for left, width in places]
-        found.append([Bar(one, *bar) for one, bar in zip(own, bars, strict=True)])
-    return found
+def listed(page: RowPage, **more: Any) -> dict[str, Any]:
+    """What a page with a list of rows gets, served or not."""
+    return {"run": page.run, "page": page, "limit": LISTED, "note": "", "next": None, **more}
+
+
+async def rows(request: Request) -> Response:
+    """Some rows of a run, as the address says which."""
+    run, project, given = request.path_params["run"], request.app.state.project, request.query_params
+    filters, report = filters_in(request), (await monitor.arun(run, project=project)).report
+    page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
+    start, kinds = request.url.remove_query_params("after"), {one["type"] for one in report["errors"]}
+    context = listed(
+        page, filters=filters, stages=[one["name"] for one in report["stages"]], errors=sorted(kinds),
+        makers=[one["stage"] for one in report["levels"]],
+        csv=str(start.replace(path=f"{start.path}.csv")), start=str(start) if "after" in given else None,
+        next=str(start.include_query_params(after=page.next)) if page.next else None,
+    )  # fmt: skip
+    return render(request, "rows.html", title=f"Rows of run {run}", **context)
+
+
+async def rows_csv(request: Request) -> Response:
+    """The same list as a file, all of it, as a stream; no cell is a formula."""
+    run, project, filters = request.path_params["run"], request.app.state.project, filters_in(request)
+    first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
+
+    async def lines() -> AsyncIterator[str]:
+        page, cells = first, [list(CSV)]
+        while True:
+            cells += [[safe_cell_text(one[name]) for name in CSV] for one in page.rows]
+            text = io.StringIO(newline="")
+            csv.writer(text).writerows(cells)
+            yield text.getvalue()
+            if page.next is None:
+                return
+            page, cells = await monitor.arows(run, filters, page.next, AT_ONCE, project=project), []
+
+    named = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
+    return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=named)
+
+
+async def errors(request: Request) -> Response:
+    """How the rows of a run failed, and the commands that try them again."""
+    run = request.path_params["run"]
+    groups = await monitor.aerrors(run, project=request.app.state.project)
+    return render(request, "errors.html", title=f"Errors of run {run}", run=run, groups=groups)
 
 
 async def row(request: Request) -> Response:
     """All that is known of the rows with an id."""
     name = request.query_params.get("id", "")
     run, rows = await asynchronous(row_page)(request.path_params["run"], name, project=request.app.state.project)
-    return render(request, "row.html", title=f"Row {rows[0]['id']}", run=run, rows=rows, waterfall=waterfall)
+    return render(request, "row.html", title=f"Row {rows[0]['id']}", run=run, rows=rows)
 
 
 async def why(request: Request) -> Response:
@@ -61,19 +102,6 @@ async def why(request: Request) -> Response:
     return render(request, "why.html", title=f"Why {stage} was asked", **context)
 
 
-def place_of(text: str | None) -> tuple[RowId, int] | None:
-    """Where a page of rows begins, as an address has it: JSON of an id and its repetition. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        match json.loads(text):
-            case [str() | int() as row_id, int(repetition)]:
-                return row_id, repetition
-    except ValueError:
-        pass
-    raise UsageError(f"{text!r} is no place in a list", remedy="Begin with the first page.")
-
-
 async def compare(request: Request) -> Response:
     """Two runs side by side, some rows at a time; without two, the choice of them."""
     project, given = request.app.state.project, request.query_params
@@ -82,7 +110,7 @@ async def compare(request: Request) -> Response:
     if first and second:
         numbers = number_of(first, "run"), number_of(second, "run")
         page = asynchronous(compare_page)
-        report, following = await page(*numbers, after=place_of(given.get("after")), limit=COMPARED, project=project)
+        report, following = await page(*numbers, after=given.get("after"), limit=COMPARED, project=project)
     agreements = list[tuple[str, Agreement]]()
     for stage in report.stages if report else []:
         fields = stage.agreement.fields.items()
@@ -92,7 +120,7 @@ async def compare(request: Request) -> Response:
         request, "compare.html", title="Compare", first=first, second=second, report=report, agreements=agreements,
         runs=(await api.astatus(project=project, newest=50)).runs if report is None else [],
         start=str(request.url.remove_query_params("after")) if "after" in given else None,
-        next=str(here(after=json.dumps(following))) if following else None,
+        next=str(here(after=following)) if following else None,
     )  # fmt: skip
 
 
@@ -108,8 +136,10 @@ async def workflow(request: Request) -> Response:
     view = await asynchronous(workflow_view)(name, project=project)
     plan = None
     if "plan" in request.query_params:
-        plan = (await asyncio.to_thread(api.plan, view.name, project=project)).as_json()  # not in the server's own loop
-    return render(request, "workflow.html", title=view.name, view=view, plan=plan)
+        plan = (
+            await asyncio.to_thread(api.plan, view["name"], project=project)
+        ).as_json()  # not in the server's own loop
+    return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 
 async def graph_style(request: Request) -> Response:
@@ -118,6 +148,7 @@ async def graph_style(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/run/{run:int}/row", row), Route("/run/{run:int}/why", why), Route("/compare", compare),
+    Route("/run/{run:int}/rows", rows), Route("/run/{run:int}/rows.csv", rows_csv), Route("/run/{run:int}/row", row),
+    Route("/run/{run:int}/why", why), Route("/run/{run:int}/errors", errors), Route("/compare", compare),
     Route("/workflows", workflows), Route("/workflow", workflow), Route("/static/graph.css", graph_style),
 ]  # fmt: skip

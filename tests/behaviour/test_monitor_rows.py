@@ -1,10 +1,13 @@
 """The monitor's pages of a row, of two runs, and of workflows, as a browser gets them over HTTP."""
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from urllib.parse import quote, urlencode
+from pathlib import Path
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 
 import pytest
 from support.monitor import Watched, monitor
@@ -115,6 +118,75 @@ def test_why_names_what_differs_from_the_run_before(watched: Watched) -> None:
     assert "Compared with run 1" in page.text
     assert "-One: text of" in page.text
     assert "+Again: text of" in page.text
+
+
+def listed(watched: Watched, **filters: str) -> list[str]:
+    """The ids on the page with these filters."""
+    page = read(watched, f"/run/1/rows?{urlencode(filters)}")
+    return [parse_qs(urlsplit(link).query)["id"][0] for link in page.links if link.startswith("/run/1/row?")]
+
+
+def test_rows_are_listed_and_filtered_by_the_address(watched: Watched) -> None:
+    assert listed(watched) == IDS
+    assert listed(watched, state="failed") == ["failing"]
+    assert listed(watched, state="skipped", stage="reply") == ["long"]
+    assert listed(watched, error="SchemaMismatch", stage="judge") == ["failing"]
+    assert listed(watched, text="text of =1") == ["=1+1"]
+    assert listed(watched, id="<scr") == [SCRIPT]
+    assert listed(watched, sort="id") == sorted(IDS)
+    assert listed(watched, state="open") == []
+    assert "No row is like this." in read(watched, "/run/1/rows?state=open").text
+    assert "is no state of a row" in read(watched, "/run/1/rows?state=nice", 404).text
+    assert "cannot be sorted by" in read(watched, "/run/1/rows?sort=cost", 404).text
+
+
+def test_a_list_has_cut_texts_and_keeps_its_filters(watched: Watched) -> None:
+    answer = watched.get("/run/1/rows?state=skipped&text=word&sort=id")
+    page = Read(answer.text)
+    assert 0 < page.text.count("word") < 40
+    assert "<option selected>skipped</option>" in answer.text
+    assert 'name="text" value="word"' in answer.text
+    assert f"{watched.url}/run/1/rows.csv?state=skipped&text=word&sort=id" in page.links
+
+
+def test_a_list_as_csv_has_no_formulas(watched: Watched) -> None:
+    answer = watched.get("/run/1/rows.csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="run-1-rows.csv"'
+    lines = list(csv.DictReader(io.StringIO(answer.text, newline="")))
+    assert [line["id"] for line in lines] == ["'" + one if one[0] in "=-" else one for one in IDS]
+    assert lines[-1]["state"] == "failed"
+    assert lines[-1]["error"] == "SchemaMismatch"
+    few = list(csv.DictReader(io.StringIO(watched.get("/run/1/rows.csv?state=skipped&stage=reply").text, newline="")))
+    assert [line["id"] for line in few] == ["long"]
+    assert watched.get("/run/1/rows.csv?state=nice").status == 404
+
+
+def test_pages_of_a_list_are_complete_and_its_csv_is_all_of_them(tmp_path: Path) -> None:
+    project = ProjectFolder(tmp_path / "many")
+    project.workflow(stages=[{"name": "pick", "select": ["id"]}], rows=2100)
+    project.run()
+    with monitor(project) as many:
+        path, found, pages = "/run/1/rows", list[str](), 0
+        while path:
+            page = read(many, path)
+            found += [link.partition("id=")[2] for link in page.links if link.startswith("/run/1/row?")]
+            path = next((link.removeprefix(many.url) for link in page.links if "after=" in link), "")
+            pages += 1
+            assert pages < 60
+        assert found == [f"r-{n}" for n in range(1, 2101)]
+        text = many.get("/run/1/rows.csv").text
+        assert [line["id"] for line in csv.DictReader(io.StringIO(text, newline=""))] == found
+
+
+def test_errors_are_grouped_with_an_example_and_what_tries_them_again(watched: Watched) -> None:
+    page = read(watched, "/run/1/errors")
+    assert "SchemaMismatch in judge: 1 row" in page.text
+    assert "the reply is not JSON" in page.text
+    assert "agac retry 1 --stage judge --error SchemaMismatch" in page.commands
+    assert row_path("failing") in page.links
+    assert listed(watched, **dict(parse_qsl(next(one for one in page.links if "error=" in one).partition("?")[2]))) == [
+        "failing"
+    ]
 
 
 def test_two_runs_are_chosen_and_compared(watched: Watched) -> None:

@@ -237,7 +237,7 @@ def test_pages_of_a_comparison_together_are_the_whole(two: ProjectFolder) -> Non
 
 
 def test_a_page_of_a_comparison_reads_no_more_than_it_gives(two: ProjectFolder) -> None:
-    values = {"first": 1, "second": 2, "after": "", "repetition": 0, "limit": 3}
+    values = {"first": 1, "second": 2, "after": "", "more": 0, "most": 3}
     with closing(sqlite3.connect(two.root / ".agac/agac.db")) as connection:
         plan = connection.execute("EXPLAIN QUERY PLAN " + sql("rows_beside"), values).fetchall()
     found = [str(line[-1]) for line in plan if "row" in str(line[-1])]

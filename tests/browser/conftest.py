@@ -19,9 +19,9 @@ def chromium_of(player: Playwright) -> str | None:
     return next((path for path in found if path and Path(path).exists()), None)
 
 
-# Of the folder, not of the session: while playwright works, its event loop is that of the thread, and no other test of
-# this worker could run one.
-@pytest.fixture(scope="package")
+# Of a module, not of the session: while playwright works, its event loop is that of the thread, and no other test of
+# this worker could run one. (This folder is no package: that scope would be the session.)
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as player:
         program = chromium_of(player)

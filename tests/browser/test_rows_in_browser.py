@@ -40,13 +40,34 @@ def row_of(name: str) -> str:
 @pytest.mark.parametrize(
     "path",
     [row_of("long"), row_of(SCRIPT), row_of("failing"), row_of("שלום עולם"), "/run/2/why?id=long&stage=judge",
-     "/compare", "/compare?first=1&second=2", "/workflows", "/workflow?name=reviews", "/workflow?name=reviews&plan=1"],
+     "/run/1/rows", "/run/1/rows?state=failed", "/run/1/errors", "/compare", "/compare?first=1&second=2",
+     "/workflows", "/workflow?name=reviews", "/workflow?name=reviews&plan=1"],
 )  # fmt: skip
 def test_each_page_is_accessible_and_fits_a_narrow_window(path: str, opened: Callable[[str], Page]) -> None:
     page = opened(path)
     expect(page.locator("h1")).not_to_have_text("Error 500")
     assert_accessible(page)
     assert_fits(page)
+
+
+def test_filters_are_set_kept_in_the_address_and_taken_back(opened: Callable[[str], Page]) -> None:
+    page = opened("/run/1/rows")
+    rows = page.get_by_role("region", name="Rows").get_by_role("row")
+    expect(rows).to_have_count(1 + len(IDS))
+    page.get_by_label("State").select_option("failed")
+    page.get_by_role("button", name="Show").press("Enter")  # by keyboard
+    page.wait_for_url("**state=failed**")
+    expect(rows).to_have_count(2)
+    expect(page.get_by_label("State")).to_have_value("failed")
+    page.get_by_label("State").select_option("")
+    page.get_by_label("Text").fill("text of =1")
+    page.get_by_label("Text").press("Enter")
+    expect(page.get_by_role("link", name="=1+1")).to_be_visible()
+    expect(rows).to_have_count(2)
+    page.go_back()
+    expect(page.get_by_role("link", name="failing")).to_be_visible()
+    page.get_by_role("link", name="errors").click()
+    expect(page.get_by_role("heading", name="SchemaMismatch in judge: 1 row")).to_be_visible()
 
 
 def test_the_trace_of_a_row_shows_its_calls_one_after_the_other(opened: Callable[[str], Page]) -> None:
