@@ -6,11 +6,13 @@ import json
 import os
 import sys
 import webbrowser
+from pathlib import Path
 
 import click
 
 from agac.cli import main, terminal
 from agac.core.errors import UsageError, lack_of
+from agac.core.types import counted
 from agac.spec.paths import project_root
 
 
@@ -23,13 +25,28 @@ from agac.spec.paths import project_root
 )
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
 @click.option("--write", is_flag=True, help="Offer buttons that stop a run, retry its failed rows or cancel a batch.")
-@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON.")
+@click.option(
+    "--export", "folder", metavar="DIR", help="Write a run as static pages into this folder, and serve nothing."
+)
+@click.option("--run", metavar="RUN", help="The run that --export writes: its number; else the last one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON, or what was exported.")
 @click.pass_obj
-def ui(settings: main.Globals, port: int, no_open: bool, write: bool, as_json: bool) -> None:
+def ui(
+    settings: main.Globals, port: int, no_open: bool, write: bool, folder: str | None, run: str | None, as_json: bool
+) -> None:
     """Exit 0 at Ctrl-C."""
+    if (port or no_open or write) if folder is not None else run is not None:
+        raise UsageError("--export goes with --run, and with --json", remedy="Leave the other options out.")
     for package in ("jinja2", "starlette", "uvicorn"):
         if lack := lack_of("agac ui", package):
             raise UsageError(lack, remedy="All of it: pip install 'agac[ui]'")
+    if folder is not None:
+        from agac.web.export import export_pages
+
+        told = export_pages(Path(folder), run or "last", project=settings.project_dir)
+        text = f"Wrote {counted(told['listed'], 'row')} of run {told['run']}: open {told['folder']}/index.html"
+        terminal.print_text(json.dumps(told) if as_json else text)
+        return
     from agac.web.app import serve
 
     def ready(url: str) -> None:

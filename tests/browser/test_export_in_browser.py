@@ -1,0 +1,49 @@
+"""Static pages of a run, opened from a file: no server, no other host, nothing in the console."""
+
+from pathlib import Path
+
+import pytest
+from looks import assert_accessible, assert_fits
+from playwright.sync_api import Page, expect
+from support.odd_rows import IDS, SCRIPT, run_odd_rows
+from support.project import ProjectFolder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = run_odd_rows(ProjectFolder(tmp_path_factory.mktemp("rows") / "project"))
+    project.agac("ui", "--export", "pages of run 1", "--run", "1", code=0)
+    return project.root / "pages of run 1"
+
+
+def test_an_export_is_read_from_page_to_page(page: Page, pages: Path) -> None:
+    page.goto((pages / "index.html").as_uri())
+    expect(page.locator("h1")).to_have_text("Run 1 of reviews")
+    expect(page.locator(".uplot")).not_to_have_count(0)  # the charts are drawn of data in the page
+    expect(page.locator("svg.agac-graph")).to_be_visible()
+    page.get_by_role("link", name="Rows", exact=True).first.click()
+    expect(page.get_by_role("region", name="Rows").get_by_role("row")).to_have_count(1 + len(IDS))
+    page.get_by_role("link", name=SCRIPT).click()
+    expect(page.locator("h1")).to_have_text(f"Row {SCRIPT}")
+    expect(page.get_by_role("region", name="Calls of invocation 1").locator("rect")).to_have_count(2)
+    page.get_by_role("link", name="Errors").click()
+    page.get_by_role("link", name="failing").click()
+    expect(page.get_by_text("SchemaMismatch in judge").first).to_be_visible()
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("name", ["index", "rows-1", "failed-1", "errors", "row-1"])
+def test_each_static_page_is_accessible_and_fits_a_narrow_window(name: str, page: Page, pages: Path) -> None:
+    page.goto((pages / f"{name}.html").as_uri())
+    assert_accessible(page)
+    assert_fits(page)
+
+
+def test_a_static_page_runs_nothing_but_its_own_files(page: Page, pages: Path, tmp_path: Path) -> None:
+    page.goto((pages / "rows-1.html").as_uri())
+    page.evaluate("document.body.append(Object.assign(document.createElement('a'), {id: 'x'}))")
+    policy = page.locator('meta[http-equiv="Content-Security-Policy"]').get_attribute("content") or ""
+    assert "script-src 'self' file:;" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
