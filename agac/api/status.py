@@ -156,7 +156,8 @@ def names_of_files(root: Path) -> set[str]:
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
 """What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
-it has open batches, *stopped* after an interrupt, a fault or a limit, *finished* when every row is settled."""
+it has open batches, or rows that wait for people, *stopped* after an interrupt, a fault or a limit, *finished* when
+every row is settled."""
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
@@ -211,13 +212,14 @@ def state_of(record: runs.RunRecord, last: Mapping[str, Any] | None, open_batche
         return "running" if last["state"] == "running" else "killed"
     if record.finished_at is not None:
         return "finished"
-    return "waiting" if open_batches is not None else "stopped"
+    return "waiting" if open_batches is not None or (last and last.get("wait_for_people")) else "stopped"
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many failed rows need another `input` or row `budget`, an answer about `calls` of tools, which no run can
-    give, or to be asked `again`."""
+    """How many failed rows need another `input` or row `budget`, an answer about `calls` of tools or of
+    `people`, which no run can give, or to be asked `again`."""
     found, kinds = Counter[str](), {ErrorType.BUDGET_EXCEEDED: "budget", ErrorType.TOOL_OUTCOME_UNKNOWN: "calls"}
+    kinds[ErrorType.REJECTED] = "people"
     for error in errors:
         kind = error["type"]
         by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)

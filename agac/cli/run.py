@@ -246,6 +246,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     )
     yield from agreement_lines(stages)
     yield from conversation_lines(stages)
+    yield from review_lines(summary)
     yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
@@ -290,6 +291,18 @@ def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
         if found and found["rows"]:
             unanimous = f"{found['unanimous']:.0%} of {counted(found['rows'], 'row')} unanimous"
             yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}"
+
+
+def review_lines(run: Summary) -> Iterator[str]:
+    """How rows passed the stages at which people decide, and what to type where some wait."""
+    for stage in run["stages"]:
+        ways = {way: count for way, count in stage.get("review", {}).items() if count}
+        if ways:
+            waiting = ways.pop("waiting", 0)
+            passed = ", ".join(f"{count:,} {way}" for way, count in ways.items()) or "none"
+            yield f"Reviewed at {stage['name']}: {passed}"
+            wait, next_ = counted(waiting, "row waits", "rows wait"), f"agac review next -a {run['workflow']}"
+            yield from [f"  {wait} for a person; decide with: {next_}"] if waiting else []
 
 
 def conversation_lines(stages: Iterable[Summary]) -> Iterator[str]:
@@ -357,7 +370,8 @@ def unselected_lines(summary: Summary, invocation: Summary, command: str, scope:
     """How many rows wait, for which stages that were not selected, and the command that finishes them."""
     rows, stages = summary["rows"], summary["stages"]
     # other open rows wait for batches
-    waiting = max(0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)))
+    people = sum(stage["review"]["waiting"] for stage in stages if "review" in stage)
+    waiting = max(0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)) - people)
     if not waiting or (scope is not None and all(scope.may_ask(stage["name"]) for stage in stages)):
         return
     names, come = [], rows["done"] + rows["open"] + sum(stage["failed"] for stage in stages)

@@ -12,7 +12,7 @@ from agac import api
 from agac.cli import terminal
 from agac.cli.completion import named_here
 from agac.cli.main import Globals, json_option, workflow_option
-from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, serving_lines
+from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, review_lines, serving_lines
 from agac.core.errors import ExitCode
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
@@ -124,6 +124,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
             yield f"Failed in {stage['name']}: {kinds}"
     yield from agreement_lines(run["stages"])
     yield from conversation_lines(run["stages"])
+    yield from review_lines(run)
     yield ""
     yield calls_line(calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True)
     yield from serving_lines(run["serving"])

@@ -438,7 +438,7 @@ class StoredAnswers:
         since = retry.since if retry is not None and retry.discard and row.chosen else self.baseline.decided_since
         verdict = own.verdict(task, own.standing(task, row.id, known, since=since, now=now))
         if verdict.how == "waiting":
-            self.block(stage, row, why.WAITS)
+            self.block(stage, row, why.PEOPLE)
             return Parked.REVIEW
         if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
             return refused

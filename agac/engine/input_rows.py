@@ -257,10 +257,10 @@ class InputRows:
         return await self._reopen(open_pairs)
 
     async def _aged(self, pairs: list[tuple[NewRow, StoredRow]]) -> set[int]:
-        """Which done rows have a result that is too old for its stage (`max_age`)."""
-        return await store.aged_rows(
-            self._db, [old.key for _, old in pairs if old.state in store.WALKED], self._context.cutoffs
-        )
+        """Which done rows have a result that is too old for its stage (`max_age`), and of which people decided."""
+        done = [old.key for _, old in pairs if old.state in store.WALKED]
+        aged = await store.aged_rows(self._db, done, self._context.cutoffs)
+        return aged | await self._context.decided_rows([old.key for _, old in pairs])
 
     async def _reopen(self, pairs: list[tuple[NewRow, StoredRow]]) -> list[ActiveRow]:
         """Stored rows that changed, failed or never came to their end."""
@@ -287,6 +287,7 @@ class InputRows:
             if same and was_open and old.key in waiting:
                 self._settler.row_parked(row, context.plan.stages[waiting[old.key]])
                 continue
+            row.resumed = was_open and old.key in aged
             if was_open:
                 context.go_on_as_retry(row, old.seen)
             active_rows.append(row)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.text import on_one_line, plain
 from agac.core.types import Row, RowId
@@ -28,6 +29,7 @@ from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
+from agac.store.decisions import rows_decided, rows_waiting
 from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
@@ -318,13 +320,23 @@ class InvocationContext:
         return await prior_tasks(database, keys), await ready_tasks(database, keys) if self.batched and keys else {}
 
     async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
-        """Those of these rows that need not be walked, since all there is to do for them is in batches; with the stage
-        at which they wait. Of what an earlier invocation left unsent it is seen whether rows still ask for it."""
-        if not self.batched or not keys:
-            return {}
-        ready = await ready_tasks(self.places.database, keys)
-        waiting = await waiting_rows(self.places.database, keys, self.places.event)
-        return {key: stage for key, stage in waiting.items() if key not in ready}
+        """Those of these rows that need not be walked, since all there is to do for them is in batches, or up to people
+        who have not decided; with the stage at which they wait. Of what an earlier invocation left unsent it is seen
+        whether rows still ask for it."""
+        database, waiting = self.places.database, dict[int, int]()
+        if self.batched and keys:
+            waiting, ready = await waiting_rows(database, keys, self.places.event), await ready_tasks(database, keys)
+            decided = await self.decided_rows(keys)
+            waiting = {key: stage for key, stage in waiting.items() if key not in ready and key not in decided}
+        if self.reviews is not None and keys:
+            places = {stage.name: stage.index for stage in self.plan.stages}
+            people = await rows_waiting(database, keys, self.work.clocks.wall())
+            waiting |= {key: places[name] for key, name in people.items() if name in places}
+        return waiting
+
+    async def decided_rows(self, keys: Sequence[int]) -> set[int]:
+        """Those of these rows of which something was decided that no run has taken up."""
+        return await rows_decided(self.places.database, keys) if self.reviews is not None and keys else set()
 
     def taken_up(self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False) -> ActiveRow:
         """A stored row at work, with its `tasks`."""
@@ -342,6 +354,8 @@ class InvocationContext:
 
     def leaves_failed(self, row: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
         """Whether a failed row is not tried again, which is counted: it may not be, or was refused often enough."""
+        if row.error_type == ErrorType.REJECTED:  # until somebody decides otherwise
+            return True
         tried = row.error_stage is None or self.work.scope.tries_again(row.error_stage)
         left = not tried or any(is_left(task) for task in tasks.values())
         self.totals.left_failed += left

@@ -39,7 +39,7 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import was_batched
 from agac.store.db import Database, write
-from agac.store.decisions import discarded_at
+from agac.store.decisions import discarded_at, open_reviews
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -428,6 +428,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     counted = [(address, engines[address], now) for address, now in (await engine_tokens(work)).items()]
     invocation.serving = serving_facts(prefixes, slots, totals, counted) if totals.calls else {}
     made, counts = await made_counts(database, run), await runs.counters(database, run)
+    if context.reviews is not None:
+        totals.reviews = sum((await open_reviews(database, work.plan.workflow, run)).values())
     settled = runs.row_counts(counts)["open"] == 0 and not any(one.state == State.PENDING for one in made)
     if work.batching.resume_run is not None:
         whole = settled and (await runs.run_record(database, run)).read_at is not None
@@ -458,6 +460,7 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
         **({"serving": invocation.serving} if totals.calls else {}),
+        **({"wait_for_people": totals.reviews} if totals.reviews else {}),
     }  # fmt: skip
     if not invocation.ended and stop_signal.stop is not None:
         body |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}

@@ -61,8 +61,8 @@ class StageTotals:
 class Totals:
     """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
     through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
-    stay open at a stage that was not to be asked (of rows that stages made `made_parked`);
-    `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
+    stay open at a stage that was not to be asked (of rows that stages made `made_parked`); `reviews` wait for people at
+    its end; `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
@@ -86,6 +86,7 @@ class Totals:
     failed_for_good: int = 0
     rows_parked: int = 0
     made_parked: int = 0
+    reviews: int = 0
     tasks_done: int = 0
     tasks_reused: int = 0
     collapsed: int = 0
@@ -287,7 +288,7 @@ class Settler:
             return
         prior, new = row.prior.get(stage.index), row.new
         anew = prior is None or error is not prior.error  # else it was left as it is
-        if anew:
+        if anew and error.type is not ErrorType.REJECTED:  # which is nobody's fault
             self._stops.failed(stage.name, error, new.row.id, fingerprint)
         counts = anew and error.type in ANSWER_FAILURES
         failures = (prior.failures if prior and prior.fingerprint == fingerprint else 0) + counts

@@ -17,6 +17,7 @@ from agac.plan.stage import AnyStage
 from agac.spec.graph import Level
 from agac.store import rows as store
 from agac.store.batches import rows_idle, rows_in_batches, rows_to_walk
+from agac.store.decisions import any_decided
 from agac.store.records import DerivedRows, NewRow
 from agac.store.rows import State, StoredRow
 from agac.store.runs import counters, row_counts, run_record
@@ -68,6 +69,7 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
                 break
             after = rows[-1].key if read is rows_to_walk else rows[-1].ordinal or 0
             tasks = await context.tasks_of([row.key for row in rows])
+            waiting = await context.merely_waiting([row.key for row in rows if read is rows_idle])
             if again:
                 totals.rows_parked -= len(rows)
             else:
@@ -78,7 +80,10 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
                 row = context.taken_up(new, context.preparer.view(new.row.data), tasks, resumed=True)
                 context.go_on_as_retry(row, one.seen)
                 row.again = again
-                found.append(row)
+                if one.key in waiting:
+                    context.settler.row_parked(row, context.plan.stages[waiting[one.key]])
+                else:
+                    found.append(row)
             yield found
 
 
@@ -98,6 +103,7 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     record, counts = await run_record(database, run), await store.made_counts(database, run)
     changed = record.finished_at is None and level.maker.makes == "kept"
     anew = context.again_from is not None or context.cutoffs or changed
+    anew = anew or (context.reviews is not None and await any_decided(database, run, origin))
     unended = (State.PENDING, State.FAILED)
     if not anew and not any(count.origin == origin and count.state in unended for count in counts):
         return False
@@ -134,11 +140,12 @@ class LevelPass:
         context, views = self._context, self._context.views
         parents = await views.ended(sorted({row.parent_key for row in made if row.parent_key is not None}))
         tasks = await context.tasks_of([row.key for row in made])
+        decided = await context.decided_rows([row.key for row in made])
         found = []
         for one in made:
             parent = parents[one.parent_key] if one.parent_key is not None else None
             row = self.active_row(one, tasks, views.begun(one.data, self._level.origin, parent))
-            row.resumed = context.batched and one.state == State.PENDING
+            row.resumed = one.state == State.PENDING and (context.batched or one.key in decided)
             found.append(row)
         return found
 
@@ -148,13 +155,14 @@ class LevelPass:
         database, run, _ = context.places
         assert self._level.origin is not None
         while context.stop_signal.stop is None:
-            done_too = self._done_too or bool(self._cutoffs)
+            done_too = self._done_too or bool(self._cutoffs) or context.reviews is not None
             found = await store.made_rows(database, run, self._level.origin, after, done_too, CHUNK_ROWS)
             if not found:
                 return
             after = found[-1].key
             prior = await store.prior_tasks(database, [row.key for row in found if row.state == State.FAILED])
             aged = await store.aged_rows(database, [r.key for r in found if r.state in store.WALKED], self._cutoffs)
+            aged |= await context.decided_rows([row.key for row in found])
             chosen = [row for row in found if self._is_open(row, prior.get(row.key, {}), aged)]
             waiting = await context.merely_waiting([row.key for row in chosen if row.state == State.PENDING])
             context.totals.made_parked += len(waiting)  # these are left open
@@ -178,11 +186,11 @@ class LevelPass:
         if self._fed and row.seen == self._context.places.event:  # made in this invocation, and walked already
             return False
         failed = row.state == State.FAILED
+        if row.key in aged and retry is None:
+            return True
         if retry is not None:
             return retry.chooses_made(row.id, row.error_stage, row.error_type, failed=failed, again=self._done_too)
-        if not failed:
-            return row.key in aged
-        return not self._context.leaves_failed(row, prior)
+        return failed and not self._context.leaves_failed(row, prior)
 
     def active_row(self, made: StoredRow, tasks: TasksOfRows, view: RowView) -> ActiveRow:
         """The row at work."""
@@ -213,7 +221,7 @@ def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
     stay open at a stage they are not: they would be walked twice."""
     child = level.maker is not None and level.maker.makes in ("items", "rows")
     asked = all(context.work.scope.may_ask(stage.name) for stage in level.stages if stage.asks)
-    return child and asked and context.work.retry is None and not context.batched
+    return child and asked and context.work.retry is None and not context.batched and context.reviews is None
 
 
 class ChildFeeds:

@@ -10,11 +10,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from agac.core.errors import ErrorType
 from agac.core.types import Outcome, dollars_in_all, iso
 from agac.data.json_formats import encode
 from agac.plan.stage import model_of, recorded_stages
 from agac.store import rows as store
 from agac.store.db import Database
+from agac.store.decisions import open_reviews
 from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN
 from agac.store.rows import State
@@ -205,7 +207,9 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
         examples += [e for e in await store.made_examples(database, run.id) if (e.error_type, e.stage) not in known]
-    stages = [_stage(stage, counts, times) for stage in definition["stages"]]
+    reviewing = any("review" in stage.get("operation", ()) for stage in definition["stages"])
+    waiting = await open_reviews(database, run.workflow, run.id) if reviewing else {}
+    stages = [_stage(stage, counts, times, waiting) for stage in definition["stages"]]
     rule, again = definition["input"]["on_duplicate_id"], {}
     if rule in ("first", "last") and rows["dropped"]:
         again = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
@@ -238,7 +242,7 @@ def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> 
     ]  # fmt: skip
 
 
-def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[str, Any]:
+def _stage(stage: dict[str, Any], counts: list[Count], times: Timings, waiting: Mapping[str, int]) -> dict[str, Any]:
     own = [c for c in counts if c.stage == stage["name"]]
     tasks, ways = Counter[str](), Counter[str]()
     for count in own:
@@ -253,7 +257,17 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings) -> dict[s
         **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
         "timing_ms": _timing_ms(times, stage["name"]), **({"agreement": _agreement(own)} if stage.get("vote") else {}),
         **({"agent": _conversations(own)} if "agent" in stage else {}),
+        **({"review": _review(own, waiting.get(stage["name"], 0))} if "review" in stage.get("operation", ()) else {}),
     }  # fmt: skip
+
+
+def _review(counts: Iterable[Count], waiting: int) -> dict[str, int]:
+    """How the rows of a stage passed it at which people decide; and how many wait."""
+    ways = dict.fromkeys(("auto", "approved", "manual", "rejected"), 0)
+    for count in counts:
+        if count.outcome == AGREEMENT or count.error_type == ErrorType.REJECTED:
+            ways[count.error_type.lower()] += count.tasks
+    return {"waiting": waiting, **ways}
 
 
 def _conversations(counts: Iterable[Count]) -> dict[str, Any]:

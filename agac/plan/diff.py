@@ -19,7 +19,7 @@ TOO_OLD = "too old"
 DROPPED = "answer no longer stored"
 MEMBERS_CHANGED = "rows of the group changed"
 
-WAITS = "would wait for a person"
+PEOPLE = "waits for a person"
 NOT_IN_SCOPE = "not selected"
 LEFT = "failed too often"
 NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"

@@ -9,6 +9,8 @@ from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
 
 import agac
+from agac.engine.effects import ActiveRow
+from agac.engine.executor import Executor
 
 SCHEMA = {
     "type": "object",
@@ -104,4 +106,59 @@ def test_a_rejected_result(project: ProjectFolder, model: Scripted, on_reject: s
     else:
         assert envelope["result"] == "reply: "
     assert project.run().exit_code == code
+    project.assert_sound()
+
+
+def test_rows_that_wait_are_not_walked_again(
+    project: ProjectFolder, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    review(project, [3, 4])
+    project.run()
+    decide(project, "r3", "approve")
+    walked: list[str] = []
+    walk = Executor.walk
+
+    async def noted(self: Executor, row: ActiveRow) -> None:
+        walked.append(str(row.new.row.id))
+        await walk(self, row)
+
+    monkeypatch.setattr(Executor, "walk", noted)
+    report = project.run()
+    assert walked == ["r3"]
+    assert (report.rows.done, report.rows.open, report.invocation["rows_parked"]) == (1, 1, 1)
+    assert report.summary["stages"][1]["review"] == {
+        "waiting": 1, "auto": 0, "approved": 1, "manual": 0, "rejected": 0,
+    }  # fmt: skip
+    project.assert_sound()
+
+
+def test_the_commands_say_how_many_wait_and_what_to_type(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 9], when="classify.confidence < 0.8")
+    dry = project.agac("plan", "-a", "reviews", code=0)
+    assert "approve" in dry.out
+    ran = project.agac("run", "-a", "reviews", code=0)
+    line = "1 row waits for a person; decide with: agac review next -a reviews"
+    assert line in ran.out
+    assert "Reviewed at approve: 1 auto" in ran.out
+    assert "did not select" not in ran.out
+    status = project.agac("status", "last", code=0).out
+    assert line in status
+    assert "reviews, run 1: waiting" in status
+    dry = project.agac("plan", "-a", "reviews", code=0)
+    assert "approve: 1 blocked: waits for a person" in dry.out
+    assert project.agac("run", "-a", "reviews", "--json", code=0).json["complete"] is False
+
+
+def test_a_decision_that_is_changed_later_is_taken_up(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4])
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r4", "reject")
+    project.run()
+    assert results(project) == {"r3": "reply: L3"}
+    assert decide(project, "r3", "edit", {"label": "Y", "confidence": 0}).taken == 1
+    assert decide(project, "r4", "approve").taken == 1
+    report = project.run()
+    assert report.rows.done == 2
+    assert results(project) == {"r3": "reply: Y", "r4": "reply: L4"}
     project.assert_sound()
