@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,7 @@ from agac.engine.batch.coordinator import Stale
 from agac.engine.export import keep_previous, target_of
 from agac.engine.invocation import Answers, Batching, Clocks, Retry, Scope, ShownReplies, Work
 from agac.engine.run import Invocation, run_once
+from agac.engine.telemetry import otel_settings
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.plan.stage import PlannedStage
@@ -265,7 +267,7 @@ def work_of(
     return Work(
         plan=plan, rows=rows, place=place, output_dir=project.spec.shown(target_of(plan)), fresh=False, scope=Scope(),
         retry=None, root=project.root, redactor=project.redactor(), clocks=Clocks(), env=project.env, batching=batching,
-        web=project.remote, functions=project.spec.functions,
+        web=project.remote, functions=project.spec.functions, otel=otel_settings(plan.rules, os.environ),
     )  # fmt: skip
 
 

@@ -172,6 +172,14 @@ def called_agent(fingerprint: bytes, turn: int, call: int, own: bytes) -> bytes:
     return digest(canonical(["agent", fingerprint.hex(), turn, call, own.hex()]))
 
 
+def trace_ids(*what: JSONValue) -> tuple[int, int]:
+    """The id of a trace (16 bytes), and that of its first span (8 bytes), of what it is the trace of; never 0. The
+    project's own token is in it: collectors take the traces of many projects."""
+    text = canonical(["trace", *what]).encode("utf-8", "surrogatepass")
+    found = blake2b(text, digest_size=24).digest()
+    return int.from_bytes(found[:16]) or 1, int.from_bytes(found[16:]) or 1
+
+
 def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:
     """The name of a batch before it exists: 16 characters of a-z and 2-7. `project` is the database's own token,
     `first` the fingerprint of its first task, so that a restored database names no other content alike."""

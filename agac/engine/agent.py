@@ -384,6 +384,8 @@ class Agents:
         if isinstance(prepared, RowError):
             return ToolOutcome(prepared.message, error=True)
         own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
+        if active.notes is not None:
+            active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
             answer = await self._caller.ask(active, child, own, prepared.request, of=talk.attempts.stage)
         except (RunStopped, BlockedByBatches) as stopped:
@@ -579,12 +581,14 @@ class Agents:
         """Stores a call of a tool in a state, with what the model is told of it."""
         call, stage, batch = turn.reply.calls[place], talk.attempts.stage, self._ledger.batch
         text = None if text is None else storable(self._clean(text))
-        batch.tool_calls.append(
-            ToolCallRecord(
-                talk.attempts.active.new, stage.index, talk.attempts.fingerprint, turn.number, place, call.id,
-                call.name, call.arguments, state, text, how, self._clocks.wall() if at is None else at, took,
-            )
+        active, at = talk.attempts.active, self._clocks.wall() if at is None else at
+        own = talk.attempts.fingerprint, turn.number, place
+        record = ToolCallRecord(
+            active.new, stage.index, *own, call.id, call.name, call.arguments, state, text, how, at, took,
         )  # fmt: skip
+        batch.tool_calls.append(record)
+        if active.notes is not None:
+            active.notes.tools[own] = record
         if text is not None:
             name = call.name if call.name in {tool.name for tool in talk.spec.tools} else ""  # a model may say any
             batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), name)).count += 1

@@ -348,7 +348,7 @@ class Caller:
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
-        self._answers = context.work.answers
+        self._answers, self._traces = context.work.answers, context.traces
 
     async def ask(
         self,
@@ -512,8 +512,9 @@ class Caller:
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
         """The `extra` of a log record about a task."""
-        row_id, connection = attempts.active.new.row.id, attempts.connection
-        return fields(run=self._run, row=row_id, stage=connection.stage.name, model=connection.model.lane, **more)
+        active, connection = attempts.active, attempts.connection
+        about = {"row": active.new.row.id, "stage": connection.stage.name, "model": connection.model.lane}
+        return fields(run=self._run, **about, **more, **active.log_fields)
 
     def _keep(
         self, attempts: TaskAttempts, sent: CallResult, checked: ValidReply | RowError | None, *, again: bool
@@ -548,6 +549,8 @@ class Caller:
             attempts.reservation = None
         attempts.last = call
         self._settler.keep_call(attempts.active, attempts.stage, attempts.fingerprint, call, attempts.replica)
+        if self._traces is not None:
+            self._traces.called(attempts, call, reply)
         if self._replies:
             self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
@@ -587,7 +590,7 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
         log_fields["row"], stage, call.number, call.purpose, model, call.status, call.duration * 1000,
         call.usage.input_tokens, call.usage.output_tokens, log_fields["error_message"] or "ok",
-        extra=fields(**log_fields),
+        extra=fields(**log_fields, **attempts.active.log_fields),
     )  # fmt: skip
 
 

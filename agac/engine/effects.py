@@ -4,12 +4,13 @@ pure: they change the row in memory, and keep and send nothing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.core.errors import RowError
-from agac.core.types import JSONValue
+from agac.core.keys import trace_ids
+from agac.core.types import JSONValue, Message
 from agac.engine.limits import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
@@ -18,11 +19,50 @@ from agac.spec.operations import changed_row
 from agac.spec.templates import REJECTED, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
-from agac.store.records import NewReview, NewRow, Result
+from agac.store.records import Call, NewReview, NewRow, Result, TaskEnd, ToolCallRecord
 from agac.store.rows import PriorTask, StageResult
 
 NO_DEADLINE = RowDeadline(None, float)  # without `row_timeout` all rows share one
 Rows = list[dict[str, JSONValue]]
+
+
+ToolKey = tuple[bytes, int, int]  # of a call of a tool: its task, the turn and the place in it
+
+
+class TracedCall(NamedTuple):
+    """A call for a row, recorded at the stage at this position; `agent` is the stage or the child whose conversation it
+    belongs to, "" for none. `asked` is the model that was asked for, `batch` the number of the batch that it was a line
+    of. `texts`: the messages of its request (`input`) and its reply (`output`), where they are to be sent."""
+
+    stage: int
+    agent: str
+    fingerprint: bytes
+    replica: int
+    asked: str
+    call: Call
+    finish: str | None = None
+    texts: Mapping[str, Sequence[Message]] = {}
+    batch: int | None = None
+
+
+@dataclass(slots=True)
+class RowNotes:
+    """What is noted of a row where traces are sent (`engine.otlp`). In seconds since 1970: when it was taken up, and
+    (`begins`) by each stage, by position. `callers` are the calls of tools that asked child agents, by their tasks.
+    `identity` is what the ids of its trace are made of."""
+
+    begun: float
+    identity: tuple[JSONValue, ...]
+    begins: dict[int, float] = field(default_factory=dict)
+    ends: list[TaskEnd] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
+    tools: dict[ToolKey, ToolCallRecord] = field(default_factory=dict)
+    callers: dict[bytes, ToolKey] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """The ids of its trace, and of the first span of that."""
+        return trace_ids(*self.identity, self.begun)
 
 
 @dataclass(slots=True)
@@ -54,6 +94,11 @@ class RowProgress:
         self.settled.add(stage.index)
         if self.failed is None or stage.index < self.failed[0].index:
             self.failed = (stage, error)
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether it waits for a stage that is not asked in this invocation."""
+        return self.parked is not None and (self.waits or not (self.dropped or self.failed))
 
     def leave(self, stage: AnyStage) -> None:
         """The row leaves at the stage."""
@@ -88,6 +133,7 @@ class ActiveRow(RowProgress):
     resumed: bool = False
     again: bool = False
     ready: Ready = field(default_factory=dict)
+    notes: RowNotes | None = None
 
     def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
         """Whether a batch brought the task's answer, which the row has not been walked with."""
@@ -97,6 +143,14 @@ class ActiveRow(RowProgress):
     def takes_since(self, stage: int, since: float) -> float:
         """From when on earlier answers of the stage are taken, in seconds since 1970; `since` holds for all rows."""
         return max(since, self.since) if self.again_from is not None and stage >= self.again_from else since
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What records of the log say of its trace, where there may be one."""
+        if self.notes is None:
+            return {}
+        trace, span = self.notes.ids
+        return {"trace_id": f"{trace:032x}", "span_id": f"{span:016x}"}
 
     @property
     def made(self) -> bool:

@@ -337,6 +337,7 @@ class Executor:
         self._row_timeout, self._clock, self._on_made = plan.rules.row_timeout, context.work.clocks.monotonic, on_made
         self._level, self._deriver, self._tasks = level, context.deriver, tasks
         self._settler, self._ledger, self._reviews = context.settler, context.ledger, context.reviews
+        self._traces, self._wall = context.traces, context.work.clocks.wall
         self.does: LevelStages[ActiveRow] = LevelStages(plan, level, context.preparer, context.settler)
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
@@ -347,6 +348,8 @@ class Executor:
         does, row.reached = self.does, not self.does.ends
         if self._row_timeout is not None:
             row.deadline = RowDeadline(self._row_timeout, self._clock)
+        if self._traces is not None:
+            row.notes = self._traces.begin(row)
         if does.in_turn:
             for stage in does.stages:
                 goes_on = does.settle(row, stage)
@@ -358,9 +361,13 @@ class Executor:
             settle, begin = partial(does.settle, row), partial(self._answer, row)
             await does.branches.walk(settle, begin, lambda: row.dropped)
         self._settle(row)
+        if self._traces is not None:
+            await self._traces.ended(row)
 
     async def _answer(self, row: ActiveRow, stage: AnyStage) -> bool:
         """One stage of a row that takes time: whether those that need it may follow."""
+        if row.notes is not None:
+            row.notes.begins[stage.index] = self._wall()
         task = self.does.task(row, stage)
         if task is None:
             return False
@@ -377,7 +384,7 @@ class Executor:
             settler.mark_batch_answers_used(row)
         if row.reviews and self._reviews is not None:
             self._reviews.parked(row)
-        if row.parked is not None and (row.waits or not (row.dropped or row.failed)):
+        if row.parked is not None and row.stays_open:
             settler.row_parked(row, row.parked)
             return
         in_place = any(index in self._deriver.to_ends for index in row.lists)  # rows of functions have its results

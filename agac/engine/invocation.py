@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
     from agac.engine.batch.control import Control
     from agac.engine.caller import TaskAttempts
+    from agac.engine.otlp import Traces
     from agac.engine.review import Reviews
+    from agac.engine.telemetry import OtelSettings
     from agac.spec.workflow import Timeout
 
 
@@ -203,7 +205,8 @@ class Work:
     for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
     more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
     program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
-    `calls` is as in Retry; `answers` stands in the way of each call."""
+    `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is
+    sent of traces and metrics."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -225,6 +228,7 @@ class Work:
     refresh_tools: bool = False
     calls: UnknownCalls = "ask"
     answers: Answers | None = None
+    otel: OtelSettings | None = None
 
 
 @dataclass(slots=True)
@@ -279,6 +283,7 @@ class InvocationContext:
     opened: ReopenedRows | None
     batched: bool
     reviews: Reviews | None = None
+    traces: Traces | None = None
 
     @cached_property
     def plan(self) -> Plan:

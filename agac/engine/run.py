@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
@@ -37,13 +37,16 @@ from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
 from agac.plan.stage import PlannedStage
 from agac.store import runs
-from agac.store.batches import was_batched
+from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
 from agac.store.decisions import discarded_at, open_reviews
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
 from agac.store.writer import DerivedRowWriter, Ledger
+
+if TYPE_CHECKING:
+    from agac.engine.otlp import Traces
 
 # No row ever vanishes: rows in are the sum of outcomes, at every level, at the end of every run.
 
@@ -305,10 +308,14 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             ended = canonical(last.body | {"lost": lost})
             await write(database, "event_end", now(), runs.KILLED, ended, last.id)
         context = await _context(database, work, invocation, ledger, event)
-        if work.watcher is not None:
-            await work.watcher.began(database, run)
-        await _walk(context, invocation, uncommitted)
-        await _end(context, invocation)
+        try:
+            if work.watcher is not None:
+                await work.watcher.began(database, run)
+            await _walk(context, invocation, uncommitted)
+            await _end(context, invocation)
+        finally:
+            if context.traces is not None:
+                await context.traces.close()
         if invocation.stop_signal.error is not None:
             raise invocation.stop_signal.error
 
@@ -381,8 +388,27 @@ async def _context(
         proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))), budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
-        batched=batched, reviews=reviews,
+        batched=batched, reviews=reviews, traces=await _traces(work, places, totals),
     )  # fmt: skip
+
+
+async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces | None:
+    """Sends traces and metrics, where that is asked for; tests of workflows have none. The log says what lacks."""
+    settings = work.otel if work.answers is None else None
+    if settings is None:
+        return None
+    lack = settings.refused
+    try:
+        from agac.engine.otlp import Traces  # an extra, which takes a quarter of a second to load
+    except ModuleNotFoundError as missing:
+        lack = f"they need {missing.name}, which is not installed: pip install 'agac[otel]'"
+    try:
+        if not lack:
+            return Traces(settings, work, places, await project_token(places.database), totals)
+    except (ValueError, RuntimeError) as wrong:  # a variable that the SDK cannot use
+        lack = work.redactor.clean(str(wrong))
+    _log.warning("no traces or metrics are sent: %s", lack)
+    return None
 
 
 async def _walk(context: InvocationContext, invocation: Invocation, uncommitted: CallLimit) -> None:
@@ -401,6 +427,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     ):
         prefixes = {s.name: one for s in work.plan.asking if (one := connections[s.index][0].prefix) is not None}
         lanes = {id(own[0].lane): own[0].lane for own in connections.values()}
+        if context.traces is not None:
+            context.traces.lanes = {one.model.lane: one.lane for own in connections.values() for one in own}
         for name, one in prefixes.items():
             if one.mark != invocation.serving.get("prefixes", {}).get(name, one.mark):
                 _log.info("stage %s: its requests begin otherwise than before, so that caches begin anew", name)

@@ -326,6 +326,8 @@ class Settler:
     ) -> None:
         end = TaskEnd(row.new, stage.index, fingerprint, outcome, result, error, failures, self._clock(), note, replica)
         self._ledger.batch.tasks.append(end)
+        if row.notes is not None:
+            row.notes.ends.append(end)
 
     def _forget_replicas(self, row: ActiveRow, stage: AnyStage) -> None:
         """The stage is not asked this time: answers of replicas to an earlier content of the row no longer count."""

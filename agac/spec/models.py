@@ -19,6 +19,8 @@ from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
 Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
+ShareText = Annotated[str, Field(json_schema_extra=check.SHARE_FORM)]
+Share = Annotated[float, BeforeValidator(check.share, json_schema_input_type=ShareText | float)]
 
 
 class FileModel(BaseModel):
@@ -256,6 +258,11 @@ class TelemetryFile(FileModel):
 
     file: bool | None = key("Write telemetry.jsonl, a line a row with its calls; left out: up to 100,000 rows.")
     ttft: bool = key("Stream calls, to learn how long the first token takes, and the answer's.", default=False)
+    otel: bool | None = key(
+        "Send traces and metrics by OpenTelemetry's protocol; left out: where OTEL_EXPORTER_OTLP_ENDPOINT is set."
+    )
+    sample: Share | None = key("The share of rows that did not fail that have a trace, as `10%`; left out: 1%.")
+    prompts: bool = key("Send prompts, replies and results of tools with traces.", default=False)
 
 
 class RunRulesFile(FileModel):
@@ -406,10 +413,6 @@ Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_in
 FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
 _OneOrMore = BeforeValidator(check.field_or_fields, json_schema_input_type=TextOrList)
 FieldPaths = Annotated[list[FieldPath], _OneOrMore, AfterValidator(check.no_repeats)]
-
-
-ShareText = Annotated[str, Field(json_schema_extra=check.SHARE_FORM)]
-Share = Annotated[float, BeforeValidator(check.share, json_schema_input_type=ShareText | float)]
 
 
 class ReviewFile(FileModel):

@@ -94,6 +94,9 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
         **same,
         telemetry_file=rules.telemetry.file,
         ttft=rules.telemetry.ttft,
+        otel=rules.telemetry.otel,
+        otel_sample=rules.telemetry.sample,
+        otel_prompts=rules.telemetry.prompts,
         where=(document if own else project.document).where(("telemetry", "ttft")),
     )
 

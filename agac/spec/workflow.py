@@ -128,7 +128,8 @@ class RunRules:
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
     a row's first call. `max_open_rows` are under way at a time where stages have tools; None: four times the calls.
     `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
-    `where`: calls are streamed, to learn how long the first token takes."""
+    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether
+    traces are sent, of which share of the rows that did not fail, and with texts; None: as the environment says."""
 
     project: Budget | None = None
     workflow: Budget | None = None
@@ -141,6 +142,9 @@ class RunRules:
     keep_replies: KeepReplies = "all"
     telemetry_file: bool | None = None
     ttft: bool = False
+    otel: bool | None = None
+    otel_sample: float | None = None
+    otel_prompts: bool = False
     where: Where = field(default=Where(""), compare=False)
 
 

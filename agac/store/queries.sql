@@ -36,6 +36,12 @@ WHEN :text IS NULL THEN 1
 ELSE coalesce(r.data LIKE :text ESCAPE '\', 0) OR coalesce(r.error_message LIKE :text ESCAPE '\', 0)
     OR coalesce((SELECT v.value LIKE :text ESCAPE '\' FROM result v WHERE v.id = r.result_id), 0) END AS shown
 
+-- part: attempt
+-- An `AttemptRecord` but for its reply, of an attempt `a` and its endpoint `e`.
+a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint, e.provider, e.model, e.base_url,
+    e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
+    a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message
+
 -- part: closed
 -- Final steps of a batch.
 ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
@@ -755,12 +761,17 @@ WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
 -- name: attempts_look
 -- Every call that was made for a row.
-SELECT a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint, e.provider, e.model, e.base_url,
-    e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
-    a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message,
+SELECT {attempt},
     coalesce(a.reply, (SELECT t.reply FROM agent_turn t WHERE t.row_key = a.row_key AND t.stage = a.stage
         AND t.fingerprint = a.fingerprint AND t.event_id = a.event_id AND t.attempt = a.number)) AS reply
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
+
+-- name: batch_calls
+-- The calls for a row that were lines of batches, with these: a call began when its batch was submitted.
+SELECT {attempt}, NULL AS reply, b.id AS batch, b.model AS asked
+FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id
+JOIN batch b ON b.stage = a.stage AND coalesce(b.submitted_at, b.planned_at) = a.started_at
+WHERE a.row_key = ? ORDER BY a.id;
 
 -- name: rows_usage
 -- What the calls for these rows came to: how many were answered, their tokens, and their price as far as it is known.

@@ -69,7 +69,7 @@ max_errors: 7
 row_timeout: 9m
 max_open_rows: 70
 keep_replies: failed
-telemetry: {file: true, ttft: true}
+telemetry: {file: true, ttft: true, otel: false, sample: 50%, prompts: true}
 stages:
   - {name: clean, python: "tools/clean.py:clean", processes: 2, timeout: 30, on_empty: warn}
   - {name: slow, python: "tools/clean.py:wait"}

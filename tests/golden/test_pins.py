@@ -21,8 +21,13 @@ MOST = 40
 
 
 LATER_RULES = ('linger: "number"', 'linger: "string"', 'tail: "number"')
+OTEL = (
+    '.telemetry.otel: "boolean"', '.telemetry.sample: "number"', '.telemetry.sample: "string"',
+    '.telemetry.prompts: "boolean"',
+)  # fmt: skip
 ADDED = {
     "keys of workflow": {
+        *OTEL,
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"', '.max_open_rows: "integer"',
         '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"', '.stages[].reply: "string" ["text", "json"]',
         *(f'.{key}.syntax: "string" ["auto", "dollar", "mustache", "brace"]' for key in ("defaults", "stages[]")),
@@ -41,6 +46,7 @@ ADDED = {
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
     },
     "keys of project": {
+        *OTEL,
         '.budget: "number"', '.row_budget: "number"', '.remote: "object"', '.remote.allow: "array"',
         '.max_open_rows: "integer"',
         '.remote.allow[]: "string"', '.remote.http: "boolean"', '.remote.max_mb: "integer"',

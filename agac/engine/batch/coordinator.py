@@ -340,7 +340,7 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
     context = BatchContext(
         database, invocation.ledger, work.batching, work.redactor, work.clocks, invocation.stop_signal,
         workflow=plan.workflow, run=run, event=event, totals=invocation.totals,
-        plan=plan, budget=invocation.budgets, proof=invocation.proof,
+        plan=plan, budget=invocation.budgets, proof=invocation.proof, traces=invocation.traces,
     )  # fmt: skip
     polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
     reads_input = work.retry is None and work.batching.resume_run is None

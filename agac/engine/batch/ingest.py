@@ -124,6 +124,8 @@ async def ingest(
     cost_usd = None if unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
+    if context.traces is not None:
+        context.traces.batch_ended(record)
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
 
 
@@ -334,6 +336,8 @@ class ResultReader:
         tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
         self.real = self.real.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
         self.unpriced += spent is None
+        if self.context.traces is not None:
+            self.context.traces.count(form.model.model, call, in_batch=True)
         if self.record.run_id == self.context.run:
             self.context.totals.count_call(call, spent, form.stage)
 

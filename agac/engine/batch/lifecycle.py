@@ -39,6 +39,7 @@ from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.engine.batch.control import Control
+    from agac.engine.otlp import Traces
 
 PRIMED_FOR = 1800.0
 """Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait in a queue too."""
@@ -272,6 +273,7 @@ class BatchContext:
     plan: Plan | None = None
     budget: BudgetLimiter | None = None
     proof: WriteProof | None = None
+    traces: Traces | None = None
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.database, self.ledger, self.clocks.wall, self.batching.control)

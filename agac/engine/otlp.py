@@ -1,0 +1,370 @@
+"""OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics, sent by OTLP over HTTP.
+
+Spans are made after the fact. While a row walks, what it comes to is noted beside it (`RowNotes`); at its end its
+failure, or a hash of its id, decides whether spans are made of that. A thread sends them: nothing waits for it, and
+what there is no room for is left out. Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI
+conventions (`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from math import inf
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import export as data
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.keys import share_of, trace_ids
+from agac.core.types import Message, Outcome, Reply, Usage
+from agac.engine.caller import MOST_CHARACTERS, TaskAttempts
+from agac.engine.effects import ActiveRow, RowNotes, ToolKey, TracedCall
+from agac.engine.invocation import InvocationRef, Work
+from agac.engine.rate_limiter import Lane
+from agac.engine.settle import Totals
+from agac.engine.telemetry import OtelSettings
+from agac.plan.stage import AnyStage
+from agac.store.batches import BatchRecord
+from agac.store.history import LineCall, batch_calls
+from agac.store.records import Call, Endpoint
+
+_log = logging.getLogger("agac.otel")
+
+PROVIDERS = {"azure": "azure.ai.openai", "gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}
+"""Providers that the conventions call otherwise than agac does."""
+
+TOKENS, SECONDS = [4.0**power for power in range(14)], [0.01 * 2**power for power in range(14)]
+"""The bounds that the conventions give for the histograms of tokens and of seconds."""
+
+MOST_ROWS, MOST_SPANS = 4096, 512  # that wait to be sent; and spans of a request, about
+EVERY, AT_THE_END = 1.0, 3.0
+"""Seconds between two looks at what is to be sent, and how long the end of a run waits at most for the last of it."""
+
+Attributes = dict[str, Any]
+_SCOPE, _CUMULATIVE = InstrumentationScope("agac"), data.AggregationTemporality.CUMULATIVE
+_address = cache(urlsplit)
+
+
+def _context(trace: int, span: int) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _said(attributes: Attributes) -> Attributes:
+    """Those that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None and value != ""}
+
+
+def _model(provider: str, asked: str, answered: str, simulated: bool) -> Attributes:
+    """Who was asked, in spans as in metrics."""
+    return {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDERS.get(provider, provider),
+        "gen_ai.request.model": asked, "gen_ai.response.model": answered, "agac.simulated": simulated,
+    }  # fmt: skip
+
+
+class Traces:
+    """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name. `close` it."""
+
+    def __init__(self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals) -> None:
+        self.settings, self.plan, self.clean, self._wall = settings, work.plan, work.redactor.clean, work.clocks.wall
+        self._database, self._totals, self.identity = places.database, totals, (token, places.run, places.event)
+        self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
+        self.lanes: Mapping[str, Lane] = {}
+        self._tallies: dict[tuple[Any, ...], list[float]] = {}
+        resource = Resource.create()
+        named = not str(resource.attributes["service.name"]).startswith("unknown_service")
+        self._resource = resource if named else resource.merge(Resource({"service.name": "agac"}))
+        self._spans = OTLPSpanExporter() if settings.traces else None
+        self._metrics = OTLPMetricExporter() if settings.metrics else None
+        self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + settings.every
+        self._closing, self._why, self._warned = threading.Event(), "", False
+        self._thread = threading.Thread(target=self._send_all, name="agac-otel", daemon=True)
+        self._thread.start()
+
+    def begin(self, row: ActiveRow) -> RowNotes:
+        """The notes of a row that is taken up. Each walk of it is a trace of its own."""
+        return RowNotes(self._wall(), (*self.identity, row.new.origin, row.new.row.id, row.new.occurrence))
+
+    def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
+        """A call ended."""
+        stage, model, notes = attempts.connection.stage, attempts.connection.model.model, attempts.active.notes
+        self.count(model, call)
+        if notes is not None:
+            agent = stage.name if stage.agent_spec is not None or attempts.of else ""
+            made = attempts.stage.index, agent, attempts.fingerprint, attempts.replica, model, call
+            texts: Mapping[str, Sequence[Message]] = {}
+            if self.settings.prompts:
+                texts = {"input": attempts.request.messages, "output": (reply.message(),) if reply else ()}
+            notes.calls.append(TracedCall(*made, reply.finish if reply else None, texts))
+
+    def count(self, asked: str, call: Call, *, in_batch: bool = False) -> None:
+        """Counts what a call took; of one in a batch not for how long."""
+        by = call.endpoint.provider, asked, call.endpoint.model, call.endpoint.simulated
+        for kind, tokens in (("input", call.usage.input_tokens), ("output", call.usage.output_tokens)):
+            if tokens is not None:
+                self._tally(("gen_ai.token.type", kind, *by), TOKENS, tokens)
+        if not in_batch:
+            self._tally(("error.type", call.error.type.value if call.error else "", *by), SECONDS, call.duration)
+
+    def _tally(self, key: tuple[Any, ...], bounds: Sequence[float], value: float) -> None:
+        found = self._tallies.get(key)
+        if found is None:  # the sum, the least, the most, and how many lie within each bound
+            found = self._tallies[key] = [0.0, inf, 0.0, *[0] * (len(bounds) + 1)]
+        found[0] += value
+        found[1], found[2] = min(found[1], value), max(found[2], value)
+        found[3 + bisect_left(bounds, value)] += 1
+
+    async def ended(self, row: ActiveRow) -> None:
+        """A row came to its end, or to where it waits: it is walked again then, so without a call nothing is sent."""
+        notes, failed, waits = row.notes, row.failed if not row.dropped else None, row.stays_open
+        if notes is None or self._spans is None or (waits and not notes.calls):
+            return
+        if (waits or failed is None) and share_of("trace", "", row.new.row.id) >= self.settings.sample:
+            return
+        if row.ready:
+            prints = {fingerprint for _, _, fingerprint in row.ready}
+            found = await batch_calls(self._database, row.new.key)
+            notes.calls += [_in_batch(one, self.plan.stages[one.stage]) for one in found if one.fingerprint in prints]
+        went = "dropped" if row.dropped else "done" if row.reached or row.lists else "skipped"
+        outcome = "waiting" if waits else "failed" if failed else went
+        self._put(row_spans(self, row, notes, outcome, failed[1] if failed else None, self._wall()))
+
+    def batch(self, number: int) -> SpanContext:
+        """The span of a batch, whichever invocation sends it."""
+        return _context(*trace_ids(self.identity[0], "batch", number))
+
+    def batch_ended(self, record: BatchRecord) -> None:
+        """What came of a batch is stored: a trace of its own, to which the calls that were its lines are linked."""
+        start, end = record.submitted_at or record.planned_at, record.ended_at or self._wall()
+        about = {"agac.batch": record.id, "agac.batch.id": record.provider_id, "agac.batch.tasks": record.tasks}
+        self._alone(f"batch {record.model}", self.batch(record.id), start, end, about)
+
+    def _alone(self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes) -> None:
+        if self._spans is not None:
+            whole = attributes | {"agac.workflow": self.plan.workflow, "agac.run": self.identity[1]}
+            self._put([self.span(name, context, start, end, whole)])
+
+    def span(
+        self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
+        above: SpanContext | None = None, link: SpanContext | None = None,
+    ) -> ReadableSpan:  # fmt: skip
+        """A span that is whole."""
+        return ReadableSpan(
+            name, context, above, self._resource, _said(attributes), links=(Link(link),) if link else (),
+            kind=SpanKind.CLIENT if "gen_ai.request.model" in attributes else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR if attributes.get("error.type") else StatusCode.UNSET),
+            start_time=int(start * 1e9), end_time=int(max(start, end) * 1e9), instrumentation_scope=_SCOPE,
+        )  # fmt: skip
+
+    def _put(self, spans: list[ReadableSpan]) -> None:
+        if len(self._queue) < MOST_ROWS:
+            self._queue.append(spans)
+        else:
+            self._lost("more is to be sent than the collector takes")
+
+    async def close(self) -> None:
+        """Sends what is left, for as long as the end of a run may wait."""
+        counts = {"agac.rows.done": self._totals.rows_done, "agac.rows.failed": self._totals.rows_failed}
+        name, about = f"invoke_workflow {self.plan.workflow}", {"gen_ai.operation.name": "invoke_workflow", **counts}
+        self._alone(name, self.invocation, self._began, self._wall(), about)
+        self._closing.set()
+        await asyncio.to_thread(self._thread.join, AT_THE_END)
+        if self._thread.is_alive():
+            self._lost(self._why or f"the collector takes longer than {AT_THE_END:.0f} s")
+            for exporter in (self._spans, self._metrics):
+                if exporter is not None:
+                    exporter.shutdown()  # which ends its waits for another try
+
+    # From here on everything runs in the thread.
+
+    def _send_all(self) -> None:
+        loggers = [logging.getLogger(type(one).__module__) for one in (self._spans, self._metrics)]
+        for logger in loggers:
+            logger.addFilter(self._hear)
+        while not self._closing.wait(EVERY):
+            self._send(at_end=False)
+        self._send(at_end=True)
+        for logger in loggers:
+            logger.removeFilter(self._hear)
+
+    def _hear(self, record: logging.LogRecord) -> bool:
+        """What exporters log of their faults is told once, in our words."""
+        if record.thread == self._thread.ident:
+            self._why = record.getMessage()
+        return record.thread != self._thread.ident
+
+    def _lost(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("traces and metrics cannot all be sent: %s; the run goes on without them", self.clean(why))
+
+    def _send(self, *, at_end: bool) -> None:
+        sent = True
+        while self._queue and self._spans is not None:
+            spans: list[ReadableSpan] = []
+            while self._queue and len(spans) < MOST_SPANS:
+                spans += self._queue.popleft()
+            sent &= self._spans.export(spans).name == "SUCCESS"
+        if self._metrics is not None and (at_end or time.monotonic() >= self._next):
+            self._next = time.monotonic() + self.settings.every
+            sent &= self._metrics.export(self._measured()).name == "SUCCESS"
+        if not sent:
+            self._lost(self._why)
+
+    def _measured(self) -> data.MetricsData:
+        """All metrics as they stand, counted from the beginning of the invocation."""
+        totals, times, metrics = self._totals, (int(self._began * 1e9), time.time_ns()), list[data.Metric]()
+        base: Attributes = {"agac.workflow": self.plan.workflow}
+
+        def add(name: str, unit: str, values: Iterable[tuple[Attributes, float]], *, counts: bool = True) -> None:
+            found = [data.NumberDataPoint(base | about, *times, value) for about, value in values]
+            metrics.append(data.Metric(name, "", unit, data.Sum(found, _CUMULATIVE, is_monotonic=counts)))
+
+        rows = {"done": totals.rows_done, "failed": totals.rows_failed, "skipped": totals.rows_skipped,
+                "dropped": totals.rows_dropped + totals.rows_filtered, "unchanged": totals.unchanged}  # fmt: skip
+        stages, lanes = list(totals.stages.items()), self.lanes.items()
+        add("agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False)
+        tasks = [(name, one.value, getattr(own, one.value)) for name, own in stages for one in Outcome]
+        add("agac.tasks", "{task}", (({"agac.stage": name, "agac.outcome": one}, n) for name, one, n in tasks))
+        add("agac.cost", "USD", (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages))
+        add("agac.calls.in_flight", "{call}", (({"agac.lane": n}, lane.in_flight) for n, lane in lanes), counts=False)
+        for name, unit, label, bounds in (
+            ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),
+            ("gen_ai.client.operation.duration", "s", "error.type", SECONDS),
+        ):
+            found = [
+                data.HistogramDataPoint(
+                    _said(base | {label: kind} | _model(*by)), *times, int(sum(counts)), total, [*map(int, counts)],
+                    bounds, low, high,
+                )
+                for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items()) if of == label
+            ]  # fmt: skip
+            metrics.append(data.Metric(name, "", unit, data.Histogram(found, _CUMULATIVE)))
+        return data.MetricsData([data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")])
+
+
+def row_spans(
+    traces: Traces, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None, now: float
+) -> list[ReadableSpan]:
+    """The spans of a row that came to this: itself, its stages and their calls; of stages with tools the conversations,
+    with their calls of models and of tools, in which the conversations of child agents are."""
+    stages, texts, calls = traces.plan.stages, traces.settings.prompts, notes.calls
+    ends = {one.stage: one for one in notes.ends if not one.replica}
+    agents = {one.fingerprint: one.agent for one in calls}
+    nodes: list[list[Any]] = []
+
+    def text(said: str | None) -> str:
+        return traces.clean(said)[:MOST_CHARACTERS] if said and texts else ""
+
+    def add(above: int, *node: Any, error: RowError | None = None, link: SpanContext | None = None) -> int:
+        name, start, end, about = node
+        failed = {"error.type": error.type.value, "agac.error.message": text(error.message)} if error else {}
+        nodes.append([above, name, start, end, about | failed, link])
+        return len(nodes) - 1
+
+    @cache
+    def stage(index: int) -> int:
+        end, name = ends.get(index), stages[index].name
+        start, about = notes.begins.get(index, end.at if end else inf), {"agac.stage": name}
+        if end is not None:
+            about |= {"agac.outcome": end.outcome.value, "agac.how": end.result.how if end.result else ""}
+        return add(0, f"stage {name}", start, end.at if end else 0.0, about, error=end.error if end else None)
+
+    @cache
+    def talk(fingerprint: bytes, index: int) -> int:
+        caller, agent = notes.callers.get(fingerprint), agents.get(fingerprint) or stages[index].name
+        about = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": agent}
+        above = stage(index) if caller is None or caller not in notes.tools else tool(caller)
+        return add(above, f"invoke_agent {agent}", inf, 0.0, about)
+
+    @cache
+    def tool(key: ToolKey) -> int:
+        one = notes.tools[key]
+        about = {
+            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": one.name, "gen_ai.tool.call.id": one.call_id,
+            "agac.tool.state": one.state, "agac.tool.served": one.how,
+            "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
+            "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
+        }  # fmt: skip
+        end = one.started_at + (one.duration or 0.0)
+        return add(talk(one.fingerprint, one.stage), f"execute_tool {one.name}", one.started_at, end, about)
+
+    made_by = None if row.new.origin is None else stages[row.new.origin].name
+    about = {
+        "agac.workflow": traces.plan.workflow, "agac.run": traces.identity[1], "agac.row.made_by": made_by,
+        "agac.row.id": traces.clean(str(row.new.row.id)), "agac.row.number": row.new.row.ordinal or None,
+        "agac.outcome": outcome, "agac.simulated": any(one.call.endpoint.simulated for one in calls),
+    }  # fmt: skip
+    add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error, link=traces.invocation)
+    for index in ends:
+        stage(index)
+    for one in calls:
+        above = talk(one.fingerprint, one.stage) if one.agent else stage(one.stage)
+        about = _of_call(one, stages[one.stage].name)
+        about |= {f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()}
+        start, link = one.call.started_at, traces.batch(one.batch) if one.batch is not None else None
+        add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error, link=link)
+    for key in notes.tools:
+        tool(key)
+    for above, _, start, end, *_ in reversed(nodes[1:]):  # a span lasts as long as all that is in it
+        nodes[above][2:4] = min(nodes[above][2], start), max(nodes[above][3], end)
+    trace, first = notes.ids
+    own = [_context(trace, first ^ number) for number in range(len(nodes))]
+    return [
+        traces.span(name, context, start, end, about, None if context is own[0] else own[above], link)
+        for context, (above, name, start, end, about, link) in zip(own, nodes, strict=True)
+    ]
+
+
+def _of_call(one: TracedCall, stage: str) -> Attributes:
+    call, usage, url = one.call, one.call.usage, _address(one.call.endpoint.base_url)
+    return _model(call.endpoint.provider, one.asked, call.endpoint.model, call.endpoint.simulated) | {
+        "gen_ai.response.finish_reasons": (one.finish,) if one.finish else None,
+        "gen_ai.response.time_to_first_chunk": call.ttft,
+        "gen_ai.usage.input_tokens": usage.input_tokens, "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+        "server.address": url.hostname, "server.port": url.port, "http.response.status_code": call.status,
+        "agac.stage": stage, "agac.attempt": call.number, "agac.purpose": call.purpose,
+        "agac.replica": one.replica or None, "agac.cost": call.cost, "agac.service_tier": call.service_tier,
+        "agac.batch": one.batch,
+    }  # fmt: skip
+
+
+def _messages(given: Iterable[Message], text: Callable[[str], str]) -> str:
+    """Messages as the conventions have them: JSON."""
+    found = list[Attributes]()
+    for one in given:
+        parts: list[Attributes] = [{"type": "text", "content": text(one.text)}] if one.text else []
+        calls, results = getattr(one, "calls", ()), getattr(one, "results", ())
+        parts += ({"type": "tool_call", "id": c.id, "name": c.name, "arguments": text(c.arguments)} for c in calls)
+        parts += ({"type": "tool_call_response", "id": r.call_id, "response": text(r.text)} for r in results)
+        found.append({"role": one.role, "parts": parts})
+    return json.dumps(found, ensure_ascii=False) if found else ""
+
+
+def _in_batch(one: LineCall, stage: AnyStage) -> TracedCall:
+    """A line of a batch as the call that it was."""
+    error = RowError(ErrorType(one.error_type), one.error_message or "") if one.error_type else None
+    endpoint = Endpoint(one.provider, one.base_url, one.model, one.simulated)
+    usage = Usage(one.input_tokens, one.output_tokens, one.cached_tokens, one.reasoning_tokens)
+    took = one.started_at, one.duration, one.status, error, one.ambiguous, usage, one.cost
+    call = Call(one.number, endpoint, one.purpose, *took, service_tier=one.service_tier)
+    agent = stage.name if stage.agent_spec is not None else ""
+    return TracedCall(one.stage, agent, one.fingerprint, one.replica, one.asked, call, batch=one.batch)
