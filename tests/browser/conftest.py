@@ -8,9 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect, sync_playwright
 from support.monitor import Watched, monitor
 from support.project import ProjectFolder
+
+expect.set_options(timeout=30_000)  # on a busy machine; nothing is expected to take nearly so long
 
 
 def chromium_of(player: Playwright) -> str | None:

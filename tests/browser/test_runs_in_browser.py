@@ -1,34 +1,135 @@
-"""The monitor's own pages in a browser."""
+"""The monitor's pages of runs in a browser: they follow a run, draw its curves, and change nothing without asking."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Semaphore
 
-from playwright.sync_api import Page, expect
+from looks import assert_accessible, assert_fits
+from playwright.sync_api import Browser, Page, expect
+from support.canned import Answer, Talk, completion, serving
 from support.monitor import Watched
-from support.project import ProjectFolder
+from support.processes import ended
+from support.project import SENTIMENT, ProjectFolder
+
+Watch = Callable[..., Watched]
+GOOD = json.dumps({"sentiment": "positive", "reason": "r"})
+JUDGE = {"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT, "repair": 0}
 
 
-def test_the_address_leads_to_the_runs(page: Page, finished: ProjectFolder, watch: Callable[..., Watched]) -> None:
-    page.goto(watch(finished).address)
+@contextmanager
+def answering(project: ProjectFolder, answer: Callable[[], str]) -> Iterator[list[bytes]]:
+    """All calls of the project are answered with what a function says, which may wait; gives what they asked."""
+    asked = []
+
+    def take(talk: Talk) -> Answer:
+        asked.append(talk.asked().body)
+        return Answer(completion(answer()))
+
+    with serving(take) as base_url:
+        project.configure(base_url)
+        yield asked
+
+
+def enter(page: Page, watched: Watched, path: str = "/") -> None:
+    """Opens the address, then a page."""
+    page.goto(watched.address)
+    page.wait_for_url(watched.url + "/")
+    if path != "/":
+        page.goto(watched.url + path)
+
+
+def test_the_address_leads_to_the_runs(page: Page, finished: ProjectFolder, watch: Watch) -> None:
+    enter(page, watch(finished))
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     expect(page.get_by_role("row")).to_have_count(2)
     expect(page.get_by_role("cell", name="finished")).to_be_visible()
-    assert "/t/" not in page.url
+    assert_accessible(page)
+    assert_fits(page)
+    page.get_by_role("link", name="1", exact=True).click()
+    expect(page.get_by_role("heading", name="Run 1 of reviews")).to_be_visible()
 
 
-def test_light_and_dark_are_switched_and_kept(
-    page: Page, project: ProjectFolder, watch: Callable[..., Watched]
-) -> None:
+def test_pages_follow_a_run_that_is_at_work(page: Page, project: ProjectFolder, watch: Watch) -> None:
+    gate = Semaphore(0)
+
+    def answer() -> str:
+        gate.acquire()
+        return GOOD
+
+    project.workflow(rows=4)
+    with answering(project, answer):
+        enter(page, watch(project))
+        expect(page.get_by_text("Nothing was run in this project yet")).to_be_visible()
+        running = project.start("run", "-a", "reviews", "--concurrency", "1")
+        page.get_by_role("link", name="1", exact=True).click()
+        expect(page.locator(".state").first).to_have_text("running")
+        copy = page.get_by_role("button", name="Light or dark")
+        copy.focus()
+        gate.release(2)
+        expect(page.get_by_role("progressbar", name="2 of 4 rows ended")).to_be_visible()
+        graph = page.locator(".agac-graph")
+        expect(graph.get_by_text("2 done").first).to_be_visible()
+        gate.release(2)
+        expect(page.locator(".state").first).to_have_text("finished")
+        expect(graph.get_by_text("4 done").first).to_be_visible()
+        expect(copy).to_be_focused()
+        assert ended(running).code == 0
+
+
+def test_curves_are_drawn_over_tables(page: Page, finished: ProjectFolder, watch: Watch) -> None:
+    enter(page, watch(finished), "/run/1")
+    expect(page.locator("#charts canvas")).to_have_count(5)
+    expect(page.get_by_role("img", name="Throughput, a minute: the figures are below")).to_be_visible()
+    page.get_by_text("Figures of throughput").click()
+    expect(page.get_by_role("region", name="Throughput").get_by_role("cell", name="12").first).to_be_visible()
+    assert_accessible(page)
+    assert_fits(page)
+    page.get_by_role("button", name="Light or dark").click()
+    expect(page.locator("#charts canvas")).to_have_count(5)
+
+
+def test_a_page_reads_well_without_scripts(finished: ProjectFolder, watch: Watch, browser: Browser) -> None:
+    with browser.new_context(java_script_enabled=False) as plain:
+        page = plain.new_page()
+        enter(page, watch(finished), "/run/1")
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        page.get_by_text("Figures of throughput").click()
+        expect(page.get_by_role("region", name="Throughput").get_by_role("cell", name="12").first).to_be_visible()
+
+
+def test_a_retry_is_asked_again_before_it_costs_anything(page: Page, project: ProjectFolder, watch: Watch) -> None:
+    answers = iter(["no", GOOD])
+    with answering(project, lambda: next(answers)) as asked:
+        project.workflow(rows=1, stages=[JUDGE])
+        project.run()
+        enter(page, watch(project, "--write"), "/run/1")
+        page.get_by_role("button", name="Retry failed rows").click()
+        expect(page.get_by_text("1 row of run 1 (reviews) would be run again")).to_be_visible()
+        assert_accessible(page)
+        assert_fits(page)
+        assert len(asked) == 1
+        page.get_by_role("button", name="Retry now").click()
+        expect(page.get_by_role("heading", name="Output")).to_be_visible()
+        page.get_by_role("link", name="Run 1").click()
+        expect(page.get_by_role("progressbar", name="1 of 1 rows ended")).to_be_visible()
+        expect(page.locator("#figures dd").nth(2)).to_have_text("0")  # none is failed any more
+        assert len(asked) == 2
+
+
+def test_light_and_dark_are_switched_and_kept(page: Page, project: ProjectFolder, watch: Watch) -> None:
     page.emulate_media(color_scheme="dark")
-    page.goto(watch(project).address)
-    page.wait_for_url("**/")
+    enter(page, watch(project))
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-def test_a_command_is_copied(page: Page, project: ProjectFolder, watch: Callable[..., Watched]) -> None:
-    page.goto(watch(project).address)
-    page.get_by_role("button", name="Copy: agac run").click()
+def test_a_command_is_copied_and_said(page: Page, project: ProjectFolder, watch: Watch) -> None:
+    enter(page, watch(project))
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.get_by_role("button", name="Copy: agac run").press("Enter")
     expect(page.locator("#said")).to_have_text("Copied: agac run -a WORKFLOW")
     assert page.evaluate("navigator.clipboard.readText()") == "agac run -a WORKFLOW"
