@@ -291,23 +291,18 @@ MAX_SPANS = 1000  # calls of a row that are shown by their times
 MAX_SAME = 20  # rows of one id that are shown on a page
 
 
-async def whole_row(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
-    """What a page shows of a row: as `inspect` has it, but for where reused answers were asked; and as its `trace` the
-    first MAX_SPANS calls of models and tools by their time."""
-    report = await row_report(database, run, stages, row, None, asked=False)
-    return {**report, "trace": await history.spans_of_row(database, row.key, MAX_SPANS)}
-
-
 @blocking
 async def row_page(
     run: int | str, row: RowId, *, project: Path | str | None = None
 ) -> tuple[RunRecord, list[dict[str, Any]]]:
-    """A run, and the rows with an id, MAX_SAME at most, each as `whole_row` gives it; a `row` that reads like a number
-    finds those of an input without `id_field`, too. Raises UsageError as `inspect` does."""
+    """A run, and the rows with an id, MAX_SAME at most: each as `inspect` has it, but for where reused answers were
+    asked, and as its `trace` the first MAX_SPANS calls of models and tools by their time. Raises UsageError."""
     async with stored_run(project_root(project), run) as (database, record):
-        stages = recorded_stages(await definition_of(database, record.id))
-        named = await find_rows(database, record.id, [row])
-        return record, [await whole_row(database, record.id, stages, one) for one in named[:MAX_SAME]]
+        stages, found = recorded_stages(await definition_of(database, record.id)), []
+        for one in (await find_rows(database, record.id, [row]))[:MAX_SAME]:
+            report = await row_report(database, record.id, stages, one, None, asked=False)
+            found.append({**report, "trace": await history.spans_of_row(database, one.key, MAX_SPANS)})
+        return record, found
 
 
 _TRACE = re.compile(rf"[A-Za-z0-9._-]+-[0-9a-f]{{8}}\.json|{re.escape(PREFIX)}.*")

@@ -120,15 +120,17 @@ class RunComparison(Report):
     only_first: list[RowId] = field(default_factory=list)
     only_second: list[RowId] = field(default_factory=list)
 
-    def add(self, pair: RowPair, changes: list[FieldChange], limit: int) -> None:
-        """Counts a row, with what differs where both runs have it."""
+    def add(self, pair: RowPair, results: Mapping[tuple[int, int], StageResult], limit: int) -> list[FieldChange]:
+        """Counts a row; gives what differs where both runs have it."""
         if None not in pair:
+            changes = [change for stage in self.stages for change in stage.changes(pair, results)]
             self.rows.update(both=1, changed=bool(changes))
             self.changed.extend(changes if self.rows["changed"] <= limit else [])
-            return
+            return changes
         side, ids = ("only_first", self.only_first) if pair[2] is None else ("only_second", self.only_second)
         self.rows[side] += 1
         ids += [pair[0]] if self.rows[side] <= limit else []
+        return []
 
 
 @blocking
@@ -153,10 +155,7 @@ async def compare_runs(
             async for pairs in pages:
                 results = await results_of_rows(database, [key for pair in pairs for key in pair[1:] if key])
                 for pair in pairs:
-                    both = stages if None not in pair else []
-                    changes = [change for stage in both for change in stage.changes(pair, results)]
-                    report.add(pair, changes, limit)
-                    if changes and changed is not None:
+                    if (changes := report.add(pair, results, limit)) and changed is not None:
                         changed(changes)
     if key is not None and not report.rows.total():
         raise UsageError(f"--key {key}: no row of these runs has it", remedy="Name a field of their inputs.")
@@ -165,13 +164,9 @@ async def compare_runs(
 
 @blocking
 async def compare_page(
-    first: int | str,
-    second: int | str,
-    *,
-    after: str | None = None,
-    limit: int = 200,
+    first: int | str, second: int | str, *, after: str | None = None, limit: int = 200,
     project: Path | str | None = None,
-) -> tuple[RunComparison, str | None]:
+) -> tuple[RunComparison, str | None]:  # fmt: skip
     """The same of so many rows by their ids alone, and the `after` of those behind them; None: there are none. However
     large the runs are, no more is read, and what is counted is counted of these rows. Raises UsageError."""
     async with open_for_reading(database_path(project_root(project))) as database:
@@ -185,10 +180,8 @@ async def compare_page(
             raise UsageError(f"{after!r} is no place in a list", remedy="Begin with its first page.") from error
         found = await rows_beside(database, first=one.id, second=other.id, after=place, more=more, most=limit)
         results = await results_of_rows(database, [key for row in found for key in row[2:] if key])
-    for row_id, _, *keys in found:
-        pair = (row_id, *keys)
-        both = stages if None not in pair else []
-        report.add(pair, [change for stage in both for change in stage.changes(pair, results)], limit)
+    for row_id, _, in_first, in_second in found:
+        report.add((row_id, in_first, in_second), results, limit)
     return report, json.dumps(found[-1][:2]) if len(found) == limit else None
 
 

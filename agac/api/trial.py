@@ -231,7 +231,7 @@ async def _compare(database: Database, report: RunComparison, keys: Mapping[RowI
         for pair in pairs:
             now = results.get((pair[2], stage.positions[1]))
             if now is not None and now.value is not None:
-                report.add(pair, list(stage.changes(pair, results)), limit)
+                report.add(pair, results, limit)
 
 
 def _enough(share: float, size: int, of: int, within: float) -> int:

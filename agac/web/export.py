@@ -25,7 +25,6 @@ from agac.spec.paths import project_root
 from agac.web.app import STATIC
 from agac.web.pages import CHARTS, chart_data, table_of
 from agac.web.rendering import page_text
-from agac.web.rows import listed
 
 PER_PAGE, MOST_LISTED = 500, 100_000
 """Rows of a page, and those of the input, or made by one stage, that are listed."""
@@ -143,7 +142,7 @@ class StaticPages:
             seen, after = seen + len(page.rows), page.next
             following = f"{name}-{number + 1}.html" if after is not None and seen < most else None
             start = f"{name}-1.html" if number > 1 else None
-            context = listed(page, limit=PER_PAGE, note=note, start=start, next=following)
+            context = {"page": page, "limit": PER_PAGE, "note": note, "start": start, "next": following}
             self.write(f"{name}-{number}.html", "rows.html", title, **context)
             number += 1
         return seen

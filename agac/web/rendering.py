@@ -27,28 +27,16 @@ def environment() -> Environment:
     """All templates. What is written into them is text: it is escaped, whatever it is."""
     made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters.update(
-        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part, usd=usd, json=json_text,
-        clip=clip, cell=cell, words=words, lasting=lasting, moment=lambda seconds: iso(seconds) or "",
-        numbered=lambda title: f"#{title}",
+        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part, clip=clip, cell=cell,
+        words=words, usd=lambda amount: "" if amount is None else dollars(amount, None),
+        json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), lasting=lasting,
+        moment=lambda seconds: iso(seconds) or "", numbered=lambda title: f"#{title}",
     )  # fmt: skip
     return made
 
 
-LONGEST_TEXT = 100_000
-"""Characters of one value that a page shows; the command beside it prints all of it."""
-
-LONGEST_CELL = 160
-"""Characters of one value in a list."""
-
-
-def usd(amount: float | None) -> str:
-    """An amount of money; nothing where none is known."""
-    return "" if amount is None else dollars(amount, None)
-
-
-def json_text(value: Any) -> str:
-    """A value as JSON, with a line for each of its parts."""
-    return json.dumps(value, indent=1, ensure_ascii=False)
+LONGEST_TEXT, LONGEST_CELL = 100_000, 160
+"""Characters of one value that a page shows, and a list; a command beside it prints all of it."""
 
 
 def clip(text: str, most: int = LONGEST_TEXT) -> str:

@@ -7,7 +7,6 @@ import csv
 import io
 from collections.abc import AsyncIterator
 from dataclasses import fields
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -18,8 +17,8 @@ from agac.api import monitor
 from agac.api.drawing import page_style
 from agac.api.graph import workflow_names, workflow_view
 from agac.api.inspect import row_page
-from agac.api.monitor import RowFilters, RowPage
-from agac.api.run_compare import Agreement, compare_page
+from agac.api.monitor import RowFilters
+from agac.api.run_compare import compare_page
 from agac.api.sync import asynchronous
 from agac.data.text_formats import safe_cell_text
 from agac.web.rendering import number_of, render
@@ -27,10 +26,10 @@ from agac.web.rendering import number_of, render
 LISTED, COMPARED, AT_ONCE = 50, 200, 1000
 """Rows of a page of a list, and of a comparison; rows that a CSV file gets at a time."""
 
-CSV = (
+CSV = [
     "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "duration_s",
     "input_tokens", "output_tokens",
-)  # fmt: skip
+]  # fmt: skip
 """Columns of a list as CSV, as `RowPage` has them: long texts are cut."""
 
 
@@ -40,24 +39,19 @@ def filters_in(request: Request) -> RowFilters:
     return RowFilters(**{one.name: given.get(one.name) or None for one in fields(RowFilters)})
 
 
-def listed(page: RowPage, **more: Any) -> dict[str, Any]:
-    """What a page with a list of rows gets, served or not."""
-    return {"run": page.run, "page": page, "limit": LISTED, "note": "", "next": None, **more}
-
-
 async def rows(request: Request) -> Response:
     """Some rows of a run, as the address says which."""
     run, project, given = request.path_params["run"], request.app.state.project, request.query_params
     filters, report = filters_in(request), (await monitor.arun(run, project=project)).report
     page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
     start, kinds = request.url.remove_query_params("after"), {one["type"] for one in report["errors"]}
-    context = listed(
-        page, filters=filters, stages=[one["name"] for one in report["stages"]], errors=sorted(kinds),
+    return render(
+        request, "rows.html", title=f"Rows of run {run}", run=run, page=page, limit=LISTED, filters=filters,
+        stages=[one["name"] for one in report["stages"]], errors=sorted(kinds),
         makers=[one["stage"] for one in report["levels"]],
         csv=str(start.replace(path=f"{start.path}.csv")), start=str(start) if "after" in given else None,
         next=str(start.include_query_params(after=page.next)) if page.next else None,
     )  # fmt: skip
-    return render(request, "rows.html", title=f"Rows of run {run}", **context)
 
 
 async def rows_csv(request: Request) -> Response:
@@ -66,7 +60,7 @@ async def rows_csv(request: Request) -> Response:
     first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
 
     async def lines() -> AsyncIterator[str]:
-        page, cells = first, [list(CSV)]
+        page, cells = first, [CSV]
         while True:
             cells += [[safe_cell_text(one[name]) for name in CSV] for one in page.rows]
             text = io.StringIO(newline="")
@@ -111,14 +105,10 @@ async def compare(request: Request) -> Response:
         numbers = number_of(first, "run"), number_of(second, "run")
         page = asynchronous(compare_page)
         report, following = await page(*numbers, after=given.get("after"), limit=COMPARED, project=project)
-    agreements = list[tuple[str, Agreement]]()
-    for stage in report.stages if report else []:
-        fields = stage.agreement.fields.items()
-        agreements += [(stage.name, stage.agreement), *((f"{stage.name}.{name}", of) for name, of in fields)]
     here = request.url.include_query_params
     return render(
-        request, "compare.html", title="Compare", first=first, second=second, report=report, agreements=agreements,
-        runs=(await api.astatus(project=project, newest=50)).runs if report is None else [],
+        request, "compare.html", title="Compare", first=first, second=second, report=report,
+        runs=(await api.astatus(project=project, newest=20)).runs if report is None else [],
         start=str(request.url.remove_query_params("after")) if "after" in given else None,
         next=str(here(after=following)) if following else None,
     )  # fmt: skip
@@ -136,9 +126,8 @@ async def workflow(request: Request) -> Response:
     view = await asynchronous(workflow_view)(name, project=project)
     plan = None
     if "plan" in request.query_params:
-        plan = (
-            await asyncio.to_thread(api.plan, view["name"], project=project)
-        ).as_json()  # not in the server's own loop
+        report = await asyncio.to_thread(api.plan, view["name"], project=project)  # not in the server's own loop
+        plan = report.as_json()
     return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 

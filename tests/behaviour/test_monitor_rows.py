@@ -85,7 +85,6 @@ def test_a_row_page_shows_what_was_asked_and_answered(watched: Watched) -> None:
     assert "prompt_tokens" in page.text, "the raw reply"
     assert {"bad", "judge", "reply", "done"} <= set(re.split(r"\W+", page.text))
     assert page.tags["rect"] == 2, "a bar for each call"
-    assert "agac retry --row -dash 1" in page.commands
 
 
 def test_a_long_text_is_whole_on_the_page_of_its_row(watched: Watched) -> None:
@@ -100,6 +99,7 @@ def test_a_failed_row_shows_each_attempt_and_what_it_was_asked_again_with(watche
     assert "SchemaMismatch in judge" in page.text
     assert "repair" in page.text
     assert page.text.count("Reply of attempt") == 2
+    assert "agac retry --row failing 1" in page.commands
     assert page.text.count("no JSON <script>") >= 2
 
 
@@ -217,3 +217,53 @@ def test_drawings_have_their_looks_in_a_file(watched: Watched) -> None:
     style = watched.get("/static/graph.css")
     assert style.headers["content-type"].startswith("text/css")
     assert "[data-theme=dark] .agac-graph .done" in style.text
+
+
+AGENT = '''
+def look(q: str) -> str:
+    """Looks something up."""
+    return "found <b>" + q
+'''
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A run with an agent whose answers are exploded and grouped again, asked of the simulator."""
+    project = ProjectFolder(tmp_path_factory.mktemp("made") / "project")
+    project.write("tools/t.py", AGENT)
+    call = "tool:look " + json.dumps({"q": "topic"})
+    echo = {"model": "simulator/echo"}
+    stages = [
+        {"name": "talk", "prompt": "${text}", "tools": ["tools/t.py:look"]},
+        {"name": "say", "needs": "talk", "explode": "items", "prompt": "${id}:${item}", "replicas": 2, **echo},
+        {"name": "sum", "needs": "say", "group_by": ["topic"], "prompt": "${topic}: ${rows_json}", **echo},
+    ]
+    rows = [{"id": "r-1", "topic": "t", "items": ["x", "y"], "text": f"row\n\n{call}"}]
+    project.rows(rows, "data/rows.jsonl")
+    project.workflow(path="data/rows.jsonl", stages=stages)
+    project.run()
+    with monitor(project) as started:
+        yield started
+
+
+def test_the_row_of_an_agent_shows_turns_and_calls_of_tools_in_its_trace(made: Watched) -> None:
+    page = read(made, row_path("r-1"))
+    assert "Turn 1: 1 call of tools" in page.text
+    assert "found <b>topic" in page.text
+    kinds = re.findall(r"^talk(ask|turn|tool)", page.text, re.MULTILINE)
+    assert kinds == ["ask", "tool", "turn"]
+
+
+def test_rows_that_stages_made_are_linked_with_what_they_are_made_of(made: Watched) -> None:
+    page = read(made, row_path("r-1"))
+    assert "2 made by say (child): 2 done" in page.text
+    child = read(made, next(link for link in page.links if "r-1%2F0" in link or "r-1/0" in link))
+    assert "Made bysay (child)" in child.text
+    assert "Replica 2: done" in child.text
+    assert row_path("r-1") in child.links
+    group = read(made, next(link for link in child.links if "/row?id=" in link and "r-1" not in link))
+    assert "A group of 2 rows" in group.text
+    names = [parse_qs(urlsplit(link).query)["id"][0] for link in group.links if "/row?id=" in link]
+    assert names == ["r-1/0", "r-1/1"]
+    page = read(made, "/run/1/rows?made_by=say")
+    assert [link for link in page.links if "/row?id=" in link] == [link for link in group.links if "/row?id=" in link]
