@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
+    from agac.api.notify import OutboxReport, notify_send, notify_status, notify_test
     from agac.api.plan import Quote, plan
     from agac.api.job import ProcessOptions
     from agac.api.process import process, process_plan, resume
@@ -86,26 +87,28 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     apost_comment = asynchronous(post_comment)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
+    anotify_send, anotify_status, anotify_test = map(asynchronous, (notify_send, notify_status, notify_test))
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
     "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision", "DiffReport",
     "DoctorReport", "Evaluation", "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport",
-    "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "PlanComparison", "PlanReport", "Problem",
-    "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport",
-    "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError", "RunComparison", "RunOptions",
-    "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt",
-    "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
-    "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
-    "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "agc", "agraph", "ainspect",
-    "alock_card", "amap_reduce", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull",
-    "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_item", "areview_queue",
-    "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup",
-    "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "decide", "diff", "doctor",
-    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fmt", "gc", "graph", "init", "inspect",
-    "lint", "lock_card", "map_reduce", "plan", "plan_against", "post_comment", "process", "process_plan", "pull",
-    "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue",
+    "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "OutboxReport", "PlanComparison", "PlanReport",
+    "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
+    "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError", "RunComparison",
+    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport",
+    "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
+    "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
+    "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport",
+    "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "anotify_send", "anotify_status", "anotify_test", "aplan",
+    "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume",
+    "aretrieve", "aretry", "aretry_choice", "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow",
+    "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
+    "batch_wait", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples",
+    "export", "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "notify_send",
+    "notify_status", "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push",
+    "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue",
     "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data",
     "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip

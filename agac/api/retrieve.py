@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
+from agac.api.notify import reported
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
@@ -112,6 +113,7 @@ async def retrieve(
             with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
         report = await report_of(database, work, invocation, [], writes=newer is None)
+        report = await reported(database, work, invocation, report)
         await push_at_end(database, opened)
         return await _retrieved(database, before, invocation, report, providers, newer)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.inspect import refuse_foreign, write_traces
+from agac.api.notify import notifying, reported
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
@@ -97,6 +98,8 @@ async def invoke(
         control = await stack.enter_async_context(controlled(opened, database, work.plan.workflow, asks))
         work = replace(work, batching=replace(work.batching, control=control), scope=scope, retry=retry)
         work = replace(work, watcher=built.watcher if built else None, answers=answers)
+        if elsewhere or answers is not None or "trial" in invocation.given:  # somebody tries something
+            work = replace(work, plan=replace(work.plan, rules=replace(work.plan.rules, notify=())))
         plan, left = work.plan, None
         warnings = [*checked.warnings, *await moved_names(database, checked.workflow, plan)]
         count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
@@ -123,6 +126,7 @@ async def invoke(
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
         report = await report_of(database, work, invocation, warnings, checked.workflow, writes=not elsewhere)
+        report = await reported(database, work, invocation, report)
         if not elsewhere:
             await push_at_end(database, opened)
         if left is not None and not left.most_left and invocation.complete:
@@ -286,7 +290,8 @@ async def walk_through(
         watch = display() if progress is True else progress
         watching = asyncio.ensure_future(show_progress(watch, plan, invocation, count, warnings, database))
     try:
-        await run_once(database, work, invocation)
+        async with notifying(database, work, invocation):
+            await run_once(database, work, invocation)
     except BaseExceptionGroup as group:
         # an AgacError if there is one, since what follows it is its consequence
         first: BaseException = group.subgroup(AgacError) or group

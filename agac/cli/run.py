@@ -565,3 +565,6 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
             f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac batch retrieve` "
             f"collects results; `{terminal.without(command, '--wait')} --wait` waits until every stage is done."
         )
+    if told := invocation.get("notifications"):
+        messages, why = counted(told["left"], "message"), told["error"] or "there was no time"
+        yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left, as does: agac notify send"

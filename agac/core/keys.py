@@ -54,6 +54,11 @@ def member_hash(row_id: RowId) -> int:
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
 
 
+def message_id(token: str, about: str, target: str) -> str:
+    """Names a message about something in a store, which has this `token`, to a target: in each attempt the same."""
+    return f"msg_{digest(canonical([token, about, target])).hex()}"
+
+
 JOB = "job_"  # how the aliases of row runs begin
 
 

@@ -103,16 +103,8 @@ class RemoteContents:
         return (RemoteContent(reference, path.name, "", path=path),)
 
     def _of_web(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        outcome: Future[RemoteContent] = Future()
-
-        def work() -> None:
-            try:
-                outcome.set_result(asyncio.run(self._web(reference, what)))
-            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
-                outcome.set_exception(error)
-
-        # of its own, for this one may run a loop; whoever stops the waiting leaves a temporary file at most
-        Thread(target=work, name="agac-fetch", daemon=True).start()
+        # whoever stops the waiting leaves a temporary file at most
+        outcome = apart(lambda: asyncio.run(self._web(reference, what)))
         while not wait([outcome], 0.1).done:
             self.heed()
         return (outcome.result(),)
@@ -143,9 +135,19 @@ class RemoteContents:
 
         return asyncio.run(self._answered(url, {}, take, body))
 
+    def told(self, url: str, body: str | None, headers: Mapping[str, str]) -> int:
+        """With which status an address answers the JSON `body`, or None. Nothing else of the answer is read, and no
+        redirect followed. Raises Refused."""
+
+        async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> int:
+            return response.status
+
+        return asyncio.run(self._answered(url, headers, take, body, redirects=0))
+
     async def _answered(
-        self, reference: str, sent: Mapping[str, str], take: Callable[..., Awaitable[T]], body: str | None = None
-    ) -> T:
+        self, reference: str, sent: Mapping[str, str], take: Callable[..., Awaitable[T]], body: str | None = None,
+        redirects: int = MAX_REDIRECTS,
+    ) -> T:  # fmt: skip
         """What is taken of the answer at the end of all redirects."""
         import aiohttp
 
@@ -154,7 +156,7 @@ class RemoteContents:
         session = aiohttp.ClientSession(timeout=silent, auto_decompress=False)
         try:
             async with asyncio.timeout(seconds) as end, session:
-                for _ in range(MAX_REDIRECTS + 1):
+                for _ in range(redirects + 1):
                     async with await self._asked(session, url, sent, body) as response:
                         if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
                             return await take(response, end, url)
@@ -172,7 +174,8 @@ class RemoteContents:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = f"{self.transport().reason_of(error)}; check the address and try again"
         else:
-            raise Refused(f"{shown} redirects more than {MAX_REDIRECTS} times; name the address that it leads to")
+            often = f" more than {redirects} times" if redirects else ""
+            raise Refused(f"{shown} redirects{often}; name the address that it leads to")
         raise Refused(f"{shown} cannot be fetched: {reason}")
 
     def _index(self, reference: str) -> Path:
@@ -356,6 +359,21 @@ class RemoteContents:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def apart(work: Callable[[], T]) -> Future[T]:
+    """What `work` comes to, in a thread of its own: this one may run a loop, and nobody has to wait for its end."""
+    outcome: Future[T] = Future()
+
+    def finish() -> None:
+        outcome.set_running_or_notify_cancel()  # from here on its end can be set, whether or not anybody waits
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
+            outcome.set_exception(error)
+
+    Thread(target=finish, name="agac-fetch", daemon=True).start()
+    return outcome
 
 
 def _shown(url: str) -> str:

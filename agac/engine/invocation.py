@@ -19,6 +19,7 @@ from agac.data.files import prove_writable
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.limits import BudgetLimiter, StopRules, StopSignal
+from agac.engine.notify import Notifier
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import is_left
 from agac.engine.settle import Settler, Totals
@@ -284,6 +285,7 @@ class InvocationContext:
     batched: bool
     reviews: Reviews | None = None
     traces: Traces | None = None
+    notifier: Notifier | None = None
 
     @cached_property
     def plan(self) -> Plan:

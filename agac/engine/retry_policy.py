@@ -34,6 +34,13 @@ FURTHER_RUNS = 2
 _backoff = wait_exponential(multiplier=1, exp_base=2)  # of the first wait
 
 
+def backoff(attempt: int) -> float:
+    """Seconds after an attempt, counted from 1, until the next one where the first wait takes a second."""
+    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+    state.attempt_number = attempt
+    return float(_backoff(state))
+
+
 def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1) -> int:
     """The hard cap on the calls of one task in one invocation: each of its models is asked, in so many `turns`, and
     re-asked `repair` times, and each of these questions is sent in so many `attempts`, and again after refusals by
@@ -90,9 +97,7 @@ def decide(
                 return FailTask()
             delay = fault.delay  # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
             if not delay:  # who says "in 0 seconds", or names a moment that has passed, says nothing
-                state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
-                state.attempt_number = attempt
-                delay = min(rules.delay * float(_backoff(state)), rules.max_delay)
+                delay = min(rules.delay * backoff(attempt), rules.max_delay)
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
                 return StopRun() if fault.kind is FaultKind.PAUSE and not has_alternative else FailTask()
             if waited + delay > MAX_ROW_WAIT_S:

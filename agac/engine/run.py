@@ -24,6 +24,7 @@ from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
+from agac.engine.notify import Notifier
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit
@@ -235,8 +236,9 @@ class Invocation:
     what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
     `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
-    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does. `serving` are facts of
-    prefixes and slots, at first those of the last invocation; `past` is what was known of calls before it."""
+    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does, `notifier` makes
+    messages of it. `serving` are facts of prefixes and slots, at first those of the last invocation; `past` is what was
+    known of calls before it."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -256,6 +258,7 @@ class Invocation:
     retrieves: bool = False
     accepted: str | None = None
     ledger: Ledger | None = None
+    notifier: Notifier | None = None
     serving: dict[str, Any] = field(default_factory=dict)
     past: PastUsage = field(default_factory=PastUsage)
 
@@ -303,6 +306,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes),
             committed=work.watcher.committed if work.watcher else None,
         )  # fmt: skip
+        invocation.notifier = Notifier(database, plan.workflow, run, event, plan.rules.notify, now)
         if killed is not None:  # it could not end itself; only now is the one that says so on record
             last, lost = killed
             ended = canonical(last.body | {"lost": lost})
@@ -389,6 +393,7 @@ async def _context(
         views=RowViews(plan.stages, plan.vars, database),
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
         batched=batched, reviews=reviews, traces=await _traces(work, places, totals),
+        notifier=invocation.notifier,
     )  # fmt: skip
 
 
@@ -496,6 +501,9 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
             body["waiting_for"] = {"type": last.type, "message": last.message}
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
     statements += _estimates(context.plan, invocation)
+    if (told := invocation.notifier) is not None:
+        stop = None if invocation.ended else stop_signal.stop
+        statements += await told.ended(code, stop, complete=invocation.complete)
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
     await context.ledger.end(*statements)

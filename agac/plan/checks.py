@@ -26,6 +26,7 @@ from agac.spec.paths import Refused
 from agac.spec.stages import said
 from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage, family
+from agac.spec.yaml import expand
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")
 
@@ -207,12 +208,19 @@ def missing_variables(models: Models, workflow: Workflow) -> list[Problem]:
 
 
 def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> list[Problem]:
-    """Keys that need a library which is not installed, or only in a version that is too old; as warnings MCP servers
-    that need what is not there, such as a variable: a run that may call them ends before its first call."""
+    """Keys that need a library which is not installed, or only in a version that is too old; as warnings variables
+    without which somebody is not told of the run, and MCP servers that need what is not there, such as a variable: a
+    run that may call them ends before its first call."""
     wants = [(stage.at("json_repair"), "json_repair", "json-repair") for stage in workflow.asking if stage.json_repair]
     if "parquet" in workflow.output.formats:
         wants.append((workflow.output.where, "parquet", "duckdb"))
+    wants += [(one.where, "notify: apprise", "apprise") for one in workflow.rules.notify if one.apprise]
     found = [Problem(where, lack) for where, what, library in wants if (lack := lack_of(what, library))]
+    for target in workflow.rules.notify:
+        texts = filter(None, (target.webhook, target.secret, target.apprise, target.heartbeat))
+        for name in dict.fromkeys(name for text in texts for name in expand(text, env)[1]):
+            what = f"notify needs the variable {name}; export it, or write {name}=… into the project's .env file"
+            found.append(Problem(target.where, what, "warning"))
     for one in (one for stage in workflow.asking for one in family(stage)):
         for server in one.tooling.servers if one.agent_spec and one.agent_spec.mode == "live" else ():
             try:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from agac.spec import validation as check
 from agac.spec import workflow
 from agac.spec.graph import Makes
+from agac.spec.notify import KINDS, WAYS, NotifyKind
 from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, OnReject, OnTimeout, made_by
 from agac.spec.templates import Syntax
 from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
@@ -53,6 +54,8 @@ def key(description: str, *, default: Any = None, **rules: Any) -> Any:
     return Field(default=default, description=description, **rules)
 
 
+WebAddress = Annotated[NonEmpty, AfterValidator(check.web_address)]
+Variable = Annotated[str, AfterValidator(check.one_variable)]
 SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
 Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
 Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})]
@@ -265,6 +268,39 @@ class TelemetryFile(FileModel):
     prompts: bool = key("Send prompts, replies and results of tools with traces.", default=False)
 
 
+class NotifyFile(FileModel):
+    """Somebody who is told how runs stand: by a webhook, through apprise, or by a command; or a heartbeat."""
+
+    on: Annotated[
+        list[NotifyKind], Field(min_length=1), BeforeValidator(check.kinds, json_schema_input_type=TextOrList)
+    ] = key("Of what is told; of everything when left out.", default=list(KINDS))
+    webhook: WebAddress | None = key("An address that gets each message as JSON, by POST.", examples=["${HOOK_URL}"])
+    secret: Variable | None = key("What the webhook's messages are signed with (Standard Webhooks): `whsec_…`.")
+    apprise: Variable | None = key("A chat or mail service, as an address of the package apprise.")
+    command: Annotated[list[NonEmpty], Field(min_length=1)] | None = key(
+        "A program and its arguments; it is run in the project's folder without a shell, and reads the JSON.",
+        examples=[["python", "tools/tell.py"]],
+    )
+    heartbeat: WebAddress | None = key("An address that is called (GET) while a run is alive; no message is sent.")
+    every: Duration = key("How often the heartbeat is called: seconds, or a text as `5m`.", default=60.0, ge=5)
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> NotifyFile:
+        if len(self.model_fields_set & {*WAYS}) != 1:
+            raise check.refused(f"needs one of {', '.join(WAYS)}, and no two of them")
+        needs = {"secret": "webhook", "every": "heartbeat"}
+        if wrong := next((one for one, way in needs.items() if {one, way} & self.model_fields_set == {one}), None):
+            raise check.refused(f"{wrong} is for a {needs[wrong]}; remove it")
+        if {"on", "heartbeat"} <= self.model_fields_set:
+            raise check.refused("a heartbeat tells of nothing; remove `on`")
+        return self
+
+
+Targets = Annotated[
+    list[NotifyFile], BeforeValidator(check.targets, json_schema_input_type=NotifyFile | list[NotifyFile])
+]
+
+
 class RunRulesFile(FileModel):
     """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
 
@@ -279,6 +315,9 @@ class RunRulesFile(FileModel):
     row_timeout: Duration | None = key("What a row may take from its first call, as `2m`.", gt=0, le=86_400)
     keep_replies: workflow.KeepReplies = key("Which raw replies stay in the store.", default="all")
     telemetry: TelemetryFile = key("What is measured of each call, and told.", default=TelemetryFile())
+    notify: Targets = key(
+        "Whom a run tells that it ended, or needs somebody; a mapping, or a list of them.", default=[]
+    )
 
 
 ModelChain = Annotated[NonEmpty, Field(json_schema_extra={"type": ["string", "array"], "items": {"type": "string"}})]

@@ -14,6 +14,7 @@ from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills
 from agac.spec.graph import StageNode
 from agac.spec.guards import compile_guard
 from agac.spec.models import DefaultsFile, FileModel, ReviewFile, RunRulesFile, StageFile, WorkflowFile
+from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
@@ -85,6 +86,9 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
     own = "ttft" in file.telemetry.model_fields_set
     same = {key: getattr(rules, key) for key in RunRulesFile.model_fields if key in workflow.RunRules.__slots__}
     same["confirm_above"] = rules.confirm_above.usd if rules.confirm_above else None
+    told = document if "notify" in file.model_fields_set else project.document
+    places = (told.where(("notify", number)) for number in range(len(rules.notify)))
+    same["notify"] = tuple(map(NotifyTarget.read, map(dict, rules.notify), places))
     if overrides.max_errors is not None:
         same["max_errors"] = overrides.max_errors
     return workflow.RunRules(

@@ -104,6 +104,7 @@ def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
     return check
 
 
+one_variable = _must(_VARIABLE.fullmatch, "is a secret; write ${{MY_KEY}} and put it in .env")
 _named = re.compile(rf"{_NAME}\Z").match
 _readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
 var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
@@ -218,6 +219,13 @@ def base_url(value: str) -> str:
     return value
 
 
+def web_address(value: str) -> str:
+    """An address to which messages go: many of them hold a secret, which stands in no file."""
+    if any(map(TOKEN_SHAPE.match, re.split("[/?&=]", _without_variables(base_url(value))))):
+        raise refused(_LITERAL_KEY)
+    return value
+
+
 def mcp_target(value: str) -> str:
     """A URL, or a command in one line; without credentials."""
     if "://" in next(iter(value.split()), ""):
@@ -279,6 +287,8 @@ def _mapping_with(key: str, short: Any, expected: str) -> Callable[[Any], Any]:
 
 
 one_or_many = _list_of("the name of a stage")
+kinds = _list_of("a kind of message, or a list of them")
+targets = _or_short(list, dict, lambda one: [one], "a mapping, or a list of them")
 field_or_fields = _list_of("FIELD or STAGE.FIELD, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")

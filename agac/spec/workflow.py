@@ -12,6 +12,7 @@ from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.graph import StageNode
 from agac.spec.guards import Guard
+from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, STORED, Group, Operation, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
@@ -128,8 +129,8 @@ class RunRules:
     `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
     a row's first call. `max_open_rows` are under way at a time where stages have tools; None: four times the calls.
     `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
-    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether
-    traces are sent, of which share of the rows that did not fail, and with texts; None: as the environment says."""
+    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether traces are sent, of which
+    share of the rows that did not fail, and with texts; None: as the environment says. `notify`: who is told of it."""
 
     project: Budget | None = None
     workflow: Budget | None = None
@@ -145,6 +146,7 @@ class RunRules:
     otel: bool | None = None
     otel_sample: float | None = None
     otel_prompts: bool = False
+    notify: tuple[NotifyTarget, ...] = ()
     where: Where = field(default=Where(""), compare=False)
 
 

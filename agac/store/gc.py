@@ -43,7 +43,7 @@ _AGAIN = "nothing that is needed was dropped; run the same command again once it
 
 _OF_A_RUN = (
     "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_minutes_drop", "gc_minute_timings_drop", "gc_lanes_drop",
-    "gc_inbox_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
+    "gc_inbox_drop", "gc_notifications_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
     "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",

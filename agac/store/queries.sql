@@ -1748,3 +1748,32 @@ WHERE key IN (:many) ORDER BY id;
 -- name: decisions_discarded
 -- From when on decisions of a workflow count.
 SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ? AND choice = 'discard';
+
+-- name: notification_put
+-- Something to be told; told twice it is there once.
+INSERT INTO notification (id, workflow, run_id, event_id, kind, body, target, next_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: notifications_due
+-- What may be sent now, oldest first.
+SELECT * FROM notification WHERE next_at <= ? ORDER BY next_at LIMIT 16;
+
+-- name: notifications_left
+-- How many wait, since when the first of them may be sent, and why the last attempt at one failed.
+SELECT count(*), min(next_at), max(error) FROM notification WHERE next_at IS NOT NULL;
+
+-- name: notifications_look
+-- The newest ones.
+SELECT * FROM notification ORDER BY rowid DESC LIMIT 50;
+
+-- name: notification_claim
+-- One attempt, by whoever is first; nobody else begins one before the given time.
+UPDATE notification SET attempts = attempts + 1, next_at = ?1 WHERE id = ?2 AND next_at <= ?3;
+
+-- name: notification_ended
+-- What came of an attempt: when the next one is made (null: none), when it arrived, or why it did not.
+UPDATE notification SET next_at = ?, sent_at = ?, error = ? WHERE id = ?;
+
+-- name: gc_notifications_drop
+-- What was told of a run.
+DELETE FROM notification WHERE run_id = ?;

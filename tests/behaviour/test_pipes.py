@@ -70,6 +70,7 @@ WORDS: dict[str, list[list[str]]] = {
     "card try": [["support", "Hello"]],
     "schema": [["workflow"], ["project"], ["card"], ["--write"]],
     "version": [[]],
+    "notify": [["send"], ["status"]],
 }
 """What each command needs, so that it has something to say."""
 

@@ -70,6 +70,11 @@ row_timeout: 9m
 max_open_rows: 70
 keep_replies: failed
 telemetry: {file: true, ttft: true, otel: false, sample: 50%, prompts: true}
+notify:
+  - {webhook: "${HOOK}", secret: "${KEY}", on: [failed, limit]}
+  - {apprise: "${CHAT}"}
+  - {command: [say, hello]}
+  - {heartbeat: "https://example.com/alive", every: 2m}
 stages:
   - {name: clean, python: "tools/clean.py:clean", processes: 2, timeout: 30, on_empty: warn}
   - {name: slow, python: "tools/clean.py:wait"}

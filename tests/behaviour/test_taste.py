@@ -15,8 +15,9 @@ import agac.api
 PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
-COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor", "openai",
-                "plan", "process", "project", "review", "rows", "run", "share", "status", "testing"}  # fmt: skip
+COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor",
+                "notify", "openai", "plan", "process", "project", "review", "rows", "run", "share", "status",
+                "testing"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -39,19 +40,20 @@ def test_the_public_names_are_these() -> None:
         "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
         "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision", "DiffReport",
         "DoctorReport", "Evaluation", "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport",
-        "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "PlanComparison",
-        "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport",
-        "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError",
-        "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial",
-        "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport",
-        "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
-        "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",
-        "aevaluate", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "aplan", "aplan_against",
-        "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve",
-        "aretry", "aretry_choice", "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow", "astatus",
-        "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait",
-        "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export",
-        "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "plan",
+        "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "OutboxReport",
+        "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote",
+        "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts",
+        "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
+        "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool",
+        "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport",
+        "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adecide", "adiff",
+        "adoctor", "aevaluate", "aexport", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "anotify_send",
+        "anotify_status", "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan",
+        "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_item",
+        "areview_queue", "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy",
+        "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "compare", "compare_runs", "decide",
+        "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fmt", "gc", "graph",
+        "init", "inspect", "lint", "lock_card", "map_reduce", "notify_send", "notify_status", "notify_test", "plan",
         "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor",
         "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue", "row_ids", "run", "run_several",
         "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status", "stream",

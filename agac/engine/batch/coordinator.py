@@ -342,6 +342,7 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
         workflow=plan.workflow, run=run, event=event, totals=invocation.totals,
         plan=plan, budget=invocation.budgets, proof=invocation.proof, traces=invocation.traces,
     )  # fmt: skip
+    context.journal.notifier = invocation.notifier
     polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
     reads_input = work.retry is None and work.batching.resume_run is None
     opened = Batches(context, caller, min(polls, default=None), reads_input=reads_input)

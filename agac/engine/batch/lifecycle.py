@@ -20,6 +20,7 @@ from agac.engine.caller import Route
 from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
 from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
+from agac.engine.notify import Notifier
 from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide
 from agac.engine.settle import Totals
@@ -122,6 +123,7 @@ class Journal:
 
     def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None) -> None:
         self._database, self._ledger, self._now, self._control = database, ledger, now, control
+        self.notifier: Notifier | None = None  # which tells of some steps
 
     async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
         """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it is one itself."""
@@ -204,11 +206,12 @@ class Journal:
         is given the batch's id and the time too, and for a step aside or back (`to`) the step before."""
         if (to := values.get("to")) is not None:
             assert batches.may_follow(BatchStep(record.state), to), (record.state, to)
+        told = await self.notifier.batch(record, to) if self.notifier is not None else ()
         values = {"now": self._now(), "before": record.state, **values, "id": record.id}
 
         def write(writer: sqlite3.Connection) -> int:
             changed = writer.execute(sql(f"batch_{statement}"), values).rowcount
-            for name, other in others:
+            for name, other in (*others, *told):
                 writer.execute(sql(name), other)
             return changed
 

@@ -1,0 +1,98 @@
+"""What somebody is told of a run (`notify`): lines of the outbox, each in the same commit as what it tells of, which
+`api/notify` sends. A message holds counts and a command to type; nothing of any row, and no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agac.core.errors import ExitCode
+from agac.core.keys import canonical, message_id, snapshot
+from agac.core.types import counted, iso
+from agac.engine.limits import StopReason
+from agac.engine.telemetry import calls_of
+from agac.spec.notify import NotifyKind, NotifyTarget
+from agac.store import runs
+from agac.store.batches import BatchRecord, BatchStep, project_token
+from agac.store.db import Database, change, sql
+from agac.store.decisions import open_reviews
+from agac.store.rows import State, made_counts
+
+Lines = list[tuple[str, tuple[Any, ...]]]
+"""Statements by name with their values."""
+
+_AT_STEP: dict[BatchStep, tuple[NotifyKind, str, str]] = {
+    BatchStep.TERMINAL: ("batch_ended", "has ended", "agac batch retrieve"),
+    BatchStep.REJECTED: ("batch_ended", "was refused", "agac batch status"),
+    BatchStep.NEEDS_HUMAN: ("stuck", "needs a decision", "agac doctor"),
+}
+"""Steps of a batch of which somebody is told: the kind of message, what happened, and the next command."""
+
+_AT_END: dict[NotifyKind, tuple[str, str]] = {
+    "finished": ("is finished", "agac inspect {}"),
+    "limit": ("stopped at a limit", "agac status {}"),
+    "failed": ("stopped", "agac status {}"),
+    "review": ("waits for {:,} decisions of people", "agac review next"),
+}
+"""What happened at the end of an invocation, and the next command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notifier:
+    """Makes the messages of one invocation, for each of the `targets` that wants their kind."""
+
+    database: Database
+    workflow: str
+    run: int
+    event: int
+    targets: tuple[NotifyTarget, ...]
+    now: Callable[[], float]
+
+    async def lines(self, kind: NotifyKind, about: str, what: str, then: str, **facts: Any) -> Lines:
+        """Messages that say `what`, and the command to type then. What was told `about` something is not told again."""
+        wanted = [one for one in self.targets if kind in one.on and one.heartbeat is None]
+        if not wanted:
+            return []
+        token, at, found = await project_token(self.database), self.now(), Lines()
+        head = {"kind": kind, "workflow": self.workflow, "run": self.run, "at": iso(at)}
+        for target in (canonical(one.stored()) for one in wanted):
+            name = message_id(token, f"{kind} {about}", target)
+            body = snapshot({"id": name, **head, "message": f"{self.workflow}: {what}", **facts, "next": then})
+            found.append(("notification_put", (name, self.workflow, self.run, self.event, kind, body, target, at)))
+        return found
+
+    async def tell(self, kind: NotifyKind, about: str, what: str, then: str, **facts: Any) -> None:
+        """Puts messages into the outbox by themselves: of what no commit says, as that nothing happens."""
+        found = await self.lines(kind, about, what, then, **facts)
+        await change(self.database, lambda writer: [writer.execute(sql(name), values) for name, values in found])
+
+    async def ended(self, code: ExitCode, stop: StopReason | None, *, complete: bool) -> Lines:
+        """The end of the invocation: nobody is told of one that its user stopped, or that only waits for batches."""
+        if not self.targets or stop in (StopReason.INTERRUPT, StopReason.QUOTE):
+            return []
+        reviews = sum((await open_reviews(self.database, self.workflow, self.run)).values())
+        kind: NotifyKind = "finished" if complete else "review"
+        if stop is not None:
+            kind = "limit" if stop is StopReason.LIMIT else "failed"
+        elif not (complete or reviews):
+            return []
+        counts = await runs.counters(self.database, self.run)
+        rows, calls = runs.row_counts(counts), calls_of(counts)
+        made = sum(one.rows for one in await made_counts(self.database, self.run) if one.state == State.FAILED)
+        if not stop and rows["failed"] + made:
+            code = ExitCode.ROWS_FAILED
+        did, then = _AT_END[kind]
+        words = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count and name != "total")
+        said = f"run {self.run} {did.format(reviews)}: {counted(rows['total'], 'row')}{words and f', {words}'}"
+        facts = {"exit_code": int(code), "rows": rows, **({"waiting": reviews} if reviews else {})}
+        facts |= {name: calls[name] for name in ("cost_usd", "cost_is_simulated")}
+        return await self.lines(kind, f"event {self.event}", said, then.format(self.run), **facts)
+
+    async def batch(self, record: BatchRecord, to: BatchStep | None) -> Lines:
+        """A step of a batch of the workflow."""
+        if to not in _AT_STEP:
+            return []
+        kind, did, then = _AT_STEP[to]
+        said = f"batch {record.id} of run {record.run_id} {did}"
+        return await self.lines(kind, f"batch {record.id}", said, then, batch=record.id, requests=record.tasks)

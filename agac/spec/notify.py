@@ -1,0 +1,41 @@
+"""Whom a run tells how it stands (`notify`): the kinds of messages, and a target as a plan has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from agac.core.errors import Where
+
+NotifyKind = Literal["finished", "failed", "limit", "stuck", "review", "batch_ended"]
+KINDS: tuple[NotifyKind, ...] = get_args(NotifyKind)
+WAYS = ("webhook", "apprise", "command", "heartbeat")
+"""The keys of which a target has one: where its messages go."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyTarget:
+    """Who is told, `on` which events; as it is written in a file: `${VAR}` is looked up when a message is sent. One of
+    `webhook`, `apprise`, `command` and `heartbeat` is set; the last is called `every` so many seconds instead."""
+
+    on: tuple[NotifyKind, ...] = KINDS
+    webhook: str | None = None
+    secret: str | None = None
+    apprise: str | None = None
+    command: tuple[str, ...] = ()
+    heartbeat: str | None = None
+    every: float = 60.0
+    where: Where = field(default=Where(""), compare=False)
+
+    @staticmethod
+    def read(keys: Mapping[str, Any], where: Where) -> NotifyTarget:
+        """One by the keys of a file, which stand at `where`."""
+        own: dict[str, Any] = {name: value for name, value in keys.items() if value is not None}
+        own |= {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
+        return NotifyTarget(**own, where=where)
+
+    def stored(self) -> dict[str, Any]:
+        """What sending a message takes: nothing of it is a secret."""
+        own = {name: getattr(self, name) for name in ("webhook", "secret", "apprise", "command", "heartbeat")}
+        return {name: value for name, value in own.items() if value}
