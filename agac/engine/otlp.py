@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -56,8 +55,8 @@ EVERY, AT_THE_END = 1.0, 3.0
 """Seconds between two looks at what is to be sent, and how long the end of a run waits at most for the last of it."""
 
 Attributes = dict[str, Any]
+_FAILED, _UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 _SCOPE, _CUMULATIVE = InstrumentationScope("agac"), data.AggregationTemporality.CUMULATIVE
-_address = cache(urlsplit)
 
 
 def _context(trace: int, span: int) -> SpanContext:
@@ -73,8 +72,15 @@ def _model(provider: str, asked: str, answered: str, simulated: bool) -> Attribu
     """Who was asked, in spans as in metrics."""
     return {
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDERS.get(provider, provider),
-        "gen_ai.request.model": asked, "gen_ai.response.model": answered, "agac.simulated": simulated,
+        "gen_ai.request.model": asked, "gen_ai.response.model": answered, "agac.simulated": simulated or None,
     }  # fmt: skip
+
+
+class FixedResource(Resource):
+    """The encoder asks each span's resource for its hash, which is made of all that it holds."""
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class Traces:
@@ -86,9 +92,11 @@ class Traces:
         self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
         self.lanes: Mapping[str, Lane] = {}
         self._tallies: dict[tuple[Any, ...], list[float]] = {}
-        resource = Resource.create()
-        named = not str(resource.attributes["service.name"]).startswith("unknown_service")
-        self._resource = resource if named else resource.merge(Resource({"service.name": "agac"}))
+        known = Resource.create()
+        named = not str(known.attributes["service.name"]).startswith("unknown_service")
+        own: Attributes = {"agac.workflow": work.plan.workflow, "agac.run": places.run}
+        own |= {} if named else {"service.name": "agac"}
+        self._resource = FixedResource({**known.attributes, **own}, known.schema_url)
         self._spans = OTLPSpanExporter() if settings.traces else None
         self._metrics = OTLPMetricExporter() if settings.metrics else None
         self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + settings.every
@@ -156,8 +164,7 @@ class Traces:
 
     def _alone(self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes) -> None:
         if self._spans is not None:
-            whole = attributes | {"agac.workflow": self.plan.workflow, "agac.run": self.identity[1]}
-            self._put([self.span(name, context, start, end, whole)])
+            self._put([self.span(name, context, start, end, attributes)])
 
     def span(
         self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
@@ -167,7 +174,7 @@ class Traces:
         return ReadableSpan(
             name, context, above, self._resource, _said(attributes), links=(Link(link),) if link else (),
             kind=SpanKind.CLIENT if "gen_ai.request.model" in attributes else SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR if attributes.get("error.type") else StatusCode.UNSET),
+            status=_FAILED if attributes.get("error.type") else _UNSET,
             start_time=int(start * 1e9), end_time=int(max(start, end) * 1e9), instrumentation_scope=_SCOPE,
         )  # fmt: skip
 
@@ -305,17 +312,15 @@ def row_spans(
         return add(talk(one.fingerprint, one.stage), f"execute_tool {one.name}", one.started_at, end, about)
 
     made_by = None if row.new.origin is None else stages[row.new.origin].name
-    about = {
-        "agac.workflow": traces.plan.workflow, "agac.run": traces.identity[1], "agac.row.made_by": made_by,
-        "agac.row.id": traces.clean(str(row.new.row.id)), "agac.row.number": row.new.row.ordinal or None,
-        "agac.outcome": outcome, "agac.simulated": any(one.call.endpoint.simulated for one in calls),
-    }  # fmt: skip
+    number = row.new.row.ordinal or None
+    about = {"agac.row.id": traces.clean(str(row.new.row.id)), "agac.row.number": number, "agac.outcome": outcome}
+    about |= {"agac.row.made_by": made_by}
     add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error, link=traces.invocation)
     for index in ends:
         stage(index)
     for one in calls:
         above = talk(one.fingerprint, one.stage) if one.agent else stage(one.stage)
-        about = _of_call(one, stages[one.stage].name)
+        about = _of_call(one)
         about |= {f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()}
         start, link = one.call.started_at, traces.batch(one.batch) if one.batch is not None else None
         add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error, link=link)
@@ -331,8 +336,9 @@ def row_spans(
     ]
 
 
-def _of_call(one: TracedCall, stage: str) -> Attributes:
-    call, usage, url = one.call, one.call.usage, _address(one.call.endpoint.base_url)
+def _of_call(one: TracedCall) -> Attributes:
+    """What is said of a call; what is as it mostly is says nothing: each attribute takes time to encode."""
+    call, usage = one.call, one.call.usage
     return _model(call.endpoint.provider, one.asked, call.endpoint.model, call.endpoint.simulated) | {
         "gen_ai.response.finish_reasons": (one.finish,) if one.finish else None,
         "gen_ai.response.time_to_first_chunk": call.ttft,
@@ -340,9 +346,9 @@ def _of_call(one: TracedCall, stage: str) -> Attributes:
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-        "server.address": url.hostname, "server.port": url.port, "http.response.status_code": call.status,
-        "agac.stage": stage, "agac.attempt": call.number, "agac.purpose": call.purpose,
-        "agac.replica": one.replica or None, "agac.cost": call.cost, "agac.service_tier": call.service_tier,
+        "http.response.status_code": call.status if call.error else None, "agac.cost": call.cost,
+        "agac.attempt": call.number if call.number > 1 else None, "agac.replica": one.replica or None,
+        "agac.purpose": call.purpose if call.purpose != "ask" else None, "agac.service_tier": call.service_tier,
         "agac.batch": one.batch,
     }  # fmt: skip
 
