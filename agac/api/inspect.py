@@ -421,6 +421,7 @@ def _stage_report(
         "params": dict(stage.params), "outcome": task.outcome if task else "open", "stale": stale,
         "passed_over": passed_over, "operation": stage.operation.body() if stage.operation else None,
         "traceback": note.get("traceback"), **(_task_report(task, origins) if task else {}),
+        **({"decided": note.get("review")} if stage.operation and stage.operation.key == "review" else {}),
         "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index], **replicated,
         "prompt": json_form(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,

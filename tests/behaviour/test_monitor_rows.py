@@ -14,6 +14,8 @@ from support.monitor import Watched, monitor
 from support.odd_rows import IDS, LONG, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
 
+import agac
+
 SHOWN = {"main", "h1", "h2", "h3", "p", "table", "td", "th", "pre", "code", "a", "svg", "button"}
 
 
@@ -267,3 +269,23 @@ def test_rows_that_stages_made_are_linked_with_what_they_are_made_of(made: Watch
     assert names == ["r-1/0", "r-1/1"]
     page = read(made, "/run/1/rows?made_by=say")
     assert [link for link in page.links if "/row?id=" in link] == [link for link in group.links if "/row?id=" in link]
+
+
+def test_what_people_decided_about_a_row_is_marked(project: ProjectFolder) -> None:
+    stages = [
+        {"name": "judge", "prompt": "One: ${text}", "output_schema": {"mood": "string"}},
+        {"name": "look", "needs": "judge", "review": {"when": "id != 'r-3'"}},
+    ]
+    project.workflow(stages=stages, rows=3)
+    project.run()
+    item = next(one for one in agac.review_queue(project=project.root).items if one.row_id == "r-1")
+    edit = agac.Decision(item.id, "edit", {"mood": "fine"}, "it is", "ann", "api", item.seen)
+    agac.decide(project.root, [edit])
+    project.run()
+    with monitor(project) as started:
+        pages = {name: read(started, row_path(name)) for name in ("r-1", "r-2", "r-3")}
+    assert "look done manual" in " ".join(pages["r-1"].text.split())
+    assert "answered by people/ann ·" in pages["r-1"].text
+    assert "agac review next" in pages["r-2"].commands
+    assert "look done auto" in " ".join(pages["r-3"].text.split())
+    assert "agac review next" not in pages["r-3"].commands
