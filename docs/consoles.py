@@ -55,6 +55,7 @@ _VARIES = (
     (re.compile(r"Prefix cache: .*"), "Prefix cache: 90.0% of prompt tokens"),
     (re.compile(r"\b(msg)?batch_[0-9a-z]{12,}"), r"\1batch_abc123"),
     (re.compile(r"\b\d+[smhd]( \d+[smh])? (ago|old)\b"), r"1s \2"),
+    (re.compile(r"/t/[\w-]{20,}"), "/t/vT0pXq2mYb7RkWd5uZs1eNhC4gLfAj8o"),
     (re.compile(r"\(in \d+[smhd]( \d+[smh])?\)"), "(in 1h 00m)"),
 )
 _PROGRESS = re.compile(r"^(.*\| [\d,.]+/s \||retrying: |elapsed \d).*\n", re.MULTILINE)
