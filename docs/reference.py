@@ -28,6 +28,7 @@ from agac.spec.card_models import CardFile, FunctionToolFile, McpConnectFile, Re
 from agac.spec.models import (
     BatchFile,
     BudgetFile,
+    CheckFile,
     ConfirmFile,
     DefaultsFile,
     EscalateFile,
@@ -186,6 +187,7 @@ SECTIONS: dict[type[FileModel], str] = {
     DefaultsFile: "defaults",
     StageFile: "a-stage",
     VisibleFile: "visible",
+    CheckFile: "checks",
     EscalateFile: "escalate",
     LabelFile: "labels",
     ReviewFile: "review",

@@ -28,7 +28,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.api.sync import blocking
-from agac.core.errors import ErrorType, UsageError
+from agac.core.errors import REPAIRED, ErrorType, RowError, UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
@@ -461,7 +461,8 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
     for attempt in sorted(attempts, key=lambda one: one.replica):
         said, asked = None, (attempt.invocation, attempt.replica)
         if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
-            said = complaint(wrong.error_message or "", wants_json=stage.wants_json)
+            error = RowError(ErrorType(wrong.error_type or ErrorType.SCHEMA_MISMATCH), wrong.error_message or "")
+            said = complaint(error, wants_json=stage.wants_json)
         found.append(
             {
                 **({"replica": attempt.replica} if attempt.replica else {}),
@@ -475,7 +476,7 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
                 "reply_kept": attempt.reply is not None,
             }
         )
-        if attempt.error_type == ErrorType.SCHEMA_MISMATCH:
+        if attempt.error_type in REPAIRED:
             wrong = attempt
     return found
 

@@ -12,7 +12,7 @@ import click
 from agac import api
 from agac.cli import main, terminal
 from agac.cli.plan import print_plans
-from agac.core.errors import ErrorType, ExitCode
+from agac.core.errors import REPAIRED, ErrorType, ExitCode
 from agac.core.text import duration, plain, row_command
 from agac.core.types import counted, dollars
 
@@ -396,11 +396,12 @@ ADVICE: dict[str, str] = {
     ErrorType.REPLY_TOO_LARGE: "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml.",
     ErrorType.INVALID_JSON: "Run again, or use a model with structured answers.",
     ErrorType.SCHEMA_MISMATCH: "Describe the form in the prompt, loosen output_schema, or use a larger model.",
+    ErrorType.CHECK_FAILED: "Say it in the prompt, mend the check, or use a larger model.",
     ErrorType.BUDGET_EXCEEDED: "Raise row_budget, or lower max_tokens.",
 }
 """By type of error; the messages of the others say what to do."""
 
-WITH_REPLY = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED, ErrorType.REFUSED, ErrorType.INVALID_JSON})
+WITH_REPLY = REPAIRED | {ErrorType.TRUNCATED, ErrorType.REFUSED, ErrorType.INVALID_JSON}
 
 LEAVE_FAILED = "--no-retry-failed"
 

@@ -52,6 +52,7 @@ class ErrorType(StrEnum):
     REPLY_TOO_LARGE = "ReplyTooLarge"
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
+    CHECK_FAILED = "CheckFailed"
     BATCH_LOST = "BatchLost"
     BUDGET_EXCEEDED = "BudgetExceeded"
     GUARD_ERROR = "GuardError"
@@ -64,9 +65,11 @@ class ErrorType(StrEnum):
 
 ANSWER_FAILURES = frozenset({
     ErrorType.REFUSED, ErrorType.FILTERED, ErrorType.TRUNCATED, ErrorType.EMPTY_RESPONSE, ErrorType.REPLY_TOO_LARGE,
-    ErrorType.SCHEMA_MISMATCH, ErrorType.TOOL_LOOP_LIMIT,
+    ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED, ErrorType.TOOL_LOOP_LIMIT,
 })  # fmt: skip
 """Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
+
+REPAIRED = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED})  # those that are quoted in a re-ask
 
 
 class AgacError(Exception):

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agac.core.errors import AgacError, ErrorType, RowError, storable
+from agac.core.errors import REPAIRED, AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
 from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, ToolCall, ToolMessage, ToolResult, Usage
 from agac.engine.caller import Answer, Caller, CapReached, ModelConnection, NextTurn, TaskAttempts, request_for_model
@@ -172,7 +172,7 @@ class TaskConversation:
             return None
         whole = reply._replace(finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
         enforced = self.connection.enforced and not self._without_schema
-        found = self.connection.checker.check(whole, enforced=enforced)
+        found = self.connection.checker.check(whole, enforced=enforced, view=self.attempts.active.view)
         mismatch = isinstance(found, RowError) and found.type is ErrorType.SCHEMA_MISMATCH
         return None if mismatch and self._without_schema else found
 
@@ -183,9 +183,9 @@ class TaskConversation:
         if judged is None and not turn.reply.goes_on:
             turn.said, self.by_form = ASK_FORM, True
         may = self.repairs < self.stage.repair
-        if may and isinstance(judged, RowError) and judged.type is ErrorType.SCHEMA_MISMATCH:
+        if may and isinstance(judged, RowError) and judged.type in REPAIRED:
             self.repairs += 1
-            turn.said = complaint(judged.message, wants_json=self.stage.wants_json)
+            turn.said = complaint(judged, wants_json=self.stage.wants_json)
             judged = None
         return judged
 
@@ -206,7 +206,7 @@ class TaskConversation:
         if not self.stage.wants_json:
             texts = ["\n\n".join(texts)]
         passed = Reply(texts[0], Finish.STOP, Usage(), turn.reply.model, others=tuple(texts[1:]))
-        return self.connection.checker.check(passed)
+        return self.connection.checker.check(passed, view=self.attempts.active.view)
 
     def replay(self, stored: Sequence[StoredTurn], calls: Iterable[StoredCall]) -> None:
         """Goes through stored turns as they were gone through before."""

@@ -3,6 +3,7 @@ reused, everything else is unknown. All outcomes are counted in a `StageForecast
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from agac.engine.retry_policy import is_left
 from agac.engine.review import Known, ReviewTask, known_of, reviewings
 from agac.engine.settle import outcome_of_vote
 from agac.engine.tasks import UNPARSED, LocalCall, Parked
+from agac.engine.validate import checks_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
@@ -335,6 +337,7 @@ class StoredAnswers:
         self._shared, self._asked = set[bytes](), list[bytes]()  # of the last look-up: to be pulled, to be asked
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         self._reviews = reviewings(baseline.plan)
+        self._checks = checks_of(baseline.plan.stages)
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
         self._functions: dict[str, set[str]] = {}
         for stage in baseline.plan.stages:
@@ -505,6 +508,8 @@ class StoredAnswers:
     ) -> TaskResult | None:
         prints, found = _prints(task), self.of(stage)
         there = [result for one in prints if (result := earlier.get(one)) is not None]
+        if (checks := self._checks.get(stage.index)) is not None:
+            there = [one for one in there if checks.error(row.view, json.loads(one.value)) is None]
         if len(there) == len(prints):
             value = there[0].value
             if isinstance(stage, PlannedStage) and len(prints) > 1:

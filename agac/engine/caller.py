@@ -18,7 +18,7 @@ from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import ErrorType, RowError, storable
+from agac.core.errors import REPAIRED, ErrorType, RowError, storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
 from agac.engine import limits
@@ -31,6 +31,7 @@ from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadline, RowDeadlineExceeded, StopRun, decide, max_calls
 from agac.engine.settle import how_answered
 from agac.engine.validate import Checker, ValidReply, repair_request
+from agac.plan.render import RowView
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
@@ -98,9 +99,9 @@ class Route:
         model = self.model
         return self.dialect.parse(status, headers, body, model.provider, model.model, self.redactor)
 
-    def check(self, reply: Reply) -> ValidReply | RowError | None:
-        """The result that a reply is, or why it is none."""
-        return self.checker.check(reply, enforced=self.enforced)
+    def check(self, reply: Reply, view: RowView | None) -> ValidReply | RowError:
+        """The result that a reply is for the row of this view, or why it is none."""
+        return self.checker.check(reply, enforced=self.enforced, view=view)
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
         """Who answered, or who was asked and did not."""
@@ -418,7 +419,7 @@ class Caller:
             if reply.finish is Finish.PAUSED:  # it goes on where its message is sent back
                 attempts.request = replace(attempts.request, messages=(*attempts.request.messages, reply.message()))
                 continue
-            if left <= 0 or answer.type is not ErrorType.SCHEMA_MISMATCH:
+            if left <= 0 or answer.type not in REPAIRED:
                 return answer
             left, why = left - 1, f" (asked again because: {answer.message})"
             wants_json = attempts.connection.stage.wants_json
@@ -438,7 +439,8 @@ class Caller:
             if isinstance(reply, Reply):
                 checked = None
                 try:
-                    checked = (attempts.judge or connection.check)(reply)
+                    judge, view = attempts.judge, attempts.active.view
+                    checked = judge(reply) if judge else connection.check(reply, view)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
                     self._keep(attempts, sent, checked, again=again)
                 return reply, checked

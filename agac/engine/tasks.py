@@ -21,6 +21,7 @@ from agac.engine.invocation import InvocationContext, Work
 from agac.engine.limits import RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
 from agac.engine.settle import outcome_of_vote
+from agac.engine.validate import checks_of, is_of_row
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
@@ -171,6 +172,7 @@ class Tasks:
         self._newest_before, self._since, self._workflow = newest_before, since, context.plan.workflow
         self._asking: dict[bytes, asyncio.Future[TaskReply | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
+        self._checks = checks_of(context.plan.stages)
         self._voted: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
         self.look_ups: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
 
@@ -224,6 +226,10 @@ class Tasks:
         if answer is None:
             raise RunStopped
         if isinstance(answer, Answer):
+            if self._wrong(asked, answer.result) is not None:  # for this row; what it asks itself may be right
+                if self._asking.get(asked.fingerprint) is leader:
+                    del self._asking[asked.fingerprint]
+                return None
             own = bool(answer.result.id) and asked.row.asked_in_batch(
                 asked.stage.index, asked.replica, asked.fingerprint
             )
@@ -233,9 +239,14 @@ class Tasks:
         elif answer is Parked.ENROLLED:
             waiting = WaitingTask(asked.row.new, asked.stage.index, asked.replica, asked.fingerprint)
             self._ledger.batch.waiting.append(waiting)
-        elif isinstance(answer, RowError) and self._is_of_its_row(answer):
+        elif isinstance(answer, RowError) and self._is_of_its_row(asked.stage, answer):
             return None
         return answer
+
+    def _wrong(self, asked: TaskRequest, result: Result | EarlierResult) -> RowError | None:
+        """What the stage's checks find wrong with an answer that is there, for the row that asks."""
+        checks = self._checks.get(asked.stage.index)
+        return None if checks is None else checks.error(asked.row.view, json.loads(result.value))
 
     def _collapsed(self, asked: TaskRequest, result: int) -> None:
         """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
@@ -255,12 +266,15 @@ class Tasks:
         answer: TaskReply | None = None
         try:
             earlier = await self.look_ups.get((self._takes_since(row, stage), fingerprint))
-            if earlier is not None:
+            own = row.asked_in_batch(stage.index, asked.replica, fingerprint)
+            wrong = self._wrong(asked, earlier) if earlier is not None else None
+            if earlier is not None and wrong is None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
-                own = row.asked_in_batch(stage.index, asked.replica, fingerprint)
                 if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
                     self._collapsed(asked, earlier.id)
                 self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
+            elif wrong is not None and own:  # nobody who knew the row has looked at what its batch brought
+                answer = wrong
             elif not self._scope.may_ask(stage.name):
                 answer = Parked.PARKED
             else:
@@ -268,7 +282,7 @@ class Tasks:
                 durable = isinstance(answer, Answer) or answer is Parked.ENROLLED
                 if isinstance(answer, Answer):
                     self._done(asked, answer.result, Outcome.DONE)
-                elif isinstance(answer, RowError) and not self._is_of_its_row(answer):
+                elif isinstance(answer, RowError) and not self._is_of_its_row(stage, answer):
                     self._failed[fingerprint] = answer
                     if len(self._failed) > 10_000:  # 100 bytes each; equal tasks later share the failure
                         self._failed.popitem(last=False)
@@ -287,7 +301,8 @@ class Tasks:
         try:
             if isinstance(task, LocalCall):
                 assert isinstance(asked.stage, LocalStage)
-                return await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
+                made = await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
+                return made if isinstance(made, RowError) else self._wrong(asked, made.result) or made
             assert isinstance(asked.stage, PlannedStage)
             own.requests += 1
             own.characters += sum(len(message.text) for message in task.messages)
@@ -305,9 +320,10 @@ class Tasks:
                 since = max(since, self._wall() - stage.max_age)
         return active.takes_since(stage.index, since)
 
-    def _is_of_its_row(self, error: RowError) -> bool:
-        """The row took too long, or spent too much, before it came here: another one may have its turn."""
-        return error.type is ErrorType.BUDGET_EXCEEDED or (error.type is ErrorType.TIMEOUT and self._timed)
+    def _is_of_its_row(self, stage: AnyStage, error: RowError) -> bool:
+        """The row took too long, spent too much before it came here, or has other values: another one has its turn."""
+        of_time = error.type is ErrorType.BUDGET_EXCEEDED or (error.type is ErrorType.TIMEOUT and self._timed)
+        return of_time or is_of_row(stage, error)
 
     async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
         """The answer of a task with replicas; the error of the first of them that failed; parked where one may not be

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage, json_encoder
+from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage
+from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
+from agac.spec.templates import VARS
+from agac.spec.workflow import Stage
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator, ValidationError
@@ -70,11 +75,44 @@ class ValidReply(NamedTuple):
     misformatted: bool = False
 
 
+class ResultChecks:
+    """The `checks` of one stage, made ready for many rows."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._name = stage, (stage.is_escalation and stage.amends) or stage.name
+        self._tests = [(Evaluator(one.guard, stages=stage.ancestors), one.message) for one in stage.checks]
+
+    def error(self, view: RowView, value: JSONValue) -> RowError | None:
+        """What is wrong with a result of a row, of which its stages see this; None where every check holds."""
+        seen, found = {**view.guard_values(self._stage), self._name: value}, list[str]()
+        for test, message in self._tests:
+            try:
+                if not test.test(seen):
+                    found.append(message)
+            except GuardFailed as failed:
+                found.append(f"{message} ({failed})")
+        return RowError(ErrorType.CHECK_FAILED, "; ".join(found)) if found else None
+
+
+def is_of_row(stage: Stage, error: RowError) -> bool:
+    """Whether the error of a task is of its row alone: of checks that look at more than the result."""
+    of_result = {stage.name, stage.amends if stage.is_escalation else None, VARS}
+    return error.type is ErrorType.CHECK_FAILED and not of_result.issuperset(
+        n for c in stage.checks for n in c.guard.names
+    )
+
+
+def checks_of(stages: Iterable[Stage]) -> dict[int, ResultChecks]:
+    """The checks of those stages that have some, by their positions."""
+    return {stage.index: ResultChecks(stage) for stage in stages if stage.checks}
+
+
 class Checker:
     """Checks the replies of one stage. Made once: building a validator costs more than using it."""
 
     def __init__(self, stage: PlannedStage) -> None:
         self._extra: ExtraCheck | None = stage.extra_check
+        self._checks = ResultChecks(stage) if stage.checks else None
         self._mends, self._field, self._wants_json = stage.json_repair, stage.output_field, stage.wants_json
         try:
             self._schema = stage.judge or stage.schema
@@ -91,10 +129,13 @@ class Checker:
             message = f"the output_schema of stage {stage.name!r} cannot be compiled: {reason}"
             raise UsageError(message, remedy=remedy) from error
 
-    def check(self, reply: Reply, *, enforced: bool = False) -> ValidReply | RowError:
+    def check(self, reply: Reply, *, enforced: bool = False, view: RowView | None = None) -> ValidReply | RowError:
         """The result, or why the reply is none. `enforced`: the provider held it to the schema, so that asking again
-        cannot mend what fails by `format` alone."""
-        return _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
+        cannot mend what fails by `format` alone. The stage's checks are of the row of this `view`."""
+        found = _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
+        if self._checks is None or view is None or isinstance(found, RowError):
+            return found
+        return self._checks.error(view, found.value) or found
 
     def kept(self, value: JSONValue) -> str | None:
         """A result of another place as the store has it; None where this stage would not take it as a reply."""
@@ -271,16 +312,17 @@ def _described(error: ValidationError) -> str:
 
 def repair_request(request: Request, reply: Reply, error: RowError, *, wants_json: bool) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
-    wrong = complaint(error.message, wants_json=wants_json)
+    wrong = complaint(error, wants_json=wants_json)
     said = "\n\n".join((reply.text, *reply.others))
     messages = (*request.messages, Message("assistant", said), Message("user", wrong))
     return Request(messages, request.schema, request.params)
 
 
-def complaint(errors: str, *, wants_json: bool) -> str:
-    """What a re-ask says of the last reply, by the message of its error."""
+def complaint(error: RowError, *, wants_json: bool) -> str:
+    """What a re-ask says of the last reply, which had this error."""
+    form = "is not right" if error.type is ErrorType.CHECK_FAILED else "does not have the form that was asked for"
     return (
-        "Your reply does not have the form that was asked for. What is wrong:\n- "
-        + errors.replace("; ", "\n- ")
+        f"Your reply {form}. What is wrong:\n- "
+        + error.message.replace("; ", "\n- ")
         + ("\nReply again with the corrected JSON only." if wants_json else "\nReply again.")
     )

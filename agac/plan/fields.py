@@ -163,8 +163,10 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
                     problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
             problems += templates.foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
-        problems += _condition(scope, stage.guard, "when") if stage.guard else []
-        problems += _condition(scope, does.guard, "filter") if isinstance(does, Filter) else []
+        problems += _condition(scope, stage.guard) if stage.guard else []
+        problems += _condition(scope, does.guard) if isinstance(does, Filter) else []
+        for check in () if stage.is_escalation else stage.checks:
+            problems += _condition(scope, check.guard, own=True)
     return problems
 
 
@@ -278,8 +280,9 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
     return None
 
 
-def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
-    """Names in a condition of the stage that are none, and comparisons that are never true."""
+def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Problem]:
+    """Names in a condition of the stage that are none, and comparisons that are never true. `own`: it is a check, and
+    sees the stage's own result."""
     stage, workflow, fields = scope.stage, scope.workflow, scope.fields
     if hidden := next(filter(None, map(scope.label, guard.names)), None):
         return [Problem(guard.where, hidden)]
@@ -289,16 +292,17 @@ def _condition(scope: StageScope, guard: Guard, key: str) -> list[Problem]:
         names = ", ".join([*fields.shapes, ROWS_COUNT])
         message = f"`{of_members[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
         return [Problem(guard.where, message)]
+    shapes = {name: other.shape for name, other in scope.earlier.items()}
     stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
     return GuardScope(
         text=guard.text,
         where=guard.where,
         columns=tuple(fields.shapes),
         closed=not fields.open,
-        stages={name: other.shape for name, other in scope.earlier.items()},
+        stages=shapes | ({stage.name: stage.answer_shape} if own else {}),
         variables=list(workflow.vars),
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
-        extra=(*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
+        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
 

@@ -33,8 +33,8 @@ from agac.plan.stage import (
 from agac.providers.backend import at_backend
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
-from agac.spec.guards import Guard, compile_guard
-from agac.spec.operations import STORED, Filter, Operation, Python, Select
+from agac.spec.guards import STORED, Guard, compile_guard
+from agac.spec.operations import Filter, Operation, Python, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
 from agac.spec.paths import RemoteContent
 from agac.spec.python_code import same_function
@@ -329,6 +329,7 @@ def _restored_stage(
     hints = _hints(Stage)
     beside = (one.name for one, _ in stored_fields(decides=False))
     own = {name: _read(hints[name], how[name], root) for name in beside if name in how}
+    own["checks"] = tuple(replace(one, guard=_guard(one.guard.text)) for one in recorded.checks)
     stage = replace(recorded, **own, guard=_guard(recorded.guard.text) if recorded.guard else None)
     if stage.operation is not None:
         return local_stage(replace(stage, operation=_operation(stage.operation, how, root, functions=functions)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,6 +14,8 @@ from agac.spec.cel import CelNode, Chain, cel_library, parse, shown
 from agac.spec.guard_checks import METHODS, text_faults
 
 MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
+
+STORED = Where("the stored definition")  # the place of what a run stored
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 """What the library raises for a value that does not fit."""
@@ -28,6 +30,24 @@ class Guard:
     names: tuple[str, ...]
     where: Where
     chains: tuple[Chain, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition on a result, and what is said of one for which it does not hold."""
+
+    guard: Guard
+    message: str
+
+    @staticmethod
+    def bodies(checks: Iterable[Check]) -> list[dict[str, str]]:
+        """Checks as a definition stores them."""
+        return [{"check": one.guard.text, "message": one.message} for one in checks]
+
+    @staticmethod
+    def of(bodies: Iterable[Mapping[str, str]]) -> tuple[Check, ...]:
+        """Those of a stored definition, whose conditions are named, not read."""
+        return tuple(Check(Guard(one["check"], (), STORED), one["message"]) for one in bodies)
 
 
 def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]:

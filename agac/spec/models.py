@@ -435,6 +435,18 @@ class LabelFile(FileModel):
     tolerance: float = key("How far a number may lie from its label and still be right.", default=0.0, ge=0)
 
 
+class CheckFile(FileModel):
+    """A condition that each result has to meet."""
+
+    check: NonEmpty = Field(
+        description="Condition in CEL over the result, by the name of the stage, and all that its guard sees."
+    )
+    message: NonEmpty = Field(description="What is wrong where it is not true, for the model and for the row's error.")
+
+
+_OneEach = BeforeValidator(check.conditions, json_schema_input_type=list[CheckFile] | dict[str, str])
+
+
 class EscalateFile(FileModel):
     """Which rows are asked once more, with another model, whose answer takes the place of the first one's."""
 
@@ -570,6 +582,12 @@ class StageFile(DefaultsFile):
     vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
         "With replicas: the field by whose most frequent value a result is taken; a list of all when left out.",
         examples=["sentiment"],
+    )
+    checks: Annotated[list[CheckFile], _OneEach] = key(
+        "Conditions that each result has to meet, beside its schema: `{check: CEL, message: TEXT}`, or a mapping of "
+        "conditions to messages.",
+        default=[],
+        examples=[{"invoice.net + invoice.tax == invoice.total": "net and tax have to add up to the total"}],
     )
     escalate: EscalateFile | None = key(
         "Ask a stronger model about the rows whose answer is in doubt, as a stage `NAME/escalate` of its own.",

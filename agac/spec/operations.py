@@ -8,15 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from agac.core.errors import Where
 from agac.core.types import JSONValue
 from agac.spec.graph import Makes
-from agac.spec.guards import Guard
+from agac.spec.guards import STORED, Guard
 from agac.spec.python_code import FunctionRef
 
 Fields = dict[str, JSONValue]
 Way = tuple[str, ...]  # a field by its parts: a field of the row, or a stage upstream and fields of its result
-STORED = Where("the stored definition")  # the place of what a run stored
 
 
 def ways(fields: Iterable[str]) -> tuple[Way, ...]:

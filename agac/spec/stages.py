@@ -12,7 +12,7 @@ from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
 from agac.spec.graph import StageNode
-from agac.spec.guards import compile_guard
+from agac.spec.guards import Check, Guard, compile_guard
 from agac.spec.models import DefaultsFile, FileModel, ReviewFile, RunRulesFile, StageFile, WorkflowFile
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
@@ -44,7 +44,12 @@ _VALUES: dict[type[FileModel], type] = {
 }
 """What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 
-SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stage)} - {"needs", "prompt", "explode"}
+SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stage)} - {
+    "needs",
+    "prompt",
+    "explode",
+    "checks",
+}
 """The keys of files that are fields of a Stage as they stand."""
 
 _ASKING = DefaultsFile.model_fields.keys() | {
@@ -146,6 +151,8 @@ class StageBuilder:
         own["where"] |= {"": self.document.where(path)}
         if written.when is not None:
             own["guard"] = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
+        checks = [(one.message, self._check(one.check, path, place)) for place, one in enumerate(written.checks)]
+        own["checks"] = tuple(Check(guard, message) for message, guard in checks if guard is not None)
         if any_error(self.problems[before:]):
             return None
         stage = WrittenStage(
@@ -207,6 +214,13 @@ class StageBuilder:
             "examples": examples, "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
             "group": group, "expect": written.expect, **self._agent(written, path, card, skills),
         }  # fmt: skip
+
+    def _check(self, text: str, path: Path_, place: int) -> Guard | None:
+        """The condition of a check, which stands in a list, or as the key of a mapping."""
+        listed = self.document.where((*path, "checks", place, "check"))
+        named = self.document.where((*path, "checks", text), key=True)
+        where = named if (listed.line, listed.column) <= (named.line, named.column) else listed
+        return self._noted(compile_guard(text, where))
 
     def _skills(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Skill, ...]:
         """The skills of a stage, or its card's."""
@@ -387,7 +401,7 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
     found: list[tuple[str, str]] = []
     if len(does) > 1:
         found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
-    asking = _ASKING - {"timeout"} if written.python is not None else _ASKING
+    asking = _ASKING - {"timeout"} if written.python is not None else _ASKING | {"checks"}
     for key in sorted(asking & written.model_fields_set) if does else ():
         message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
         found.append((key, message))

@@ -310,6 +310,11 @@ def named_tools(value: Any) -> Any:
     raise refused("expected a list of tools, or a mapping of tools to how each is run")
 
 
+def conditions(value: Any) -> Any:
+    """A mapping of conditions to messages as the list that it is short for."""
+    return [{"check": text, "message": said} for text, said in value.items()] if isinstance(value, dict) else value
+
+
 def formats(value: Any) -> Any:
     """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
     formats = value if isinstance(value, list) else [value]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from agac.core.errors import Where
 from agac.core.types import JSONValue, Schema
 from agac.spec.graph import StageNode
-from agac.spec.guards import Guard
+from agac.spec.guards import STORED, Check, Guard
 from agac.spec.notify import NotifyTarget
-from agac.spec.operations import CHANGING, STORED, Group, Operation, made_by, read_operation
+from agac.spec.operations import CHANGING, Group, Operation, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
@@ -378,6 +378,7 @@ class Stage(StageNode):
     guard: Guard | None = field(  # of a stored one the text alone: whoever tests it compiles it
         default=None, metadata=decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
     )
+    checks: tuple[Check, ...] = field(default=(), metadata=decides("checks", write=Check.bodies, read=Check.of))
     otherwise: Otherwise = field(default="skip", metadata=decides("otherwise", beside="guard"))
     replicas: int = field(default=1, metadata=decides("replicas"))
     vote: str | None = field(default=None, metadata=decides("vote"))

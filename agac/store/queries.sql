@@ -1507,9 +1507,9 @@ SELECT id, place, row_key, stage, replica, fingerprint, state, round, position, 
 FROM batch_task WHERE batch_id = ? AND place > ? AND state = 1 ORDER BY place LIMIT ?;
 
 -- name: reply_last
--- The last reply to a question that had the wrong form.
-SELECT reply, status, error_message FROM attempt
-WHERE row_key = ? AND stage = ? AND replica = ? AND fingerprint = ? AND error_type = 'SchemaMismatch'
+-- The last reply to a question that had the wrong form, or failed a check.
+SELECT reply, status, error_type, error_message FROM attempt
+WHERE row_key = ? AND stage = ? AND replica = ? AND fingerprint = ? AND error_type IN ('SchemaMismatch', 'CheckFailed')
 ORDER BY id DESC LIMIT 1;
 
 -- name: conversations_left

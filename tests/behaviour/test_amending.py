@@ -1,10 +1,14 @@
 """Stages whose results take the place of those of others (`StageNode.amends`): what is seen downstream and written."""
 
 import json
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted_server import Step, deciding
 from support.project import ProjectFolder
 
@@ -124,11 +128,11 @@ def test_the_last_amending_ancestor_that_was_not_skipped_counts() -> None:
     amended = graph.amended_by(by_name["d"].ancestors, by_name)
     assert amended == (("b", "a"), ("c", "b"), ("c", "a"))
     last = replace(by_name["d"], amended=amended)
-    for given, seen in (((1, 2, 3), (3, 3, 3)), ((1, 2, SKIPPED), (2, 2, SKIPPED)), ((1, SKIPPED, 3), (3, 3, 3))):
+    for held, seen in (((1, 2, 3), (3, 3, 3)), ((1, 2, SKIPPED), (2, 2, SKIPPED)), ((1, SKIPPED, 3), (3, 3, 3))):
         view = RowView({}, {})
-        view.results.update(zip("abc", given, strict=True))
+        view.results.update(zip("abc", held, strict=True))
         assert tuple(view.known(last).values()) == seen
-        assert view.known(by_name["c"]) == {"a": given[0], "b": given[1]}, "upstream all is as it was"
+        assert view.known(by_name["c"]) == {"a": held[0], "b": held[1]}, "upstream all is as it was"
     view.unknown["c"] = "new"
     assert [view.unknown_of(last, name) for name in ("a", "b", "d")] == ["c", "c", None]
 
@@ -165,3 +169,76 @@ def test_the_definition_keeps_it_where_it_is_set_and_gives_it_back(
     again = restored_plan(plan.workflow, body, settings, open_project(project.root).providers, project.root)
     assert [(one.amends, one.amended) for one in again.stages] == [(one.amends, one.amended) for one in plan.stages]
     assert again.stages[2].amended == (("second", "first"),)
+
+
+class Doubt(NamedTuple):
+    """A stage of a random workflow: the stages before it that it needs, and below which of 16 values it is in doubt."""
+
+    needs: frozenset[int]
+    below: int | None
+
+
+def hashed(model: str, prompt: str) -> str:
+    return sha256(f"{model} {prompt}".encode()).hexdigest()[:4]
+
+
+def upstream(drawn: list[Doubt]) -> list[list[int]]:
+    """The stages upstream of each."""
+    found: list[list[int]] = []
+    for place, one in enumerate(drawn):
+        needs = {need % place for need in one.needs} if place else set()
+        found.append(sorted(needs.union(*(found[need] for need in needs))))
+    return found
+
+
+def foretold(drawn: list[Doubt], text: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """What each stage comes to for a row, and what is asked for that: models and prompts."""
+    values, asked = list[str](), list[tuple[str, str]]()
+    for place, (one, above) in enumerate(zip(drawn, upstream(drawn), strict=True)):
+        prompt = " ".join([f"s{place}", text, *(values[other] for other in above)])
+        value = hashed("small", prompt)
+        asked.append(("small", prompt))
+        if one.below is not None and value < f"{one.below:x}":
+            value = hashed("large", prompt)
+            asked.append(("large", prompt))
+        values.append(value)
+    return values, asked
+
+
+DOUBTS = st.builds(Doubt, st.frozensets(st.integers(0, 5), max_size=3), st.none() | st.integers(1, 15))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(DOUBTS, min_size=2, max_size=6), st.booleans())
+def test_stages_see_what_a_plain_walk_comes_to(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Doubt], chain: bool
+) -> None:
+    """In random graphs, or each stage after the one before it; again for nothing, and the same in outputs made anew."""
+    drawn = [one._replace(needs=frozenset(range(place))) if chain else one for place, one in enumerate(drawn)]
+    stages: list[dict[str, Any]] = []
+    for place, (one, above) in enumerate(zip(drawn, upstream(drawn), strict=True)):
+        prompt = " ".join([f"s{place}", "${text}", *(f"${{s{other}.v}}" for other in above)])
+        needs = sorted({need % place for need in one.needs}) if place else []
+        doubt = {"when": f's{place}.v < "{one.below:x}"', "model": "local/large"} if one.below else None
+        stages.append({
+            "name": f"s{place}", "prompt": prompt, "needs": [f"s{need}" for need in needs],
+            "output_schema": {"v": "string"}, **({"escalate": doubt} if doubt else {}),
+        })  # fmt: skip
+    project = ProjectFolder(tmp_path_factory.mktemp("drawn") / "project")
+    project.rows({"id": text, "text": text} for text in "abc")
+    project.workflow(stages=stages, output={"stages": [one["name"] for one in stages]})
+    with project.asking(
+        deciding(lambda asked: Step(json.dumps({"v": hashed(asked["model"], asked["messages"][-1]["content"])})))
+    ) as server:
+        assert project.run().exit_code == 0
+        told = {text: foretold(drawn, text) for text in "abc"}
+        asked = Counter((one["model"], one["messages"][-1]["content"]) for one in server.asked)
+        assert asked == Counter(one for _, all_asked in told.values() for one in all_asked)
+        assert all(one.run == 0 for one in agac.plan("reviews", project=project.root).stages)
+    found = {
+        text: {f"s{place}": {"v": value} for place, value in enumerate(values)} for text, (values, _) in told.items()
+    }
+    assert results(project) == found
+    agac.export("reviews", project=project.root)
+    assert results(project) == found
+    project.assert_sound()

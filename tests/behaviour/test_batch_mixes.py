@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.batchrun import BatchProject, Make, advance
+from support.batchrun import BatchProject, Make, advance, failed
 from support.server import Faulty, Server
 from support.soak import few
 
@@ -149,6 +149,39 @@ WORKFLOWS: dict[str, list[Stage]] = {
         ),
         stage("b", "B ${a.reason}"),
     ],
+    "checks": [
+        label("a", "${text}", checks={'a.sentiment != "neutral" || int(row.mail) > 4': "take a side"}, repair=2),
+        label("b", "B ${a.reason} ${id}", checks={'b.sentiment == "positive"': "be kind", "size(a.reason) > 1": "no"}),
+        label(
+            "c",
+            "C ${text}",
+            needs="a",
+            replicas=2,
+            checks={'c.sentiment != "negative"': "be kind"},
+            vote="reason",
+            escalate={"when": "agreement < 1.0", "model": LARGE},
+        ),
+        label(
+            "d",
+            "D ${rows_json}",
+            needs=["b", "c"],
+            group_by=["group"],
+            reduce={"max_rows": 3},
+            checks={'d.sentiment != "neutral"': "take a side"},
+        ),
+    ],
+    "agents that are checked": [
+        stage(
+            "a",
+            "A ${text}",
+            tools=["tools/made.py:look_up"],
+            output_schema=LABEL,
+            model="local/small",
+            checks={'a.sentiment == "negative" || row.mail == "0"': "be harsh"},
+            repair=2,
+        ),
+        stage("b", "B ${a.reason}"),
+    ],
     "sync between": [
         stage("a", "A ${text}", **SYNC),
         stage("b", "B ${a}"),
@@ -232,6 +265,16 @@ def test_equal_prompts_are_enrolled_once(batches_at: Make) -> None:
     assert project.query("SELECT tasks FROM batch") == [(3,)]
     summary = project.to_the_end().run.summary
     assert [(one["done"], one["reused"]) for one in summary["stages"]] == [(3, 9), (3, 9), (12, 0)]
+
+
+def test_a_failure_by_a_check_of_its_row_is_not_shared_by_equal_prompts(batches_at: Make, server: Server) -> None:
+    project = batches_at()
+    written(project, [stage("a", "A ${group}", checks={"size(a) < int(row.mail) + 4": "too long"}, repair=0)])
+    project.run()
+    project.to_the_end()
+    project.assert_as_sync(server)
+    assert failed(project) == {"r-0": "CheckFailed", "r-1": "CheckFailed"}
+    assert project.output(file="summary.json")["complete"]
 
 
 def test_equal_prompts_across_two_runs_are_enrolled_once(batches_at: Make, server: Server) -> None:

@@ -105,6 +105,7 @@ stages:
     vote: zeta
     budget: {calls: 500}
     on_empty: error
+    checks: {'classify.middle.b > 0 && body != vars.name': "b is too small"}
     escalate: {when: "agreement < 0.9 && classify.zeta != vars.name", model: "other/big?max_tokens=70"}
     batch: {max_requests: 10, max_bytes: 1MB, completion_window: 24h, grace: 3, retry: sync, max_rounds: 2,
             deadline: "07:30", on_deadline: wait, stuck_after: 1h}

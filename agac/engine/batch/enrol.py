@@ -23,7 +23,7 @@ from agac.engine.estimate import CHARACTERS_A_TOKEN, most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.prefix import PRIMED_AFTER
 from agac.engine.tasks import LookupBatcher, Parked
-from agac.engine.validate import repair_request
+from agac.engine.validate import is_of_row, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
 from agac.store.batches import BatchRecord, LiveTask, ReadyTask, conversations_left, last_reply, live_tasks
@@ -158,8 +158,9 @@ class Enrolment:
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
         question = Question(request, calls=stage.run_mode == "sync")
-        if ready is not None and ready.then_do is None and ready.error is not None:
-            return ready.error
+        failed = ready.error if ready is not None and ready.then_do is None else None
+        if ready is not None and failed is not None and (ready.enrolled or not is_of_row(stage, failed)):
+            return failed
         if ready is not None and ready.then_do is not None:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
@@ -218,7 +219,7 @@ class Enrolment:
             return None
         reply = form.read(ResultLine("", "answered", stored[1] or 200, body))
         asked = request_for_model(form.model, first, form.position, replica)
-        error = RowError(ErrorType.SCHEMA_MISMATCH, stored[2] or "")
+        error = RowError(ErrorType(stored[2]), stored[3] or "")
         if not isinstance(reply, Reply):
             return None
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)

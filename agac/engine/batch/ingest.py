@@ -12,13 +12,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount
+from agac.engine.replay import RowViews
 from agac.engine.settle import how_answered, record_call, stored_reply
 from agac.engine.validate import ValidReply
+from agac.plan.render import RowView
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_lines
 from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
@@ -66,7 +68,7 @@ def next_step(error: RowError, attempts: AttemptCounts, rules: BatchRules, *, ma
     if rules.retry == "fail":
         return NextStep(other, error)
     if not may_pass:
-        quoted = error.type is ErrorType.SCHEMA_MISMATCH and attempts.repairs_left > 0
+        quoted = error.type in REPAIRED and attempts.repairs_left > 0
         return NextStep("repair" if quoted else other, error)
     if attempts.round < rules.max_rounds:
         return NextStep(rules.retry, error)
@@ -231,6 +233,10 @@ class ResultReader:
         if self.form.stage.agent_spec is not None:
             prints = [task.fingerprint for task in tasks.values()]
             self.turns = await last_turns(self.context.database, prints, self.context.workflow)
+        views, plan = dict[int, RowView](), self.context.plan
+        if self.form.stage.checks and plan is not None and self.record.run_id == self.context.run:
+            read = RowViews(plan.stages, plan.vars, self.context.database)
+            views = await read.ended([task.row_key for task in tasks.values()])
         under_way, self.under_way = self.under_way, set(named)
         for place, (mark, result) in named.items():
             task = tasks.get(place)
@@ -239,10 +245,11 @@ class ResultReader:
             elif task is None or task.fingerprint[:6].hex() != mark:
                 self.counts["unknown"] += 1
             elif task.state == TaskState.ENROLLED or self.late:
-                self.take_line(task, result)
+                self.take_line(task, result, views.get(task.row_key))
 
-    def take_line(self, task: PlacedTask, line: ResultLine) -> None:
-        """A line that tells of a task."""
+    def take_line(self, task: PlacedTask, line: ResultLine, view: RowView | None) -> None:
+        """A line that tells of a task. The stage's checks are of the row of this view; None: who takes up the answer
+        looks at them."""
         if line.ended != "answered" and line.ended != "too_large":
             self._not_answered(task, line.ended, line.message)
             return
@@ -251,7 +258,7 @@ class ResultReader:
         if isinstance(answer, Fault):
             checked: ValidReply | RowError | None = RowError(answer.type, answer.message)
         else:  # what a turn of a conversation is worth is seen when its row goes on with it
-            checked = None if form.stage.agent_spec is not None else form.check(answer)
+            checked = None if form.stage.agent_spec is not None else form.check(answer, view)
         call = self._call(task, line, reply, checked)
         if line.ended == "too_large":
             call = call._replace(body=None, **self._held())
