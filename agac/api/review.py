@@ -120,7 +120,8 @@ class ReviewedStage:
             return None
         judged = by_name[does.edit]
         own = {key: getattr(judged, key) for key in ("schema", "json_repair", "output_field", "wants_json", "name")}
-        return ReviewedStage(does, judged, Checker(cast("Any", SimpleNamespace(**own, extra_check=None, judge=None))))
+        without = {"extra_check": None, "judge": None, "checks": ()}
+        return ReviewedStage(does, judged, Checker(cast("Any", SimpleNamespace(**own, **without))))
 
     def fault(self, review: StoredReview, one: Decision) -> str | None:
         """Why this cannot be decided about the review."""

@@ -147,6 +147,19 @@ def test_the_stage_s_budget_holds_for_both(project: ProjectFolder) -> None:
         assert "classify/escalate" in project.agac("graph", "reviews", "--mermaid", code=0).out
 
 
+def test_a_review_is_of_the_answer_that_counts(project: ProjectFolder) -> None:
+    three(project, classify(), {"name": "approve", "review": {"when": 'text != "c"'}}, REPLY)
+    with project.asking(deciding(answer)):
+        assert project.run().invocation["complete"] is False
+        items = {one.row_id: one for one in agac.review_queue(project.root).items}
+        assert {row: one.answer["label"] for row, one in items.items()} == {"a": "a large", "b": "b small"}
+        edited = agac.Decision(items["a"].id, "edit", {"label": "mine", "sure": 1}, reviewer="anna")
+        agac.decide(project.root, [edited, agac.Decision(items["b"].id, "approve", reviewer="anna")])
+        assert project.run().invocation["complete"]
+        replies = {one["id"]: one["result"] for one in project.envelopes()}
+        assert replies == {"a": "Reply: mine", "b": "Reply: b small", "c": "Reply: c small"}
+
+
 @pytest.mark.parametrize(
     ("escalate", "problem"),
     [
