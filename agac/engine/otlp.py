@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import ErrorType, RowError, storable
 from agac.core.keys import share_of, trace_ids
 from agac.core.types import Message, Outcome, Reply, Usage
 from agac.engine.caller import MOST_CHARACTERS, TaskAttempts
@@ -193,9 +193,7 @@ class Traces:
         await asyncio.to_thread(self._thread.join, AT_THE_END)
         if self._thread.is_alive():
             self._lost(self._why or f"the collector takes longer than {AT_THE_END:.0f} s")
-            for exporter in (self._spans, self._metrics):
-                if exporter is not None:
-                    exporter.shutdown()  # which ends its waits for another try
+            self._queue.clear()  # it ends by itself, once the request under way has
 
     # From here on everything runs in the thread.
 
@@ -212,7 +210,7 @@ class Traces:
     def _hear(self, record: logging.LogRecord) -> bool:
         """What exporters log of their faults is told once, in our words."""
         if record.thread == self._thread.ident:
-            self._why = record.getMessage()
+            self._why = record.getMessage().partition(" encountered while ")[0]
         return record.thread != self._thread.ident
 
     def _lost(self, why: str) -> None:
@@ -275,8 +273,11 @@ def row_spans(
     agents = {one.fingerprint: one.agent for one in calls}
     nodes: list[list[Any]] = []
 
+    def shown(said: str) -> str:
+        return storable(traces.clean(said))  # as what may be in a message of the protocol, too
+
     def text(said: str | None) -> str:
-        return traces.clean(said)[:MOST_CHARACTERS] if said and texts else ""
+        return shown(said)[:MOST_CHARACTERS] if said and texts else ""
 
     def add(above: int, *node: Any, error: RowError | None = None, link: SpanContext | None = None) -> int:
         name, start, end, about = node
@@ -303,17 +304,17 @@ def row_spans(
     def tool(key: ToolKey) -> int:
         one = notes.tools[key]
         about = {
-            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": one.name, "gen_ai.tool.call.id": one.call_id,
-            "agac.tool.state": one.state, "agac.tool.served": one.how,
+            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
+            "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
             "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
             "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
         }  # fmt: skip
         end = one.started_at + (one.duration or 0.0)
-        return add(talk(one.fingerprint, one.stage), f"execute_tool {one.name}", one.started_at, end, about)
+        return add(talk(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
 
     made_by = None if row.new.origin is None else stages[row.new.origin].name
     number = row.new.row.ordinal or None
-    about = {"agac.row.id": traces.clean(str(row.new.row.id)), "agac.row.number": number, "agac.outcome": outcome}
+    about = {"agac.row.id": shown(str(row.new.row.id)), "agac.row.number": number, "agac.outcome": outcome}
     about |= {"agac.row.made_by": made_by}
     add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error, link=traces.invocation)
     for index in ends:

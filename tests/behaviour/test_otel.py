@@ -210,6 +210,20 @@ def test_secrets_are_taken_out_of_texts(
     assert not any(SECRET.encode() in body for body in collector.bodies)
 
 
+def test_names_that_no_message_can_hold_are_sent_as_they_can_be(
+    project: ProjectFolder, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    project.configure()
+    project.write("tools/t.py", TOOLS)
+    stage = {"name": "ask", "prompt": "${text}", "tools": ["tools/t.py:look"]}
+    with simulator(script=[{"turn": 1, "calls": [call("no\ud800", q="x")]}, {"reply": "so"}]):
+        project.run(project.workflow(stages=[stage], rows=1, **ALL))
+    (row,) = collector.trees()
+    (tool,) = row.find("execute_tool")
+    assert (tool["gen_ai.tool.name"], tool["agac.tool.state"], tool.failed) == ("no?", "refused", True)
+    assert caplog.records == []
+
+
 def test_replicas_are_calls_of_their_stage(project: ProjectFolder, collector: Collector) -> None:
     stage = {**TWO_STAGES[0], "replicas": 3, "vote": "sentiment"}
     project.run(project.workflow(rows=2, stages=[stage], **ALL))
