@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from agac.api.project import Project, open_project
 from agac.api.status import database_path
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, ExitCode, UsageError, lack_of
+from agac.core.errors import AgacError, ExitCode, StoreError, UsageError, lack_of
 from agac.core.redact import Redactor
 from agac.core.types import Report, iso
 from agac.data.remote import RemoteContents, apart
@@ -53,7 +53,11 @@ _log = logging.getLogger("agac.notify")
 
 
 class NotSent(Exception):
-    """Why a message did not arrive, without anything secret."""
+    """Why a message did not arrive, without anything secret. `lacks`: something is not set or not installed here."""
+
+    def __init__(self, why: str, *, lacks: bool = False) -> None:
+        super().__init__(why)
+        self.lacks = lacks
 
 
 def signature(secret: str, name: str, at: int, body: str) -> str:
@@ -63,7 +67,7 @@ def signature(secret: str, name: str, at: int, body: str) -> str:
     with suppress(ValueError):
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     if not 24 <= len(key) <= 64:
-        raise NotSent("its secret is not `whsec_` and 24 to 64 bytes in base64")
+        raise NotSent("its secret is not `whsec_` and 24 to 64 bytes in base64", lacks=True)
     return "v1," + base64.b64encode(hmac.digest(key, f"{name}.{at}.{body}".encode(), "sha256")).decode()
 
 
@@ -106,14 +110,14 @@ class MessageSender:
             status = self.web.told(address, *((body, headers) if way == "webhook" else (None, {})))
         except (AgacError, Refused) as error:
             values = (expand(name, self.env)[0] for name in re.findall(r"\$\{[^}]*\}", written))
-            said = str(error).replace(address.partition("?")[0], written)
+            said = str(error).replace(address.partition("?")[0], "it")
             raise NotSent(Redactor(values).clean(said)) from None
         return _good(f"it answered {status}", ok=200 <= status < 300)
 
     def _filled(self, written: str) -> str:
         text, missing = expand(written, self.env)
         if missing:
-            raise NotSent(f"the variable {missing[0]} is not set")
+            raise NotSent(f"the variable {missing[0]} is not set", lacks=True)
         return text
 
 
@@ -125,7 +129,7 @@ def _good(answer: str, *, ok: bool) -> str:
 
 def _by_apprise(address: str, body: Mapping[str, Any]) -> str:
     if lack := lack_of("notify", "apprise"):
-        raise NotSent(lack)
+        raise NotSent(lack, lacks=True)
     from apprise import Apprise
 
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it quotes addresses, which hold secrets
@@ -138,30 +142,30 @@ def _by_apprise(address: str, body: Mapping[str, Any]) -> str:
     return _good(f"apprise {'sent it' if sent else 'could not send it'}", ok=bool(sent))
 
 
-async def deliver(database: Database, sender: MessageSender, seconds: float) -> int:
-    """Sends what is due, and tries again what did not arrive, as far as `seconds` allow: how many arrived. What is
-    killed meanwhile is sent again, with the same id."""
+async def deliver(database: Database, sender: MessageSender, seconds: float, *, again: bool = True) -> int:
+    """Sends what is due, and what does not arrive `again`, as far as `seconds` allow: how many arrived. What is killed
+    meanwhile is sent again, with the same id."""
     sent, until = 0, time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         due = await runs.due_notifications(database, time.time())
         sent += sum(await asyncio.gather(*(_attempt(database, sender, one, min(left, MOST_SECONDS)) for one in due)))
         _, at, _ = await runs.notifications_left(database)
-        if at is None or at - time.time() > until - time.monotonic():
+        if at is None or not again or at - time.time() > until - time.monotonic():
             break
         await asyncio.sleep(max(at - time.time(), 0))
     return sent
 
 
 async def _attempt(database: Database, sender: MessageSender, one: Notification, seconds: float) -> bool:
-    claim = (now := time.time()) + CLAIMED_SECONDS, one.id, now
+    now, error, again = time.time(), None, None
+    claim = now + CLAIMED_SECONDS, one.id, now
     if not await change(database, lambda writer: writer.execute(sql("notification_claim"), claim).rowcount):
         return False  # another process sends it
-    number, error, again = one.attempts + 1, None, None
     try:
         await sender.send(one, seconds)
     except NotSent as problem:
-        error = str(problem)
-        again = time.time() + min(backoff(number), MAX_DELAY) if number < MAX_ATTEMPTS else None
+        error, delay = str(problem), CLAIMED_SECONDS if problem.lacks else min(backoff(one.attempts + 1), MAX_DELAY)
+        again = time.time() + delay if one.attempts + 1 < MAX_ATTEMPTS else None
     await write(database, "notification_ended", again, None if error else time.time(), error, one.id)
     return error is None
 
@@ -175,7 +179,7 @@ async def notifying(database: Database, work: Work, invocation: Invocation) -> A
         yield
     except Exception:
         if (told := invocation.notifier) is not None:
-            with suppress(AgacError):  # of the store: whoever works hears of it
+            with suppress(StoreError):  # whoever works with the store hears of it
                 await told.tell("failed", f"event {told.event}", f"run {told.run} stopped", f"agac status {told.run}")
         raise
     finally:
@@ -196,12 +200,13 @@ async def _watch(database: Database, work: Work, invocation: Invocation, ended: 
             try:
                 await sender.send(Notification("", "", 0, 0, "", {}, beat.stored()), MOST_SECONDS)
             except NotSent as error:
-                if (said := f"the heartbeat {beat.heartbeat} cannot be called: {error}") not in failed:
+                if (said := f"the heartbeat {beat.heartbeat} is not called: {error}") not in failed:
                     _log.warning("%s", said)
                 failed.add(said)
         seen, since = mark, since if mark == seen else now
-        await _tell_standstill(database, invocation, now - since, mark, told)
-        await deliver(database, sender, MOST_SECONDS)
+        with suppress(StoreError):  # whoever works with the store hears of it; heartbeats go on
+            await _tell_standstill(database, invocation, now - since, mark, told)
+            await deliver(database, sender, MOST_SECONDS, again=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 await ended.wait()

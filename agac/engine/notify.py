@@ -22,20 +22,16 @@ from agac.store.rows import State, made_counts
 Lines = list[tuple[str, tuple[Any, ...]]]
 """Statements by name with their values."""
 
-_AT_STEP: dict[BatchStep, tuple[NotifyKind, str, str]] = {
+_SAID: dict[str, tuple[NotifyKind, str, str]] = {
+    "finished": ("finished", "is finished", "agac inspect {}"),
+    "limit": ("limit", "stopped at a limit", "agac status {}"),
+    "failed": ("failed", "stopped", "agac status {}"),
+    "review": ("review", "waits for {:,} decisions of people", "agac review next"),
     BatchStep.TERMINAL: ("batch_ended", "has ended", "agac batch retrieve"),
     BatchStep.REJECTED: ("batch_ended", "was refused", "agac batch status"),
     BatchStep.NEEDS_HUMAN: ("stuck", "needs a decision", "agac doctor"),
 }
-"""Steps of a batch of which somebody is told: the kind of message, what happened, and the next command."""
-
-_AT_END: dict[NotifyKind, tuple[str, str]] = {
-    "finished": ("is finished", "agac inspect {}"),
-    "limit": ("stopped at a limit", "agac status {}"),
-    "failed": ("stopped", "agac status {}"),
-    "review": ("waits for {:,} decisions of people", "agac review next"),
-}
-"""What happened at the end of an invocation, and the next command."""
+"""By how an invocation ended, or by the step of a batch: the kind of message, what happened, and the next command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,15 @@ class Notifier:
         if not self.targets or stop in (StopReason.INTERRUPT, StopReason.QUOTE):
             return []
         reviews = sum((await open_reviews(self.database, self.workflow, self.run)).values())
-        kind: NotifyKind = "finished" if complete else "review"
-        if stop is not None:
-            kind = "limit" if stop is StopReason.LIMIT else "failed"
-        elif not (complete or reviews):
+        if not (stop or complete or reviews):
             return []
+        how = ("limit" if stop is StopReason.LIMIT else "failed") if stop else "finished" if complete else "review"
         counts = await runs.counters(self.database, self.run)
         rows, calls = runs.row_counts(counts), calls_of(counts)
         made = sum(one.rows for one in await made_counts(self.database, self.run) if one.state == State.FAILED)
         if not stop and rows["failed"] + made:
             code = ExitCode.ROWS_FAILED
-        did, then = _AT_END[kind]
+        kind, did, then = _SAID[how]
         words = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count and name != "total")
         said = f"run {self.run} {did.format(reviews)}: {counted(rows['total'], 'row')}{words and f', {words}'}"
         facts = {"exit_code": int(code), "rows": rows, **({"waiting": reviews} if reviews else {})}
@@ -91,8 +85,8 @@ class Notifier:
 
     async def batch(self, record: BatchRecord, to: BatchStep | None) -> Lines:
         """A step of a batch of the workflow."""
-        if to not in _AT_STEP:
+        if to not in _SAID:
             return []
-        kind, did, then = _AT_STEP[to]
+        kind, did, then = _SAID[to]
         said = f"batch {record.id} of run {record.run_id} {did}"
         return await self.lines(kind, f"batch {record.id}", said, then, batch=record.id, requests=record.tasks)

@@ -109,9 +109,9 @@ def test_the_end_of_a_run_is_told_by_a_signed_webhook(project: ProjectFolder, re
 
 
 def test_nothing_secret_and_nothing_of_rows_is_stored_or_sent(project: ProjectFolder, receiver: Receiver) -> None:
-    receiver.answers = [500] * 9
+    receiver.answers = [500] * 4
     telling(project, HOOK)
-    ran = project.agac("run", "-a", "reviews", "-v")
+    ran = project.agac("run", "-a", "reviews", "-vv", env={"AGAC_TEST_BACK_OFF": "0.01"})
     told = "".join(body for _, body in receiver.messages)
     assert receiver.messages
     for secret in ("secret-path", "abcdef123", SECRET.removeprefix("whsec_")):
@@ -170,7 +170,9 @@ def moved(request: BaseHTTPRequestHandler) -> None:
     request.end_headers()
 
 
-def test_redirects_are_not_followed_and_long_replies_not_read(project: ProjectFolder, receiver: Receiver) -> None:
+def test_redirects_are_not_followed_and_long_replies_not_read(
+    project: ProjectFolder, receiver: Receiver, short_pauses: None
+) -> None:
     receiver.answers = [moved, huge]
     telling(project, HOOK)
     project.run()
@@ -179,7 +181,7 @@ def test_redirects_are_not_followed_and_long_replies_not_read(project: ProjectFo
     assert (attempts, sent, error) == (2, 1, None)
     receiver.answers = [moved]
     (tested,) = agac.notify_test(project=project.root).messages
-    assert tested.error == "${HOOK_URL} redirects; name the address that it leads to"
+    assert tested.error == "it redirects; name the address that it leads to"
 
 
 def test_addresses_are_held_to_the_rules_for_addresses(project: ProjectFolder, receiver: Receiver) -> None:
@@ -306,7 +308,7 @@ def test_a_heartbeat_is_called_while_a_run_is_alive(
     del receiver.pages["/beat"]
     assert project.run().exit_code == 0
     assert [one.message for one in caplog.records if "heartbeat" in one.message] == [
-        f"the heartbeat {receiver.url}/beat cannot be called: it answered 404"
+        f"the heartbeat {receiver.url}/beat is not called: it answered 404"
     ]
     assert outbox(project) == []
 
@@ -346,6 +348,15 @@ def test_a_run_without_progress_is_told_once(
     assert project.run().exit_code == 0
     assert receiver.bodies[0]["message"] == "reviews: run 1 has made no progress for 0 minutes"
     assert len({one["id"] for one in receiver.bodies}) == len(receiver.bodies)
+
+
+def test_what_lacks_a_variable_is_not_waited_for(project: ProjectFolder, receiver: Receiver) -> None:
+    report = telling(project, {"webhook": "${NOT_SET}"}, {**HOOK, "secret": "${HOOK_URL}"}).run()
+    assert sorted(one[1:3] for one in outbox(project)) == [(1, 0), (1, 0)]
+    assert report.invocation["notifications"]["left"] == 2
+    assert receiver.messages == []
+    errors = {one.error for one in agac.notify_status(project=project.root).messages}
+    assert errors == {"the variable NOT_SET is not set", "its secret is not `whsec_` and 24 to 64 bytes in base64"}
 
 
 def test_test_sends_a_marked_message_to_every_target(project: ProjectFolder, receiver: Receiver) -> None:
