@@ -16,6 +16,7 @@ from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, RateState, Reply
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S
+from agac.store.records import LaneSample
 
 # The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way. Neither `TriedBound`
 # nor `Adaptive` waits or reads a clock: times are handed in, in seconds of one monotonic clock.
@@ -385,6 +386,7 @@ class Lane:
         self._clock, self._stop_signal = clock, stop_signal
         self._waiting: deque[tuple[asyncio.Future[LanePermit | None], int]] = deque()
         self._held, self._held_at = WaitReason.NOTHING, 0.0
+        self._waited, self._refused, self._was_idle = 0.0, 0, True
         self._timer: asyncio.TimerHandle | None = None
         stop_signal.when_stopped(self._stop)
 
@@ -410,6 +412,7 @@ class Lane:
         if self._stop_signal.stop is not None:
             self.leave()
             raise RunStopped
+        self._waited += given.at - now
         return given
 
     def leave(self) -> None:
@@ -451,9 +454,22 @@ class Lane:
         now = self._clock()
         took = now - turn.at
         if answer.kind is FaultKind.PAUSE and (answer.status == 429 or answer.type is ErrorType.RATE_LIMITED):
+            self._refused += 1
             self._adaptive.refused(turn.number, now, took=took, beside=self.in_flight, delay=answer.delay)
         elif answer.kind is FaultKind.PAUSE or answer.type is ErrorType.TIMEOUT:
             self._adaptive.overloaded(turn.number, took=took, beside=self.in_flight)
+
+    def sample(self, name: str, wall: float) -> LaneSample | None:
+        """How it is now (`wall`: in seconds since 1970), and what was since the last sample; None where nothing is, and
+        the last one said so."""
+        pause = self._paused_until - self._clock()
+        was_idle, self._was_idle = self._was_idle, not (self.in_flight or self._waiting or pause > 0)
+        held = self._held.name.lower() if self._waiting and self._held is not WaitReason.NOTHING else ""
+        now = self.in_flight, self._adaptive.limit, self.most, len(self._waiting), held
+        waited, refused, self._waited, self._refused = self._waited, self._refused, 0.0, 0
+        if was_idle and self._was_idle and not (waited or refused):
+            return None
+        return LaneSample(wall, name, *now, wall + pause if pause > 0 else None, waited, refused)
 
     def _pause_until(self, moment: float) -> None:
         if moment > self._paused_until:

@@ -21,6 +21,7 @@ from agac.engine.estimate import estimate, request_characters
 from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
+from agac.engine.heartbeat import Heartbeat
 from agac.engine.input_rows import InputRows
 from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
 from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
@@ -443,6 +444,9 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             invocation.batches = batches.done
             source = batches.enrolment
             background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_ups.run())]
+        heartbeat = Heartbeat(context, connections, batches)
+        background.append(group.create_task(heartbeat.run()))
+        await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background.append(group.create_task(tasks.look_ups.run()))
         if context.reviews is not None:

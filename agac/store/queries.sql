@@ -665,6 +665,20 @@ INSERT INTO inbox (workflow, run_id, event_id, kind, body, at) VALUES (?, ?, ?, 
 SELECT json_object('id', id, 'kind', kind, 'body', json(body), 'at', at, 'applied_at', applied_at, 'outcome', outcome)
 FROM inbox WHERE run_id = ? ORDER BY id DESC LIMIT 10;
 
+-- name: inbox_waiting
+-- What is asked of whoever works on a workflow, and nobody looked at yet.
+SELECT id, event_id AS event, kind, body FROM inbox WHERE workflow = ? AND applied_at IS NULL ORDER BY id;
+
+-- name: inbox_applied
+-- What came of it.
+UPDATE inbox SET applied_at = ?, outcome = ? WHERE id = ?;
+
+-- name: inbox_cancel
+-- The monitor's user decided to end an open batch, unless it waits for another decision, or may not be ours.
+UPDATE batch SET cancel_at = :now, then_do = 'run'
+WHERE id = :batch AND cancel_at IS NULL AND state NOT IN {closed} AND state <> 'NEEDS_HUMAN' AND note IS NOT :unsure
+    AND run_id IN (SELECT id FROM run WHERE workflow = :workflow);
+
 -- name: timings
 -- The histograms of a run.
 SELECT stage, measure, bucket, count FROM timing WHERE run_id = ?;

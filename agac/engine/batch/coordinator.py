@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from agac.core.errors import AgacError
 from agac.engine.batch.enrol import Enrolment, OpenBatch
 from agac.engine.batch.ingest import STRANGE
 from agac.engine.batch.lifecycle import BatchContext
-from agac.engine.batch.poll import collect
+from agac.engine.batch.poll import NOT_CANCELLED, collect
 from agac.engine.batch.submit import deadline, look_for, send
 from agac.engine.caller import Caller
 from agac.engine.invocation import InvocationContext
@@ -28,6 +28,9 @@ from agac.store.db import Database
 _log = logging.getLogger("agac.batch")
 
 SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0  # seconds between two looks at open batches, growing while nothing moves
+
+ENDED = "run"  # what becomes of tasks whose user ended their batch: nothing, before the user runs the workflow again
+ENDED_UNSENT = "its user ended it before it was created"
 
 UNSENT = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED})
 """Steps at which nothing of a batch can cost anything."""
@@ -82,6 +85,8 @@ class Batches:
     def _not_to_be_sent(self, record: BatchRecord) -> str | None:
         """Why a batch that an earlier invocation left unsent is dropped: its tasks are run as the stage is now."""
         context = self._context
+        if record.cancel_at is not None:
+            return ENDED_UNSENT
         if not context.has_account(record.provider):
             return f"{record.provider} has no batches any more"
         if context.batching.resume_run is not None:
@@ -134,6 +139,8 @@ class Batches:
         asked = self.enrolment.asked.pop(record.id, None) if unsent else None
         if unsent and await self._context.is_due(record):
             then = "sync", "its deadline came before there was room for it: its tasks are called"
+        elif unsent and record.cancel_at is not None:
+            then = ENDED, ENDED_UNSENT
         elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
             then = "batch", "rows changed before it was submitted: what they need goes into another"
         elif unsent and record.primer and await self._context.is_warm(record.primer) is False:
@@ -166,7 +173,23 @@ class Batches:
                 found.append((record, count))
         return found
 
+    async def ask_for_ends(self, numbers: Sequence[int]) -> None:
+        """Asks the providers for the ends of batches for which that was decided, where they have them; what could not
+        be asked is asked by the next look at it, and what they have not got yet is not submitted."""
+        for number in numbers:
+            record = await batches.read_batch(self._context.database, number)
+            if record.state == BatchStep.SUBMITTED and record.provider_id is not None:
+                try:
+                    fault = await self._context.account(record.provider).api.cancel(record.provider_id)
+                    why = fault.message if fault is not None else ""
+                except AgacError as error:
+                    why = error.message
+                if why:
+                    _log.warning("batch %d: %s%s", number, NOT_CANCELLED, why)
+
     async def _submit(self, record: BatchRecord) -> None:
+        if record.cancel_at is not None and await self._dropped(record):
+            return
         self._note(record, await send(self._context, record))
 
     def _note(self, record: BatchRecord, after: BatchRecord) -> None:

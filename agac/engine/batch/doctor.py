@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Report, dollars
-from agac.engine.batch.coordinator import clean_up, give_up_torn
+from agac.engine.batch.coordinator import ENDED, ENDED_UNSENT, clean_up, give_up_torn
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
 from agac.engine.batch.submit import CLOCKS_APART, UNSURE, deadline, look_for, look_once, order_of
@@ -234,16 +234,12 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     return Finding("needs_human", message, after, done=True)
 
 
-ENDED = "run"  # what becomes of the tasks that it had not finished: nothing, before the user runs the workflow again
-
-
 async def end(context: BatchContext, record: BatchRecord) -> bool:
     """Ends a batch at whatever step it is: whether anything was to be ended. Killed anywhere: the decision stays, the
     next look at it asks its provider again."""
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
-        note = "its user ended it before it was created"
-        forget_files(context, await context.journal.release(record, ENDED, note))
+        forget_files(context, await context.journal.release(record, ENDED, ENDED_UNSENT))
         return True
     if step is BatchStep.CREATE_INTENT:
         record = await look_for(context, record)
