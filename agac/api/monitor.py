@@ -44,7 +44,7 @@ from agac.store.rows import State
 from agac.store.writer import open_database
 
 READ_SECONDS = 2.0  # a look that takes longer is cut: it raises TookTooLong
-LOOK_SECONDS = 0.2  # for which rows are looked at for one page
+LOOK_SECONDS = 0.15  # for which rows are looked at for one page
 LATELY = 5  # minutes of which a rate is told
 LANE_SECONDS = 10.0  # a lane whose last sample is older is not at work
 POINTS = 240  # on a curve, at most
@@ -115,9 +115,9 @@ class MonitoredRun(Report):
 @dataclass(frozen=True, slots=True)
 class RunCurves(Report):
     """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `series` has a number
-    for each by stage and name: COLUMNS, and `p50_ms` and `p95_ms` of answered calls (None: there was none). Under ''
-    are rows of the input by outcome, and the calls of all stages. Who is run again counts -1 where it stood before.
-    `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
+    for each by stage and name: COLUMNS, and `p50_ms` and `p95_ms` of calls that were answered in the last minute with
+    any (None: there is none). Under '' are rows of the input by outcome, and the calls of all stages. Who is run again
+    counts -1 where it stood before. `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
 
     run: int
     step_s: int
@@ -149,7 +149,7 @@ class RowPage(Report):
     message, input and result (JSON; these three cut after 160 characters), and of its calls in this run: calls,
     cost_usd, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None: there is none. A page
     that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as far as an
-    index gives that order."""
+    index gives that order; open rows by place come last first."""
 
     run: int
     rows: tuple[dict[str, Any], ...]
@@ -252,7 +252,8 @@ async def arun(run: int | str = "last", *, project: Path | str | None = None) ->
         report = await full_report(database, record)
         found = await _lately(database, record, report)
         pace = await _pace(root, database, record, report, found)
-        lanes = await roll_ups.lanes_of(database, run=record.id, since=time.time() - LANE_SECONDS, step=LANE_SECONDS)
+        since = {"since": time.time() - LANE_SECONDS, "step": LANE_SECONDS, "until": 0}
+        lanes = await roll_ups.lanes_of(database, run=record.id, **since)
         stored = sorted(
             await batches.batches(database, run=record.id, closed=True), key=lambda one: (not one.open, -one.id)
         )
@@ -338,14 +339,14 @@ async def acurves(
         first = max(int((record.created_at if since is None else since) // 60), begun or 0)
         until = (last.ended_at if last is not None else None) or time.time()
         step = max(1, -(-int(until // 60 + 1 - first) // POINTS))
-        asked = {"run": record.id, "since": first // step * step, "step": step}
+        asked = {"run": record.id, "since": first // step * step, "step": step, "until": until // 60 + 1}
         minutes = await roll_ups.minutes_of(database, **asked)
         times: dict[str, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
         for point, stage, bucket, count in await roll_ups.minute_timings_of(database, **asked):
             for name in ("", stage):
                 times[name][point][4 * bucket] += count
         pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
-        for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause):
+        for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause, until=until):
             lanes[sample.lane].append(sample)
     at = {point: place for place, point in enumerate(sorted({one[0] for one in minutes} | times[""].keys()))}
     series: dict[str, dict[str, list[Any]]] = defaultdict(lambda: {name: [0] * len(at) for name in COLUMNS})
@@ -399,6 +400,8 @@ async def arows(
             "position": position, "outcome": "failed" if failed else state or "",
         }  # fmt: skip
         sources = [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
+        if state == "open" and stage is None and made_by is None:
+            sources = [roll_ups.FROM_THE_END]
         if sort == "id":
             sources = roll_ups.in_id_order(filters.id or None)
         elif sort == "error":

@@ -587,19 +587,28 @@ SELECT minute / :step, stage, sum(done), sum(reused), sum(failed), sum(skipped),
 FROM minute WHERE run_id = :run AND minute >= :since GROUP BY 1, 2;
 
 -- name: minute_timings_of
--- The histograms of a run by so many minutes and stage.
-SELECT minute / :step, stage, bucket, sum(count) FROM minute_timing
-WHERE run_id = :run AND minute >= :since GROUP BY 1, 2, 3;
+-- The histograms of a run by stage: those of the last minute with any, of so many minutes at a time.
+WITH RECURSIVE step (since) AS (
+    SELECT :since UNION ALL SELECT since + :step FROM step WHERE since + :step < :until
+)
+SELECT since / :step, stage, bucket, count
+FROM step CROSS JOIN minute_timing ON run_id = :run AND minute = (
+    SELECT max(minute) FROM minute_timing WHERE run_id = :run AND minute >= since AND minute < since + :step
+);
 
 -- name: minute_first
 -- The first minute of a run.
 SELECT minute FROM minute WHERE run_id = ? ORDER BY minute LIMIT 1;
 
 -- name: lanes_of
--- How the lanes of a run were, by so many seconds: the last sample of each, with what calls waited in all.
-SELECT max(at) AS at, lane, in_flight, bound, most, waiting, held_by, paused_until, sum(waited) AS waited,
-    sum(refused) AS refused
-FROM lane_sample WHERE run_id = :run AND at >= :since GROUP BY CAST(at / :step AS INTEGER), lane ORDER BY 1, 2;
+-- How the lanes of a run were, by so many seconds: the last sample of each.
+WITH RECURSIVE step (since) AS (
+    SELECT :since UNION ALL SELECT since + :step FROM step WHERE since + :step < :until
+)
+SELECT at, lane, in_flight, bound, most, waiting, held_by, paused_until, waited, refused
+FROM step CROSS JOIN lane_sample ON run_id = :run AND at = (
+    SELECT max(at) FROM lane_sample WHERE run_id = :run AND at >= since AND at < since + :step
+) ORDER BY at, lane;
 
 -- name: rows_by_place
 -- Some rows of the input in its order: (key, where it stands, whether it is shown).
@@ -607,6 +616,13 @@ SELECT r.key, w.first, r.key AS second, {matches} FROM (
     SELECT key, ordinal AS first FROM row WHERE run_id = :run AND (ordinal, key) > (:first, :second)
     ORDER BY ordinal, key LIMIT :look
 ) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, r.key;
+
+-- name: rows_by_place_back
+-- The same from the last one on: rows that are open are among the last ones that were read.
+SELECT r.key, w.first, r.key AS second, {matches} FROM (
+    SELECT key, ordinal AS first FROM row WHERE run_id = :run AND (ordinal, key) < (:first, :second)
+    ORDER BY ordinal DESC, key DESC LIMIT :look
+) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first DESC, r.key DESC;
 
 -- name: rows_in_id_order
 -- Some rows in the order of their ids, below one: the same.

@@ -59,7 +59,7 @@ lanes_of = reads("lanes_of", LaneSample)
 MOST_LOOKED = 50_000
 """Rows that are looked at for a page at most. What is not found among them may be further on."""
 
-AT_ONCE = 4096  # rows in one statement
+AT_ONCE = 1024  # rows in one statement
 _LOWEST = -(1 << 63)  # no key, place, number as an id, or repetition is less
 
 
@@ -71,6 +71,10 @@ class IndexedRows(NamedTuple):
     name: list[Any]
     values: Mapping[str, Any]
     start: tuple[Any, Any] = (_LOWEST, _LOWEST)
+
+
+FROM_THE_END = IndexedRows("rows_by_place_back", [], {}, (-_LOWEST - 1, -_LOWEST - 1))
+"""Rows of the input, the last one first."""
 
 
 def in_id_order(beginning: str | None) -> list[IndexedRows]:

@@ -28,12 +28,14 @@ def inbox(project: ProjectFolder) -> list[tuple[Any, ...]]:
     return project.query("SELECT kind, applied_at IS NOT NULL, substr(outcome, 1, 7) FROM inbox ORDER BY id")
 
 
-async def meanwhile(project: ProjectFolder, does: Callable[[], Awaitable[object]], **options: Any) -> agac.RunReport:
-    """A run in which something is done as soon as it is at work."""
+async def meanwhile(
+    project: ProjectFolder, does: Callable[[asyncio.Future[Any]], Awaitable[object]], **options: Any
+) -> agac.RunReport:
+    """A run in which something is done as soon as it can be."""
     run = asyncio.ensure_future(agac.arun("reviews", agac.RunOptions(**options), project=project.root))
     while not run.done():
         try:
-            await does()
+            await does(run)
             break
         except UsageError:
             await asyncio.sleep(0.01)
@@ -45,7 +47,7 @@ async def test_a_run_is_stopped_and_goes_on_when_it_is_run_again(project: Projec
     project.workflow(rows=60)
     asked: list[monitor.Asked] = []
 
-    async def stop() -> None:
+    async def stop(_: object) -> None:
         asked.append(await monitor.aask(project.root, "stop", 1))
 
     report = await meanwhile(project, stop, concurrency=2)
@@ -113,11 +115,11 @@ async def test_a_batch_is_cancelled_by_the_process_that_waits_for_it(case: Batch
     case.submit()
     case.advance(FOUR_DONE)
 
-    async def cancel() -> None:
-        await ends_batch(case)
-        for _ in range(500):
-            if case.account()["cancelled"]:
-                break
+    async def cancel(run: asyncio.Future[Any]) -> None:
+        while case.account()["calls"].get("poll", 0) < 3 and not run.done():  # it waits, and has walked its rows
+            await asyncio.sleep(0.01)
+        assert (await ends_batch(case)).at_work
+        while not case.account()["cancelled"] and not run.done():
             await asyncio.sleep(0.01)
         case.advance(60)
 

@@ -232,3 +232,10 @@ async def test_a_look_that_takes_too_long_is_cut_and_says_so(project: ProjectFol
         assert database is not None
         with pytest.raises(TookTooLong, match="took longer than it may"), db.translated(database.path):
             await database.reader.at_once(lambda reader: reader.execute(endless).fetchall())
+
+
+async def test_open_rows_come_last_first_since_they_are_the_last_ones(project: ProjectFolder) -> None:
+    project.run(project.workflow(rows=20))
+    with project.changed() as change:
+        change("UPDATE row SET state = 0 WHERE ordinal > 13")
+    assert [row["number"] for row in await pages(project, RowFilters(state="open"), 3)] == [*range(20, 13, -1)]
