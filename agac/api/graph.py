@@ -13,7 +13,7 @@ from agac.api.project import project_of
 from agac.api.status import database_path, names_of_files, stored_run, workflow_name
 from agac.api.sync import asynchronous, blocking
 from agac.core.errors import SpecError, UsageError, any_error
-from agac.core.types import Report, iso
+from agac.core.types import Report
 from agac.data.files import write_whole
 from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
@@ -23,7 +23,7 @@ from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workf
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
-from agac.store.history import run_lines
+from agac.store.history import RunLine, run_lines
 from agac.store.rows import made_counts, present
 from agac.store.runs import RunRecord, counters, definition_of, read_run, row_counts
 
@@ -187,16 +187,11 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
 # A workflow as a page shows it.
 
 
-MOST_RUNS = 20
-"""Runs that are listed beside a workflow."""
-
-
 @blocking
 async def workflow_view(name: str, *, project: Path | str | None = None) -> dict[str, Any]:
     """A workflow as its file is now: its `name`, the `path` and `text` of the file, its `cards` by name, its `graph`
-    with the counts of its last run, its `stages` as runs keep them, `problems` and its newest `runs` with the time at
-    which each was last worked on. With an error among the problems there is no graph and no stage. Changes nothing.
-    Raises UsageError for a workflow without a file."""
+    with the counts of its last run, its `stages` as runs keep them, `problems` and its newest `runs`. With an error
+    among the problems there is no graph and no stage. Changes nothing. Raises UsageError for one without a file."""
     opened = project_of(name, project)
     path = find_workflow(opened.spec, name)
     file, _, _ = read_workflow(path, opened.spec.shown(path))
@@ -213,19 +208,18 @@ async def workflow_view(name: str, *, project: Path | str | None = None) -> dict
         "graph": await asynchronous(graph)(name, project=project) if sound else None,
         "stages": [stage_body(stage) for stage in loaded.stages] if loaded is not None and sound else [],
         "problems": [str(problem) for problem in in_order(problems)],
-        "runs": [(line.id, iso(line.last_at)) for line in lines[:MOST_RUNS]],
+        "runs": lines[:20],
     }  # fmt: skip
 
 
 @blocking
-async def workflow_names(project: Path | str | None = None) -> dict[str, tuple[bool, int | None, str | None]]:
-    """Every workflow that has a file or was ever run: whether it has one, its run last worked on, and when that was."""
+async def workflow_names(project: Path | str | None = None) -> dict[str, tuple[bool, RunLine | None]]:
+    """Every workflow that has a file or was ever run: whether it has one, and its run last worked on."""
     root = project_root(project)
     async with open_for_reading(database_path(root)) as database:
-        lines = await run_lines(database, None) if database else []
-    files, last = names_of_files(root), {line.workflow: line for line in reversed(lines)}
-    names, none = sorted({*files, *last}), (None, None)
-    return {one: (one in files, *((last[one].id, iso(last[one].last_at)) if one in last else none)) for one in names}
+        last = {line.workflow: line for line in reversed(await run_lines(database, None) if database else [])}
+    files = names_of_files(root)
+    return {name: (name in files, last.get(name)) for name in sorted({*files, *last})}
 
 
 def save_drawing(text: str, file: Path | str) -> None:

@@ -26,11 +26,9 @@ from agac.web.app import STATIC
 from agac.web.pages import CHARTS, chart_data, table_of
 from agac.web.rendering import page_text
 
-PER_PAGE, MOST_LISTED = 500, 100_000
-"""Rows of a page, and those of the input, or made by one stage, that are listed."""
-
-MOST_FAILED, SAMPLE = 1000, 200
-"""Rows that have a page of their own: so many failed ones, and about so many of those of a list."""
+PER_PAGE, MOST_LISTED, MOST_FAILED, SAMPLE = 500, 100_000, 1000, 200
+"""Rows of a page; those of the input, or made by one stage, that are listed; failed ones that have pages of their own,
+and about how many of the others."""
 
 MARK = "agac-export.json"
 """The file by which a folder is known as one that may be replaced."""

@@ -17,14 +17,14 @@ from agac.api import monitor
 from agac.api.drawing import page_style
 from agac.api.graph import workflow_names, workflow_view
 from agac.api.inspect import row_page
-from agac.api.monitor import RowFilters
+from agac.api.monitor import RowFilters, RowPage
 from agac.api.run_compare import compare_page
 from agac.api.sync import asynchronous
 from agac.data.text_formats import safe_cell_text
 from agac.web.rendering import number_of, render
 
-LISTED, COMPARED, AT_ONCE = 50, 200, 1000
-"""Rows of a page of a list, and of a comparison; rows that a CSV file gets at a time."""
+LISTED, AT_ONCE = 50, 1000
+"""Rows of a page of a list, and those that a CSV file gets at a time."""
 
 CSV = [
     "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "duration_s",
@@ -60,15 +60,14 @@ async def rows_csv(request: Request) -> Response:
     first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
 
     async def lines() -> AsyncIterator[str]:
-        page, cells = first, [CSV]
-        while True:
-            cells += [[safe_cell_text(one[name]) for name in CSV] for one in page.rows]
+        page: RowPage | None = first
+        cells = [CSV]
+        while page is not None:
             text = io.StringIO(newline="")
-            csv.writer(text).writerows(cells)
+            csv.writer(text).writerows([*cells, *([safe_cell_text(one[name]) for name in CSV] for one in page.rows)])
             yield text.getvalue()
-            if page.next is None:
-                return
-            page, cells = await monitor.arows(run, filters, page.next, AT_ONCE, project=project), []
+            cells = []
+            page = await monitor.arows(run, filters, page.next, AT_ONCE, project=project) if page.next else None
 
     named = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
     return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=named)
@@ -102,9 +101,8 @@ async def compare(request: Request) -> Response:
     first, second = given.get("first", ""), given.get("second", "")
     report, following = None, None
     if first and second:
-        numbers = number_of(first, "run"), number_of(second, "run")
-        page = asynchronous(compare_page)
-        report, following = await page(*numbers, after=given.get("after"), limit=COMPARED, project=project)
+        runs = number_of(first, "run"), number_of(second, "run")
+        report, following = await asynchronous(compare_page)(*runs, after=given.get("after"), project=project)
     here = request.url.include_query_params
     return render(
         request, "compare.html", title="Compare", first=first, second=second, report=report,
@@ -124,10 +122,8 @@ async def workflow(request: Request) -> Response:
     """A workflow's files and graph; what a run would cost where that is asked for, since it walks all rows."""
     project, name = request.app.state.project, request.query_params.get("name", "")
     view = await asynchronous(workflow_view)(name, project=project)
-    plan = None
-    if "plan" in request.query_params:
-        report = await asyncio.to_thread(api.plan, view["name"], project=project)  # not in the server's own loop
-        plan = report.as_json()
+    wanted = "plan" in request.query_params  # walked in a thread, not in the server's own loop
+    plan = (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json() if wanted else None
     return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 
