@@ -19,6 +19,7 @@ from agac import api
 from agac.api import monitor
 from agac.core.errors import UsageError
 from agac.web.rendering import render
+from agac.web.security import form_of
 
 LOGS = Path(".agac/ui")
 """Where commands that the monitor starts write what they say, below the project's folder."""
@@ -48,10 +49,9 @@ async def cancel(request: Request) -> Response:
 
 async def retry(request: Request) -> Response:
     """What `agac retry` would run again, and its start as a process of its own."""
-    project, run, form = request.app.state.project, request.path_params["run"], await request.form()
-    given = {
-        name: str((form if form else request.query_params).get(name) or "") for name in ("stage", "error", "budget")
-    }
+    project, run = request.app.state.project, request.path_params["run"]
+    given = {**dict.fromkeys(("stage", "error", "budget"), ""), **request.query_params, **await form_of(request)}
+    given = {name: given[name] for name in ("stage", "error", "budget")}
     if given["budget"] and not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", given["budget"]):
         what = f"{given['budget']!r} is not a number of dollars"
         raise UsageError(what, remedy="Go back, and write one such as 5 or 0.50.")

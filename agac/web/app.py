@@ -83,7 +83,8 @@ def serve(project: Path, ready: Callable[[str], None], *, port: int = 0, write: 
         port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
         app = create_app(project, token, write=write, cookie=f"agac_ui_{port}")  # browsers share cookies among ports
         config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=2
-        )
+            app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
         server = MonitorServer(config, lambda: ready(f"http://127.0.0.1:{port}{ENTRANCE}{token}"))
         asyncio.run(server.serve(sockets=[listening]))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.requests import Request, cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +34,11 @@ ENTRANCE = "/t/"
 def form_token(token: str) -> str:
     """What a form has to bring: only a page of ours knows it, while the cookie comes along by itself."""
     return hmac.new(token.encode(), b"forms", hashlib.sha256).hexdigest()
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that was sent; starlette's own way would need a further package."""
+    return dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
 
 
 class AccessCheck:

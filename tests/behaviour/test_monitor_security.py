@@ -137,6 +137,11 @@ def test_files_of_others_are_those_that_were_published(watched: Watched) -> None
         assert watched.get(f"/static/vendor/{one['name']}").status == 200
 
 
+def test_forms_need_no_further_package() -> None:
+    """Starlette reads forms by python-multipart, which is here for other reasons, and not of the extra."""
+    assert [file.name for file in VENDOR.parents[1].glob("*.py") if ".form()" in file.read_text("utf-8")] == []
+
+
 def test_ctrl_c_ends_it_with_0(project: ProjectFolder) -> None:
     process = project.start("ui", "--no-open")
     line = process.stdout.readline().decode()
