@@ -32,6 +32,7 @@ from agac.data.frames import GivenRows
 from agac.engine.invocation import Answers
 from agac.engine.replay import FinalRows, RowViews
 from agac.plan.stage import recorded_stages
+from agac.spec.graph import StageNode, amended_by
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.json_schema import compiled
 from agac.spec.paths import fetch_nothing
@@ -159,7 +160,9 @@ async def try_offline(
     async with stored_run(state, report.summary["run"]) as (database, record):
         definition, found = await definition_of(database, record.id), list[TriedRow]()
         stages = recorded_stages(definition)
-        views = RowViews(stages, definition["vars"], database, wanted=[one.name for one in stages])
+        by_name = {one.name: one for one in stages}
+        views, names = RowViews(stages, definition["vars"], database, wanted=by_name), tuple(by_name)
+        last = StageNode(name="", index=len(stages), needs=(), ancestors=names, amended=amended_by(names, by_name))
         async for some in FinalRows(definition, inputs=True).rows(database, record.id):
             seen = await views.ended([one.key for one in some])
             for row in (one for one in some if one.state in _ENDED):
@@ -167,12 +170,12 @@ async def try_offline(
                 told = (await row_report(database, record.id, stages, stored, None))["stages"]
                 prompts = {one["name"]: "\n\n".join(m["text"] for m in one["prompt"]) for one in told if one["prompt"]}
                 failed = next((one["name"] for one in told if one["outcome"] == "failed"), None)
-                fields, results = seen[row.key].forms[None], seen[row.key].results
+                fields, results = seen[row.key].forms[None], seen[row.key].known(last)
                 visible = {**fields, **results, "vars": definition["vars"], "row": fields}
                 error = f"{row.error_type}: {row.error_message}" if row.error_type else None
                 value = None if error or row.value is None else json.loads(row.value)
-                visible["result"], last = value, failed or next(reversed(prompts), None)
-                found.append(TriedRow(row.id, value, error, visible, last, prompts))
+                visible["result"], where = value, failed or next(reversed(prompts), None)
+                found.append(TriedRow(row.id, value, error, visible, where, prompts))
     return TriedRun(report, found, report.summary["calls"]["count"])
 
 

@@ -123,7 +123,7 @@ class RowView:
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
 
-    def known(self, stage: Stage) -> dict[str, JSONValue]:
+    def known(self, stage: StageNode) -> dict[str, JSONValue]:
         """The results upstream of the stage that are there; one that was amended as it is by then."""
         found = {name: self.results[name] for name in stage.ancestors if name in self.results}
         for later, first in stage.amended:

@@ -351,3 +351,14 @@ def test_reviews(agac_workflow):
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     ran = to_its_end(words, reviews.root)
     assert "2 passed" in ran.out, ran.out + ran.err
+
+
+def test_conditions_see_the_answer_that_counts(project: ProjectFolder) -> None:
+    doubtful = {"when": 'classify.sentiment == "negative"', "model": "simulator/large"}
+    stage = {"name": "classify", "prompt": "${text}", "output_schema": {"sentiment": "string", "reason": "string"}}
+    project.workflow(stages=[{**stage, "escalate": doubtful}])
+    second = {"stage": "classify/escalate", "reply": {**BAD, "reason": "asked again"}}
+    each = ["result == classify", 'classify.reason == (id == "r-2" ? "asked again" : "good")']
+    written(project, replies=[second, *REPLIES], expect={"rows": {"done": 2}, "each": each})
+    (case,) = outcomes(project)
+    assert case.failures == []
