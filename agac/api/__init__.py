@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         AgentResult, AgentRun, TaskKeys, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream, try_card,
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
+    from agac.api.calibrate import CalibrateReport, calibrate
     from agac.api.card_lock import LockReport, lock_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.review import (
         DecideReport, Decision, ReviewItem, ReviewPage, decide, review_item, review_queue,
     )
+    from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
@@ -76,6 +78,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
 
     abatch_cancel, abatch_list = asynchronous(batch_cancel), asynchronous(batch_list)
     abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
+    acalibrate, afix = asynchronous(calibrate), asynchronous(fix)
+    areview_export, areview_import = asynchronous(review_export), asynchronous(review_import)
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
     adecide, areview_item, areview_queue = asynchronous(decide), asynchronous(review_item), asynchronous(review_queue)
@@ -91,26 +95,28 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
 __all__ = [
-    "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CancelReport", "CardReport",
-    "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision", "DiffReport",
-    "DoctorReport", "Evaluation", "ExitCode", "FormatReport", "GcReport", "GivenRows", "GraphReport", "InspectReport",
-    "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "OutboxReport", "PlanComparison", "PlanReport",
-    "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
-    "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts", "RowError", "RunComparison",
-    "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport",
-    "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
-    "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
-    "abatch_status", "abatch_wait", "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport",
-    "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "anotify_send", "anotify_status", "anotify_test", "aplan",
-    "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume",
-    "aretrieve", "aretry", "aretry_choice", "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow",
-    "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
-    "batch_wait", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples",
-    "export", "file_schema", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "notify_send",
-    "notify_status", "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push",
-    "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_item", "review_queue",
-    "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data",
-    "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
+    "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport", "CancelReport",
+    "CardReport", "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
+    "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
+    "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "OutboxReport",
+    "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote",
+    "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts",
+    "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
+    "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool",
+    "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
+    "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff",
+    "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "anotify_send",
+    "anotify_status", "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull",
+    "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_export", "areview_import",
+    "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial",
+    "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "calibrate", "compare",
+    "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema",
+    "fix", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "notify_send", "notify_status",
+    "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job",
+    "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export", "review_import", "review_item",
+    "review_queue", "reviewer", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job",
+    "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views",
+    "why", "write_schemas",
 ]  # fmt: skip
 
 

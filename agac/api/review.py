@@ -232,10 +232,11 @@ async def review_item(item: str, project: Path | str | None = None) -> ReviewIte
 
 @blocking
 async def decide(
-    project: Path | str | None = None, decisions: Sequence[Decision] = (), *, force: bool = False
+    project: Path | str | None = None, decisions: Sequence[Decision] = (), *, force: bool = False, check: bool = False
 ) -> DecideReport:
     """Stores what people decided, all of it or, where something is wrong with one of them, nothing. What is known
-    already changes nothing, so it may be given again. With `force` they override what others decided. A crash before
+    already changes nothing, so it may be given again. With `force` they override what others decided; with `check` they
+    are looked at, and nothing is stored. A crash before
     leaves nothing, one after it everything: it is one transaction. Raises UsageError where nothing was run."""
     path = database_path(project_root(project))
     if not path.exists():
@@ -256,7 +257,7 @@ async def decide(
                 problems.append(DecisionProblem(place, one.item, fault or ""))
             else:
                 about.append((one, review, asked))
-        if problems:
+        if problems or check:
             return DecideReport(problems=problems)
         return await change(database, lambda writer: _store(writer, about, force=force))
 

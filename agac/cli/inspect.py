@@ -321,6 +321,8 @@ def _outcome(stage: dict[str, Any]) -> Iterator[str]:
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
     if stage["how"] == ["adopted"]:
         yield f"  adopted: it stood in {stage['answered_by']['model']}; nothing was asked"
+    elif "manual" in stage["how"]:
+        yield f"  set by hand, by {stage['answered_by']['model']}"
     elif stage["answered_by"] and not does:
         after = [way for way in stage["how"] if way != "misformatted"]
         how = f", after {', '.join(after)}" if after else ""

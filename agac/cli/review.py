@@ -183,7 +183,10 @@ def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **
     """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
     from agac.cli.run import read_budget
 
-    given |= {"budget": read_budget(given["budget"]), "within": given["within"] and _percentage(given["within"])}
+    given |= {
+        "budget": read_budget(given["budget"]),
+        "within": given["within"] and percentage(given["within"], "--within"),
+    }
     report = main.long_running(api.trial)(
         workflow, stage, **given, project=settings.project_dir, progress=not settings.quiet, confirm=terminal.confirmed,
         handle_signals=True,
@@ -192,12 +195,12 @@ def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **
     return report.exit_code
 
 
-def _percentage(text: str) -> float:
+def percentage(text: str, flag: str) -> float:
     """`1%` as 0.01."""
     try:
         return float(text.removesuffix("%")) / 100
     except ValueError:
-        raise click.UsageError(f"--within {text}: give a percentage, such as 1%") from None
+        raise click.UsageError(f"{flag} {text}: give a percentage, such as 1%") from None
 
 
 def trial_lines(report: StageTrial) -> Iterator[str]:

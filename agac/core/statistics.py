@@ -37,6 +37,11 @@ def proportion(hits: int, n: int, *, of: int | None = None) -> Interval:
     return Interval(0.0 if hits == 0 else centre - half, share, 1.0 if hits == n else centre + half)
 
 
+def sample_needed(share: float) -> int:
+    """How many must be drawn at least, and all be free of errors, to prove that at most this share of all has one."""
+    return math.ceil(_Z**2 * (1 - share) / share)
+
+
 def paired_difference(both: int, first_only: int, second_only: int, neither: int) -> Interval:
     """By how much the share of the first exceeds that of the second, where each row was judged for both: by Newcombe's
     interval (method 10), from Wilson's of the two shares and their correlation, which counts only where it exceeds what

@@ -31,7 +31,7 @@ from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database, slices
-from agac.store.decisions import discarded_at
+from agac.store.decisions import Fixes, discarded_at, fixes_of
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
@@ -157,6 +157,7 @@ class Baseline:
             if (position := self._position.get(stage.name)) is not None:
                 old, new = definition["stages"][position], plan.body["stages"][stage.index]
                 self._changes[stage.name] = why.stage_changes(old, new, (definition["vars"], plan.body["vars"]))
+        self.fixes, self.discards = Fixes(), retry.since if retry is not None and retry.discard else 0.0
         self.run: int | None = None
         self.each: dict[str, float] = {}
         self.decided_since = 0.0
@@ -164,9 +165,11 @@ class Baseline:
         self.listing = {index for index, one in does if isinstance(one, Python) and one.function.gives_lists}
 
     async def counted(self) -> None:
-        """Counts what the run compared with made."""
+        """Counts what the run compared with made, and reads which results people set by hand."""
         if self.database is not None:
             self.decided_since = await discarded_at(self.database, self.plan.workflow)
+            run = self.before.record.id if self.before and self.continued else 0
+            self.fixes = await fixes_of(self.database, self.plan.workflow, run, [one.name for one in self.plan.stages])
         makers = [stage for stage in self.plan.stages if stage.makes is not None]
         if self.database is None or self.before is None or not makers:
             return
@@ -421,7 +424,12 @@ class StoredAnswers:
             if isinstance(task, ReviewTask):
                 known.append(self._reviewed(stage, row, task, decided.get(task.key)))
                 continue
-            known.append(self.baseline.left(stage, row, task.fingerprint))
+            fix = self.baseline.fixes.of(stage.name, row.id, task.fingerprint)
+            fix = fix if fix is None or fix.at >= self.baseline.discards else None
+            known.append(None if fix else self.baseline.left(stage, row, task.fingerprint))
+            if fix:
+                self.of(stage).reuse += row.times
+                known[-1] = Answer(Result(fix.key, fix.value), UNPARSED)
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
         self._shared, self._asked = set(), []

@@ -201,7 +201,7 @@ class DryWalk:
         looks = any(stage.guard or stage.makes is not None for stage in stages) or len(asking) < len(stages)
         if not self._baseline.continued or self._db is None or looks:
             return set()  # its tasks say what became of each stage of such a row
-        done = {old.key for old in stored if old.state in WALKED}
+        done = {old.key for old in stored if old.state in WALKED} - self._baseline.fixes.rows
         cutoffs = {s.index: self._baseline.now - s.max_age for s in asking if s.max_age is not None}
         return done - await aged_rows(self._db, list(done), cutoffs) if cutoffs and done else done
 

@@ -30,7 +30,7 @@ from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
 from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
 from agac.store.db import Database
-from agac.store.decisions import rows_decided, rows_waiting
+from agac.store.decisions import Fixes, rows_decided, rows_waiting
 from agac.store.records import NewRow, WriteBatch
 from agac.store.rows import PriorTask, RowChoice, StoredRow, prior_tasks
 from agac.store.writer import Ledger
@@ -268,7 +268,8 @@ class InvocationContext:
     """What the parts of one invocation share. `views` puts together what stored rows show of themselves. `cutoffs`:
     from when on results are taken, for the stages that say so, by position. `again_from`: the position of the stage
     from which on a retry runs everything again; `opened`: how to go on with rows that a retry opened and left.
-    `batched`: rows of the workflow may wait for batches. `reviews`: there are stages at which they wait for people."""
+    `batched`: rows of the workflow may wait for batches. `fixes` are the results that people set by hand. `reviews`:
+    there are stages at which rows wait for people."""
 
     work: Work
     places: InvocationRef
@@ -283,6 +284,7 @@ class InvocationContext:
     cutoffs: Mapping[int, float]
     opened: ReopenedRows | None
     batched: bool
+    fixes: Fixes
     reviews: Reviews | None = None
     traces: Traces | None = None
     notifier: Notifier | None = None
@@ -338,12 +340,13 @@ class InvocationContext:
         if self.reviews is not None and keys:
             places = {stage.name: stage.index for stage in self.plan.stages}
             people = await rows_waiting(database, keys, self.work.clocks.wall())
-            waiting |= {key: places[name] for key, name in people.items() if name in places}
+            waiting |= {k: places[name] for k, name in people.items() if name in places and k not in self.fixes.rows}
         return waiting
 
     async def decided_rows(self, keys: Sequence[int]) -> set[int]:
-        """Those of these rows of which something was decided that no run has taken up."""
-        return await rows_decided(self.places.database, keys) if self.reviews is not None and keys else set()
+        """Those of these rows of which something was decided, or set by hand, that no run has taken up."""
+        found = await rows_decided(self.places.database, keys) if self.reviews is not None and keys else set[int]()
+        return found | self.fixes.rows.intersection(keys)
 
     def taken_up(self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False) -> ActiveRow:
         """A stored row at work, with its `tasks`."""

@@ -41,7 +41,7 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
-from agac.store.decisions import discarded_at, open_reviews
+from agac.store.decisions import discarded_at, fixes_of, open_reviews
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -395,6 +395,7 @@ async def _context(
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
         batched=batched, reviews=reviews, traces=await _traces(work, places, totals),
         notifier=invocation.notifier,
+        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]),
     )  # fmt: skip
 
 

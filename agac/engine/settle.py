@@ -215,18 +215,19 @@ class Settler:
         outcome: Outcome,
         replica: int = 0,
         voted: VoteResult | None = None,
+        fixed: bytes | None = None,
     ) -> None:
         """A task has its result: `done` when it was asked for it, `reused` when the answer was there. `voted`: it was
         made of the answers of replicas, and is kept already. A `replica`, from 1, brought one of these: the task alone
-        is counted, once it is settled."""
-        batch, asked = self._ledger.batch, outcome is Outcome.DONE
+        is counted, once it is settled. `fixed`: the fingerprint of the task whose result a person set."""
+        batch, asked, fingerprint = self._ledger.batch, outcome is Outcome.DONE, fixed or result.fingerprint
         if asked:
             if voted is None and not result.id:
                 batch.results.append(result)
             if result.how:
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         if replica:
-            self._add(row, stage, outcome, result.fingerprint, result, replica=replica)
+            self._add(row, stage, outcome, fingerprint, result, replica=replica)
             return
         leaves, own, totals = is_leave(stage, result.value), self._totals.stages[stage.name], self._totals
         settled_as, note = outcome, voted.note if voted else None
@@ -238,7 +239,7 @@ class Settler:
             self._stops.answered(stage.name)
         prior, agreement = row.prior.get(stage.index), voted.agreement if voted else None
         stored = (prior.result_id, prior.fingerprint, prior.agreement) if prior is not None and not asked else None
-        known = bool(result.id) and stored == (result.id, result.fingerprint, agreement)
+        known = bool(result.id) and stored == (result.id, fingerprint, agreement)
         totals.tasks_done += asked
         totals.tasks_reused += not asked and not (known and row.again)
         if not (row.part or (known and row.again)):
@@ -252,9 +253,9 @@ class Settler:
         batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).count += 1
         if agreement and not row.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
-        self._add(row, stage, settled_as, result.fingerprint, result, note=note)
+        self._add(row, stage, settled_as, fingerprint, result, note=note)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
-            settled = PriorTask(row.new.key, stage.index, result.fingerprint, settled_as, result.id, None, 0)
+            settled = PriorTask(row.new.key, stage.index, fingerprint, settled_as, result.id, None, 0)
             row.prior[stage.index] = settled
 
     def not_asked(self, row: ActiveRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:

@@ -102,7 +102,7 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     assert origin is not None
     record, counts = await run_record(database, run), await store.made_counts(database, run)
     changed = record.finished_at is None and level.maker.makes == "kept"
-    anew = context.again_from is not None or context.cutoffs or changed
+    anew = context.again_from is not None or context.cutoffs or context.fixes.rows or changed
     anew = anew or (context.reviews is not None and await any_decided(database, run, origin))
     unended = (State.PENDING, State.FAILED)
     if not anew and not any(count.origin == origin and count.state in unended for count in counts):
@@ -155,7 +155,7 @@ class LevelPass:
         database, run, _ = context.places
         assert self._level.origin is not None
         while context.stop_signal.stop is None:
-            done_too = self._done_too or bool(self._cutoffs) or context.reviews is not None
+            done_too = self._done_too or bool(self._cutoffs) or context.reviews is not None or bool(context.fixes.rows)
             found = await store.made_rows(database, run, self._level.origin, after, done_too, CHUNK_ROWS)
             if not found:
                 return

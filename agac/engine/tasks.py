@@ -25,7 +25,8 @@ from agac.engine.validate import checks_of, is_of_row
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
-from agac.store.records import Endpoint, Result, WaitingTask
+from agac.store.decisions import DISCARD, FIX, Fix, StoredDecision
+from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
 from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
 
@@ -168,6 +169,8 @@ class Tasks:
         self._source, self._call_function = source, call
         self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
         self._scope, self._wall, self._database = context.work.scope, context.work.clocks.wall, context.places.database
+        self._fixes, retry = context.fixes, context.work.retry
+        self._discards = retry.since if retry is not None and retry.discard else None
         self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
         self._newest_before, self._since, self._workflow = newest_before, since, context.plan.workflow
         self._asking: dict[bytes, asyncio.Future[TaskReply | None]] = {}
@@ -185,10 +188,26 @@ class Tasks:
         return found
 
     def answer(self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall) -> Awaitable[TaskReply]:
-        """A task's answer: an earlier one, that of an equal task, or the one that is asked for."""
+        """A task's answer: one that a person set, an earlier one, that of an equal task, or one that is asked for."""
+        if (fix := self._fixes.of(stage.name, active.new.row.id, task.fingerprint)) is not None:
+            if self._discards is None or fix.at >= self._discards:
+                return self._fixed(active, stage, task.fingerprint, fix)
+            about = fix.key, 0, self._workflow, stage.name, fix.row_id, DISCARD, None, "", "", self._discards, FIX
+            self._ledger.batch.decisions.append(StoredDecision(*about, forced=False))
         if isinstance(task, Prepared) and task.replicas:
             return self._replicated(active, stage, task)
         return self._one(TaskRequest(active, stage, task, task.fingerprint))
+
+    async def _fixed(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, fix: Fix) -> Answer:
+        """The result that a person set. It is stored under the name of the decision: no other row finds it."""
+        earlier = await self.look_ups.get((0.0, fix.key))
+        if earlier is not None and earlier.value == fix.value:
+            result, outcome = Result(fix.key, fix.value, id=earlier.id), Outcome.REUSED
+        else:
+            endpoint, outcome = Endpoint("people", "", fix.reviewer, False), Outcome.DONE
+            result = Result(fix.key, fix.value, endpoint, self._wall(), how=MANUAL)
+        self._settler.task_done(active, stage, result, outcome, fixed=fingerprint)
+        return Answer(result, UNPARSED)
 
     async def _one(self, asked: TaskRequest) -> TaskReply:
         """The answer of a task, or one of several of which the task's answer will be made."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -66,6 +67,12 @@ class Repository:
             remedy += f" {_WHOLE}" if shallow else ""
             raise UsageError(f"{ref!r} is no commit of this repository{shallow}", remedy=remedy)
         return name.strip()
+
+    def setting(self, name: str) -> str | None:
+        """A setting of git, as it holds in the folder; None: it has none, or there is no git."""
+        with suppress(FileNotFoundError):
+            return self._ask("config", "--get", name)[0]
+        return None
 
     def made_at(self, commit: str) -> float:
         """When a commit was made, in seconds since 1970."""

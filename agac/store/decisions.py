@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agac.core.keys import canonical
+from agac.core.keys import canonical, review_key
 from agac.core.types import JSONValue, RowId
-from agac.store.db import Reads, by, fetch, first, reads, sql
+from agac.store.db import Database, Reads, by, fetch, first, reads, select, slices, sql
 
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
@@ -158,3 +159,42 @@ def read_standing(
     since = first(fetch(connection, "decisions_discarded", float, review.workflow)) or 0.0
     stood = standing(found, review.seen["answer"], reviewers=reviewers, agree=agree, since=since)
     return counting(found, since), stood
+
+
+# Results that somebody set by hand: the last word of each task counts, for all rows with its id and its fingerprint.
+
+
+class Fix(NamedTuple):
+    """A result that `reviewer` set by hand, JSON text; it is stored under the name of the decision, `key`."""
+
+    key: bytes
+    row_id: RowId
+    value: str
+    reviewer: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fixes:
+    """What is set by hand in a workflow. `rows` are the keys of rows of a run whose results are not what is set, or no
+    longer: they are walked again."""
+
+    workflow: str = ""
+    found: Mapping[bytes, Fix] = field(default_factory=dict)
+    rows: frozenset[int] = frozenset()
+
+    def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> Fix | None:
+        """The result that is set for a task."""
+        return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, FIX)) if self.found else None
+
+
+async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
+    """The results set by hand in a workflow, and what differs from them in a run with these stages."""
+    said, rows = {one.key: one for one in await select(database, "fixes", Fix, workflow)}, set[int]()
+    for some in slices(list(dict.fromkeys(one.row_id for one in said.values()))):
+        tasks = await select(database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, some)
+        for row, row_id, stage, fingerprint, stored_as, value in tasks:
+            fix = said.get(key := review_key(workflow, stages[stage], row_id, fingerprint, FIX))
+            if fix is not None and fix.value != (value if stored_as == key else ""):
+                rows.add(row)
+    return Fixes(workflow, {key: one for key, one in said.items() if one.value}, frozenset(rows))

@@ -1765,6 +1765,43 @@ SELECT DISTINCT row_key FROM review WHERE row_key IN (:many) AND state = 'decide
 SELECT 1 FROM review JOIN row ON row.key = review.row_key
 WHERE review.state = 'decided' AND review.run_id = ? AND row.origin = ? LIMIT 1;
 
+-- name: fixes
+-- The last word about each result of a workflow that was set by hand, since its decisions were discarded.
+SELECT key, row_id, iif(choice = 'edit' AND at >= ifnull((
+    SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ?1 AND choice = 'discard'
+), 0), value, '') AS value, reviewer, at FROM decision
+WHERE id IN (SELECT max(id) FROM decision WHERE workflow = ?1 AND source = 'fix' AND key IS NOT NULL GROUP BY key);
+
+-- name: fixable
+-- The tasks of the rows of a run with these ids, each with what its result stands under, and the result.
+SELECT row.key, row.id, task.stage, task.fingerprint, result.fingerprint, result.value
+FROM row JOIN task ON task.row_key = row.key AND task.replica = 0 LEFT JOIN result ON result.id = task.result_id
+WHERE row.run_id = ? AND row.id IN (:many) AND row.state <> 6 AND task.fingerprint IS NOT NULL;
+
+-- name: scores
+-- How many rows of a run have each number in a place (the path) of what some stages, a list of positions, came to: of
+-- several that a row has been through the last one counts.
+SELECT score, count(*) FROM (
+    SELECT max(task.stage), json_extract(result.value, ?1) AS score, json_type(result.value, ?1) AS kind
+    FROM row JOIN task ON task.row_key = row.key AND task.replica = 0 JOIN result ON result.id = task.result_id
+    WHERE row.run_id = ?2 AND row.state <> 6 AND (row.ordinal IS NOT NULL OR row.origin IS NOT NULL)
+        AND task.stage IN (SELECT value FROM json_each(?3))
+    GROUP BY row.key
+) WHERE kind IN ('integer', 'real') GROUP BY score;
+
+-- name: judged
+-- What a run asked people at a review stage: why, how each passed (auto, approved or manual; rejected; null: it waits),
+-- the answer of the last of some stages that the row has been through, and what the review came to.
+SELECT review.why,
+    iif(review.state = 'applied', ifnull(json_extract(task.note, '$.review'), 'rejected'), NULL),
+    (SELECT result.value FROM task AS given JOIN result ON result.id = given.result_id
+     WHERE given.row_key = review.row_key AND given.replica = 0 AND given.stage IN (SELECT value FROM json_each(?4))
+     ORDER BY given.stage DESC LIMIT 1),
+    result.value
+FROM review LEFT JOIN task ON task.row_key = review.row_key AND task.stage = ?3 AND task.replica = 0
+LEFT JOIN result ON result.id = task.result_id
+WHERE review.run_id = ?1 AND review.stage = ?2 AND review.state <> 'stale';
+
 -- name: decision_put
 -- What somebody decided.
 INSERT INTO decision (key, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced)

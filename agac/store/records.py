@@ -306,6 +306,7 @@ AGREEMENT = "agreement"
 """The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`; and those of
 reviews, by how they were passed: `approved`, `manual` or `auto`."""
 
+MANUAL = "manual"  # the `Result.how` of results that a person set
 HOW = "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
 PART = "part"  # the outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it
 

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from agac.core.errors import AgacError, UsageError
-from agac.web import actions, pages, rows
+from agac.web import actions, pages, reviews, rows
 from agac.web.rendering import said
 from agac.web.security import ENTRANCE, AccessCheck, form_token
 
@@ -29,7 +29,7 @@ class Monitor(Starlette):
 
     def __init__(self, project: Path, access: AccessCheck) -> None:
         files = Mount("/static", StaticFiles(directory=STATIC))
-        routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, files]
+        routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, *reviews.ROUTES, files]
         super().__init__(routes=routes, exception_handlers={AgacError: said, 404: said, 500: said})
         self.access = access
         self.state.project, self.state.write, self.state.form_token = project, access.write, form_token(access.token)

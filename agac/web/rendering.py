@@ -18,7 +18,7 @@ from agac.core.errors import AgacError, UsageError
 from agac.core.text import duration
 from agac.core.types import counted, dollars, iso
 
-NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare")]
+NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"), ("/review", "Reviews")]
 """The pages that every page leads to: path and title."""
 
 

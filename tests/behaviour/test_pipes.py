@@ -24,6 +24,8 @@ PLAIN_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "P
 LONG = "a_stage_with_a_name_that_is_much_longer_than_anybody_would_want_it_to_be_on_a_terminal_of_eighty_columns"
 
 EXCEPT = {
+    "calibrate": "it needs decisions of people; test_calibrate.py reads what it prints",
+    "review next": "it asks at a terminal; test_review_files.py has one",
     "completion": "its output is a script for a shell",
     "card lock": "it needs a server; test_mcp_runs.py reads what it prints",
     **dict.fromkeys(("push", "pull", "remote doctor"), "it needs a remote; test_share.py reads what it prints"),
@@ -51,6 +53,9 @@ WORDS: dict[str, list[list[str]]] = {
     "status": [[], ["last"], ["-a", "reviews"]],
     "runs": [[]],
     "data": [["data/rows.csv"]],
+    "review export": [["reviews.csv", "--force"]],
+    "review import": [["decided.csv"]],
+    "fix": [["1", "größe-1", "--stage", LONG, "--clear", "--reviewer", "Ada"]],
     "inspect": [["last"], ["1", "größe-1"]],
     "show": [[], ["1", "--head", "2"], ["1", "--row", "größe-1"]],
     "retry": [["1", "--dry-run"], ["1", "--from", LONG, "--yes"]],
@@ -105,6 +110,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> P
     project.run(project.workflow(stages=[stage]))
     project.agac("process", *WORDS["process"][0])
     project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
+    project.write("decided.csv", "review_id,seen,decision,value,comment,reviewer\n")
     project.write("tests/workflows/reviews.yml", "rows: data/rows.csv\n")
     project.workflow("labelled", stages=[{"name": "short", "prompt": "${id}", "expect": {"label": "text"}}])
     return project

@@ -1,0 +1,187 @@
+"""What people decide: `agac review`, `agac fix` and `agac calibrate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from agac import api
+from agac.cli import main, terminal
+from agac.cli.review import percentage
+from agac.core.errors import ExitCode, UsageError
+from agac.core.types import counted
+
+if TYPE_CHECKING:
+    from agac.api import CalibrateReport, DecideReport, Decision, FixReport, ReviewItem
+
+KEYS = {"a": "approve", "e": "edit", "r": "reject", "s": "skip", "q": "quit"}
+
+file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+reviewer_option = click.option(
+    "--reviewer", "who", metavar="NAME", help="Who decides; else AGAC_REVIEWER, or git's name."
+)
+queue_options = main.in_order(
+    click.option("-a", "--workflow", metavar="NAME", help="Only of this workflow."),
+    click.option("--stage", metavar="STAGE", help="Only of this review stage."),
+)
+
+
+@click.group(cls=main.CommandGroup, help="Decide on results that wait for people.")
+def review() -> None: ...
+
+
+@review.command(help="Write what waits into a csv, xlsx or jsonl FILE, to be filled in and imported.")
+@file_argument
+@queue_options
+@click.option("--force", is_flag=True, help="Replace the file.")
+@main.json_option
+@click.pass_obj
+def export(settings: main.Globals, /, file: Path, *, as_json: bool, **which: Any) -> None:
+    written = api.review_export(file, **which, project=settings.project_dir)
+    if as_json:
+        terminal.print_json({"file": str(file), "rows": written})
+    else:
+        terminal.print_text(
+            f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}. Fill in decision (approve,"
+        )
+        terminal.print_text(f"edit or reject), value, comment and reviewer, then: agac review import {file}")
+
+
+@review.command(name="import", help="Take the decisions of a FILE that `agac review export` wrote. Again is harmless.")
+@file_argument
+@reviewer_option
+@click.option("--partial", "some", is_flag=True, help="Take the good lines where others have a problem.")
+@click.option("--force", is_flag=True, help="Override what others decided.")
+@main.json_option
+@click.pass_obj
+def import_(settings: main.Globals, /, file: Path, *, as_json: bool, **how: Any) -> int:
+    """Exit 0 taken, 2 a line has a problem: without --partial nothing was taken."""
+    report, wrong = api.review_import(file, **how, project=settings.project_dir)
+    for line in () if as_json else wrong:
+        terminal.say_error(line)
+    if as_json:
+        terminal.print_json(report.as_json() | {"problems": wrong})
+    else:
+        terminal.print_lines(decided_lines(report) if how["some"] or not wrong else ["Nothing was taken."])
+    return ExitCode.USAGE if wrong else ExitCode.DONE
+
+
+def decided_lines(report: DecideReport) -> Iterator[str]:
+    yield f"{counted(report.taken, 'decision')} taken, {report.same:,} known already; `agac run` goes on with them"
+    if report.stale:
+        yield f"{counted(report.stale, 'decision')} not applied: the answer has changed since; export it again"
+    if report.conflicts:
+        yield f"In dispute: {counted(len(report.conflicts), 'row')}; --force overrides what others decided"
+
+
+@review.command(name="next", help="Decide on one row after the other at the terminal, the least sure first.")
+@queue_options
+@reviewer_option
+@click.pass_obj
+def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
+    """Keys: a approve, e edit in $EDITOR, r reject, s skip, q quit."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        remedy = "Elsewhere: agac review export FILE, and agac review import FILE."
+        raise UsageError("agac review next asks at a terminal", remedy=remedy)
+    who, after, key = api.reviewer(who, project=settings.project_dir), None, ""
+    while key != "q":
+        page = api.review_queue(settings.project_dir, after=after, limit=1, **which)
+        if not page.items:
+            break
+        item = page.items[0]
+        keys = {key: word for key, word in KEYS.items() if word in (*item.choices, "skip", "quit")}
+        if item.blind:
+            keys.pop("a", None)
+        terminal.print_lines(item_lines(item, page.waiting, keys))
+        while (key := click.getchar().lower()) not in keys:
+            pass
+        decision = _decision(item, keys[key], who)
+        if decision is None:
+            after = item.id
+            continue
+        for problem in api.decide(settings.project_dir, [decision]).problems:
+            terminal.say_error(problem.message)
+    terminal.print_text(f"{counted(page.waiting, 'row')} wait. `agac run` goes on with what was decided.")
+
+
+def item_lines(item: ReviewItem, waiting: int, keys: dict[str, str]) -> Iterator[str]:
+    yield f"\n{item.workflow}, {item.stage}: row {item.row_id!r}   ({waiting:,} wait)"
+    yield from terminal.record_lines([[(name, terminal.value_text(it)) for name, it in item.shown.items()]], cut=False)
+    yield f"{item.edit}: {'(asked without the answer)' if item.blind else terminal.value_text(item.answer)}"
+    yield "  ".join(f"[{key}] {word}" for key, word in keys.items())
+
+
+def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
+    """What is decided; None: nothing yet."""
+    if choice in ("skip", "quit"):
+        return None
+    value: Any = None
+    if choice == "edit":
+        text = item.answer if isinstance(item.answer, str) else json.dumps(item.answer, ensure_ascii=False, indent=2)
+        typed = click.edit("" if item.answer is None else text, extension=".json" if item.schema else ".txt")
+        try:
+            value = typed if item.schema is None or typed is None else json.loads(typed)
+        except ValueError as error:
+            terminal.say_error(f"it is no JSON: {error}")
+        if value is None:
+            return None
+    reason = "" if choice == "approve" else click.prompt("Reason", default="", show_default=False)
+    return api.Decision(item.id, choice, value, reason, who, "terminal", item.seen)
+
+
+@click.command(help="Set the result that a stage has for a row by hand: it is checked, kept, and marked as `manual`.")
+@click.argument("run", metavar="RUN")
+@click.argument("row", metavar="ROW")
+@click.option("--stage", metavar="STAGE", required=True, help="The stage.")
+@click.option("--value", type=click.File(), metavar="FILE", help="What it is to be, as the stage answers; - for stdin.")
+@click.option("--clear", is_flag=True, help="Take back what was set.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept with it.")
+@reviewer_option
+@main.json_option
+@click.pass_obj
+def fix(settings: main.Globals, /, value: TextIO | None, *, clear: bool, as_json: bool, **given: Any) -> None:
+    if clear == (value is not None) or not (clear or given["reason"]):
+        raise click.UsageError("give --value FILE with its --reason TEXT, or --clear")
+    report = api.fix(**given, value=value.read() if value else None, project=settings.project_dir)
+    terminal.print_report(report, fix_lines, as_json=as_json)
+
+
+def fix_lines(report: FixReport) -> Iterator[str]:
+    what = "is no longer set by hand" if report.value is None else f"is set by hand, by {report.reviewer}"
+    yield f"{report.workflow}, run {report.run}: stage {report.stage} of row {report.row!r} {what}"
+    yield f"The next run puts it in, and runs what follows from it again: {report.go_on}"
+
+
+@click.command(help="Find the threshold of a review, or of an escalation, that meets a target error, from decisions.")
+@click.argument("stage", metavar="STAGE")
+@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
+@click.option("--target", metavar="PERCENT", required=True, help="Of rows that pass so many may be wrong: 2%.")
+@click.option("--field", metavar="FIELD", help="Only this field of an answer has to be right.")
+@click.option("--run", metavar="RUN", help="Use the decisions about this run; else the last one.")
+@main.json_option
+@click.pass_obj
+def calibrate(settings: main.Globals, /, target: str, *, as_json: bool, **given: Any) -> int:
+    """Exit 0 found, 3 no threshold is known to meet the target: decide on more rows. Prints a diff for `git apply`."""
+    report = api.calibrate(**given, target=percentage(target, "--target"), project=settings.project_dir)
+    terminal.print_report(report, calibrate_lines, as_json=as_json)
+    return report.exit_code
+
+
+def calibrate_lines(report: CalibrateReport) -> Iterator[str]:
+    waits = f"; {counted(report.waiting, 'row')} without one, which counts as wrong" if report.waiting else ""
+    sample = f"{counted(report.decided, 'decision')} on the sample{waits}"
+    yield f"{report.workflow}, run {report.run}, stage {report.stage}: {report.condition}; {sample}"
+    for word, one in (("now", report.now), ("best", report.best)):
+        if one is not None:
+            low, middle, high = one.error
+            wrong = f"wrong {middle:.1%} ({low:.1%} to {high:.1%}, confidence 95 %)"
+            yield f"{word}: {one.value:g}: {one.passing:,} rows pass, {wrong}; {one.looked_at:.1%} are looked at"
+    if report.best is None:
+        yield f"No threshold is known to meet {report.target:.4g}. Where no answer is wrong it takes {report.needed:,}"
+        yield "decisions on the sample, else more: raise `sample:`, run, and decide with agac review next."
+    yield report.diff.rstrip("\n") if report.diff else "The condition stays as it is." if report.best else ""

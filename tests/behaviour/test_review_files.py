@@ -1,0 +1,159 @@
+"""Reviews in files: written for spreadsheets, filled in by people, and taken back, all of it or nothing."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+from support.project import ProjectFolder
+
+import agac
+
+SCHEMA = {"sentiment": "positive|negative", "why": "string"}
+STAGES = [
+    {"name": "classify", "prompt": "Review: ${text}", "output_schema": SCHEMA},
+    {"name": "approve", "needs": "classify", "review": {"show": ["text"], "blind": "30%"}},
+]
+ROWS = [{"id": f"r-{i}", "text": f"=cmd|' /C calc'!A{i}\x07, \"übel\"\nzwei"} for i in range(1, 11)]
+
+
+@pytest.fixture
+def waits(project: ProjectFolder) -> ProjectFolder:
+    project.workflow(stages=STAGES, rows=ROWS, path="data/rows.jsonl")
+    report = project.run()
+    assert (report.exit_code, report.invocation["complete"]) == (0, False)
+    return project
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    if file.suffix == ".xlsx":
+        head, *rows = openpyxl.load_workbook(file).active.iter_rows()
+        assert all(cell.data_type != "f" for row in rows for cell in row)
+        return [{name.value: cell.value for name, cell in zip(head, row, strict=True)} for row in rows]
+    text = file.read_text("utf-8-sig")
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    return list(csv.DictReader(text.splitlines(keepends=True)))
+
+
+def write(file: Path, lines: list[dict[str, Any]]) -> None:
+    if file.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        for line in (list(lines[0]), *(list(one.values()) for one in lines)):
+            book.active.append(line)
+        book.save(file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    else:
+        with file.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.DictWriter(opened, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
+
+
+def decided(project: ProjectFolder) -> list[tuple[Any, ...]]:
+    return project.query("SELECT row_id, choice, value, reason, reviewer, source FROM decision ORDER BY id")
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx", "jsonl"])
+def test_a_file_goes_out_and_comes_back(waits: ProjectFolder, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"reviews.{kind}"
+    assert agac.review_export(file, project=waits.root) == 10
+    lines = read(file)
+    blind = [one for one in lines if not one["proposal"]]
+    assert 0 < len(blind) < 10
+    assert {str(one["decision"] or "") for one in lines} == {""}
+    for one in lines:
+        shown = str(one["shown.text"])
+        assert shown.startswith("=" if kind == "jsonl" else "'="), shown
+        assert "übel" in shown
+    set_to = {"sentiment": "negative", "why": "=1+1"}
+    for place, one in enumerate(lines):
+        if one in blind:
+            one |= {"decision": "edit", "value": json.dumps(set_to) if kind != "jsonl" else set_to}
+        elif place != 9:
+            one |= {"decision": "Approve", "comment": "fine", "reviewer": "Eve"}
+    write(file, lines)
+    report, wrong = agac.review_import(file, who="Ada", project=waits.root)
+    assert (wrong, report.problems) == ([], [])
+    open_lines = [one for one in lines if not one["decision"]]
+    assert (report.taken, report.same, report.stale, report.conflicts) == (10 - len(open_lines), 0, 0, [])
+    before = decided(waits)
+    assert {one[1:] for one in before} == {
+        ("edit", json.dumps(set_to, separators=(",", ":")), "", "Ada", "file"),
+        ("approve", None, "fine", "Eve", "file"),
+    }
+    again, _ = agac.review_import(file, who="Ada", project=waits.root)
+    assert (again.taken, again.same) == (0, report.taken)
+    assert decided(waits) == before
+    assert waits.run().rows.done == report.taken
+
+
+def test_all_lines_are_checked_first_and_nothing_is_taken_half(waits: ProjectFolder, tmp_path: Path) -> None:
+    file = tmp_path / "reviews.csv"
+    agac.review_export(file, project=waits.root)
+    lines = read(file)
+    shown, blind = ([one for one in lines if bool(one["proposal"]) is seen] for seen in (True, False))
+    shown[0] |= {"decision": "approve"}
+    shown[1] |= {"decision": "maybe"}
+    shown[2] |= {"decision": "edit"}
+    shown[3] |= {"decision": "edit", "value": '{"sentiment": "mixed", "why": ""}'}
+    shown[4] |= {"value": '{"sentiment": "negative", "why": ""}'}
+    blind[0] |= {"decision": "approve"}
+    lines.append({**lines[0], "review_id": "r-" + "0" * 32, "decision": "reject", "value": ""})
+    write(file, lines)
+    ran = waits.agac("review", "import", str(file), "--reviewer", "Ada", code=2)
+    said = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 6
+    assert all(f"{file}:" in line for line in said)
+    assert decided(waits) == []
+    ran = waits.agac("review", "import", str(file), "--reviewer", "Ada", "--partial", code=2)
+    assert "1 decision taken" in ran.out
+    assert [one[1] for one in decided(waits)] == ["approve"]
+
+
+def test_what_has_changed_since_is_not_applied_and_two_people_are_in_dispute(
+    waits: ProjectFolder, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    agac.review_export(first, project=waits.root)
+    lines = read(first)
+    for one in lines:
+        one |= {"decision": "reject"}
+    write(first, lines)
+    write(second, [one | {"decision": "edit", "value": '{"sentiment": "negative", "why": "x"}'} for one in lines])
+    assert agac.review_import(first, who="Ada", project=waits.root)[0].taken == 10
+    report, _ = agac.review_import(second, who="Eve", project=waits.root)
+    assert len(report.conflicts) == 10
+    forced, _ = agac.review_import(second, who="Eve", force=True, project=waits.root)
+    assert (forced.taken, forced.conflicts) == (10, [])
+    waits.workflow(stages=[STAGES[0] | {"prompt": "Now: ${text}"}, STAGES[1]], rows=ROWS, path="data/rows.jsonl")
+    waits.run()
+    stale = agac.review_import(first, who="Zoe", project=waits.root)[0]
+    assert stale.stale > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [("a.txt", "", "no format has this ending"), ("a.csv", "review_id,value\nx,y\n", "there is no column 'decision'")],
+)
+def test_files_of_another_form_are_refused(waits: ProjectFolder, name: str, text: str, said: str) -> None:
+    waits.write(name, text)
+    assert said in waits.agac("review", "import", name, "--reviewer", "Ada", code=2).err
+    if name == "a.csv":
+        assert "exists" in waits.agac("review", "export", name, code=2).err
+
+
+def test_ten_thousand_decisions_are_taken_once(project: ProjectFolder, tmp_path: Path) -> None:
+    project.write("tools/same.py", "def same(row):\n    return row\n")
+    review = {"name": "approve", "needs": "same", "review": {"show": ["text"], "edit": "same"}}
+    project.workflow(stages=[{"name": "same", "python": "tools/same.py:same"}, review], rows=1_000)
+    project.run()
+    file = tmp_path / "reviews.jsonl"
+    assert agac.review_export(file, project=project.root) == 1_000
+    write(file, [one | {"decision": "approve"} for one in read(file)])
+    for taken, same in ((1_000, 0), (0, 1_000)):
+        report, _ = agac.review_import(file, who="Ada", project=project.root)
+        assert (report.taken, report.same) == (taken, same)
