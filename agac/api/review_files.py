@@ -19,15 +19,16 @@ from agac.api.review import DecideReport, Decision, ReviewItem, decide, review_q
 from agac.api.run import recorded_plan
 from agac.api.status import database_files, database_path, find_rows, find_run, go_on, position_of
 from agac.api.sync import asynchronous, blocking
-from agac.core.errors import UsageError, lack_of
+from agac.core.errors import ErrorType, RowError, UsageError, lack_of
 from agac.core.keys import canonical, review_key, snapshot
 from agac.core.types import Finish, JSONValue, Reply, Report, RowId, Usage
 from agac.data.files import AtomicFile, refuse_target
 from agac.data.sources import open_source
 from agac.data.text_formats import safe_cell_text
 from agac.engine.replay import RowHistory
-from agac.engine.validate import Checker, ValidReply, parsed
-from agac.plan.stage import PlannedStage, recorded_stages
+from agac.engine.validate import Checker, ResultChecks, ValidReply, parsed
+from agac.plan.render import RowView
+from agac.plan.stage import AnyStage, PlannedStage, recorded_stages
 from agac.spec.git import Repository
 from agac.spec.paths import project_root
 from agac.spec.workflow import InputFormat
@@ -212,7 +213,9 @@ async def fix(
         checked = None
         if value is not None:
             plan = await recorded_plan(opened, opened.providers, database, record.id, functions=False)
-            checked = _checked(plan.stages[place], value)
+            for one in stages[:place]:  # what the stage's checks see of the row
+                known.learn(one, known.tasks.get(one.index))
+            checked = _checked(plan.stages[place], value, known.view)
         key = review_key(record.workflow, stage, found.id, task.fingerprint, FIX)
         choice, text = ("edit", checked.text) if checked else (DISCARD, None)
         decision = StoredDecision(
@@ -222,16 +225,17 @@ async def fix(
     return FixReport(record.workflow, record.id, found.id, stage, checked and checked.value, who, go_on(record))
 
 
-def _checked(stage: object, text: str) -> ValidReply:
-    """A result, held to the schema of its stage. Raises UsageError."""
+def _checked(stage: AnyStage, text: str, view: RowView) -> ValidReply:
+    """A result, held to the schema and the checks of its stage. Raises UsageError."""
+    found: ValidReply | RowError = RowError(ErrorType.INVALID_ROW, "it is no row: give its fields as a JSON object")
     if isinstance(stage, PlannedStage):
         reply = text if stage.wants_json else text.removesuffix("\n")
-        found = Checker(stage).check(Reply(reply, Finish.STOP, Usage(), ""))
-        if isinstance(found, ValidReply):
-            return found
-        raise UsageError(f"--value: {found.message}", remedy="Give what the stage's output_schema says.")
-    with suppress(ValueError):
-        encoded, value = parsed(text)
-        if isinstance(value, dict):
-            return ValidReply(encoded, value)
-    raise UsageError("--value: it is no row", remedy="Give the fields that the function gives, as a JSON object.")
+        found = Checker(stage).check(Reply(reply, Finish.STOP, Usage(), ""), view=view)
+    else:
+        with suppress(ValueError):
+            encoded, value = parsed(text)
+            found = ValidReply(encoded, value) if isinstance(value, dict) else found
+            found = (isinstance(found, ValidReply) and ResultChecks(stage).error(view, value)) or found
+    if isinstance(found, RowError):
+        raise UsageError(f"--value: {found.message}", remedy="Correct it; nothing was set.")
+    return found

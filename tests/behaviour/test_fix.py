@@ -207,3 +207,12 @@ def test_the_command_says_who_set_what_and_what_to_type(ran: ProjectFolder) -> N
     assert (report["value"], report["reviewer"], report["row"]) == (None, "Eve", "r-2")
     lines = ran.query("SELECT choice, reviewer, reason, source FROM decision ORDER BY id")
     assert lines == [("edit", "Ada L.", "sarcasm", "fix"), ("discard", "Eve", "", "fix")]
+
+
+def test_a_value_has_to_meet_the_checks_of_its_stage(project: ProjectFolder) -> None:
+    checks = {"classify.why != text": "The reason repeats the text of the row."}
+    project.workflow(stages=[STAGES[0] | {"checks": checks}], rows=ROWS)
+    assert project.run().exit_code == 0
+    with pytest.raises(agac.UsageError, match="--value: The reason repeats"):
+        fixed(project, value='{"sentiment": "negative", "why": "the same for all"}')
+    assert fixed(project).value == other(SET)
