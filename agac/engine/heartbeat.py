@@ -32,7 +32,7 @@ class _Wish(NamedTuple):
 
 
 class Heartbeat:
-    """Of one invocation, with its `connections` by stage, and its `batches`, if it has any."""
+    """Of one invocation, with its `connections` by stage, and its `batches`, if it has any. `lanes` are by name."""
 
     def __init__(
         self,
@@ -40,18 +40,18 @@ class Heartbeat:
         connections: Mapping[int, Sequence[ModelConnection]],
         batches: Batches | None,
     ) -> None:
-        self._context, self._batches, self._lanes = context, batches, dict[str, Lane]()
+        self._context, self._batches, self.lanes = context, batches, dict[str, Lane]()
         for one in chain.from_iterable(connections.values()):  # a model asked at several addresses has a lane for each
             name = one.model.lane
-            if self._lanes.setdefault(name, one.lane) is not one.lane:
-                self._lanes[f"{name} @{one.model.provider.base_url}"] = one.lane
+            if self.lanes.setdefault(name, one.lane) is not one.lane:
+                self.lanes[f"{name} @{one.model.provider.base_url}"] = one.lane
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             now = self._context.work.clocks.wall()
-            if samples := [one for name, lane in self._lanes.items() if (one := lane.sample(name, now))]:
+            if samples := [one for name, lane in self.lanes.items() if (one := lane.sample(name, now))]:
                 self._context.ledger.batch.lanes += samples
             await self.obey()
 

@@ -247,6 +247,8 @@ class Traces:
         tasks = [(name, one.value, getattr(own, one.value)) for name, own in stages for one in Outcome]
         add("agac.tasks", "{task}", (({"agac.stage": name, "agac.outcome": one}, n) for name, one, n in tasks))
         add("agac.cost", "USD", (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages))
+        add("agac.lane.wait", "s", (({"agac.lane": n}, lane.waited) for n, lane in lanes))
+        add("agac.calls.waiting", "{call}", (({"agac.lane": n}, lane.waiting) for n, lane in lanes), counts=False)
         add("agac.calls.in_flight", "{call}", (({"agac.lane": n}, lane.in_flight) for n, lane in lanes), counts=False)
         for name, unit, label, bounds in (
             ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),

@@ -362,7 +362,7 @@ class WaitReason(Enum):
 class Lane:
     """Holds calls back: `most` at once and fewer while the server cannot take them (`Adaptive`), `rpm` and `tpm` spaced
     out evenly, everyone during a pause that the server asked for. Who came first goes first. `clock` is the event
-    loop's: monotonic seconds. `waits` is called with the seconds of each long wait."""
+    loop's: monotonic seconds. `waits` is called with the seconds of each long wait; `waited` are those of all calls."""
 
     def __init__(
         self,
@@ -386,7 +386,7 @@ class Lane:
         self._clock, self._stop_signal = clock, stop_signal
         self._waiting: deque[tuple[asyncio.Future[LanePermit | None], int]] = deque()
         self._held, self._held_at = WaitReason.NOTHING, 0.0
-        self._waited, self._refused, self._was_idle = 0.0, 0, True
+        self.waited, self._told, self._refused, self._was_idle = 0.0, 0.0, 0, True
         self._timer: asyncio.TimerHandle | None = None
         stop_signal.when_stopped(self._stop)
 
@@ -412,8 +412,13 @@ class Lane:
         if self._stop_signal.stop is not None:
             self.leave()
             raise RunStopped
-        self._waited += given.at - now
+        self.waited += given.at - now
         return given
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn."""
+        return len(self._waiting)
 
     def leave(self) -> None:
         """The call is over, or was not made."""
@@ -466,7 +471,7 @@ class Lane:
         was_idle, self._was_idle = self._was_idle, not (self.in_flight or self._waiting or pause > 0)
         held = self._held.name.lower() if self._waiting and self._held is not WaitReason.NOTHING else ""
         now = self.in_flight, self._adaptive.limit, self.most, len(self._waiting), held
-        waited, refused, self._waited, self._refused = self._waited, self._refused, 0.0, 0
+        waited, refused, self._told, self._refused = self.waited - self._told, self._refused, self.waited, 0
         if was_idle and self._was_idle and not (waited or refused):
             return None
         return LaneSample(wall, name, *now, wall + pause if pause > 0 else None, waited, refused)

@@ -434,8 +434,6 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     ):
         prefixes = {s.name: one for s in work.plan.asking if (one := connections[s.index][0].prefix) is not None}
         lanes = {id(own[0].lane): own[0].lane for own in connections.values()}
-        if context.traces is not None:
-            context.traces.lanes = {one.model.lane: one.lane for own in connections.values() for one in own}
         for name, one in prefixes.items():
             if one.mark != invocation.serving.get("prefixes", {}).get(name, one.mark):
                 _log.info("stage %s: its requests begin otherwise than before, so that caches begin anew", name)
@@ -446,6 +444,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             source = batches.enrolment
             background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_ups.run())]
         heartbeat = Heartbeat(context, connections, batches)
+        if context.traces is not None:
+            context.traces.lanes = heartbeat.lanes
         background.append(group.create_task(heartbeat.run()))
         await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)

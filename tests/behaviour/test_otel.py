@@ -115,7 +115,7 @@ def test_the_sample_is_drawn_by_ids_and_the_same_again(project: ProjectFolder, c
 
 
 def test_metrics_are_the_counts_of_the_summary(project: ProjectFolder, collector: Collector, server: Faulty) -> None:
-    project.asks(server, prices={"small": {"input": 1.0, "output": 2.0}})
+    project.asks(server, prices={"small": {"input": 1.0, "output": 2.0}}, limits={"rpm": 20_000})
     report = project.run(project.workflow(rows=30, stages=TWO_STAGES))
     assert collector.value("agac.rows", outcome="done") == 30
     assert collector.value("agac.rows", outcome="failed") == 0
@@ -124,7 +124,9 @@ def test_metrics_are_the_counts_of_the_summary(project: ProjectFolder, collector
     assert sum(value for _, value in collector.points("agac.cost")) == pytest.approx(
         report.summary["calls"]["cost_usd"]
     )
-    assert {value for _, value in collector.points("agac.calls.in_flight")} == {0}
+    for metric in ("agac.calls.in_flight", "agac.calls.waiting"):
+        assert [value for _, value in collector.points(metric)] == [0]
+    assert collector.value("agac.lane.wait", lane="local/small") > 0  # they are spaced out
     for kind in ("input", "output"):
         point = collector.value("gen_ai.client.token.usage", **{"gen_ai.token.type": kind})
         assert (point.sum, point.count) == (report.summary["calls"][f"{kind}_tokens"], 60)
