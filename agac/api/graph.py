@@ -33,8 +33,9 @@ OURS = ("<svg ", "flowchart ")  # how drawings begin: no other file is replaced 
 @dataclass(frozen=True, slots=True)
 class DrawnStage(DrawnNode, Report):
     """A stage as it is drawn. `does`: its model, or what it does in the place of asking one. `counts`: what became of
-    its rows in the run; None without a run, and of a stage that the run did not have. `makes`: what it makes of rows,
-    as `explode plan.questions`; `level` counts the stages that made its rows. `otherwise`: what its guard does else."""
+    its rows in the run, and of a run with open rows how many are `waiting`; None without a run, and of a stage that the
+    run did not have. `makes`: what it makes of rows, as `explode plan.questions`; `level` counts the stages that made
+    its rows. `otherwise`: what its guard does else."""
 
     JSON_KEYS = ("name", "kind", "does", "needs", "when", "otherwise", "makes", "level", "counts")
 
@@ -113,8 +114,14 @@ async def graph(
             outcomes, rows, written = await _counts(database, stored)
         name, shown, output, record = stored.workflow, definition["input"]["path"], stored.output_dir, stored
         bodies, nodes = definition["stages"], recorded_stages(definition)
+        levels = _levels(nodes)
         ends = tuple(bodies[position]["name"] for position in ends_of(definition))
-        outcomes = {body["name"]: outcomes.get(body["name"], {}) for body in bodies}
+        outcomes = {body["name"]: outcomes.get(body["name"], dict.fromkeys(WORDS, 0)) for body in bodies}
+        if rows is not None and rows["open"]:
+            for one in nodes:  # where they are the input's: those that may still come to it
+                passed = (sum(outcomes[need][word] for word in ("done", "reused", "skipped")) for need in one.needs)
+                left = min(passed, default=rows["total"]) - sum(outcomes[one.name].values())
+                outcomes[one.name]["waiting"] = 0 if levels[one.name] else max(0, min(left, rows["open"]))
     else:
         if workflow is None:
             hint = "Name it, as in `agac graph -a WORKFLOW`, or a run with --run last."

@@ -133,6 +133,16 @@ def test_it_is_saved_whole_over_an_older_drawing_and_over_nothing_else(branching
     assert [path.name for path in branching.root.iterdir() if path.name.startswith(".agac-tmp")] == []
 
 
+def test_of_a_run_with_open_rows_those_that_wait_are_counted(branching: ProjectFolder) -> None:
+    branching.run(until="right")
+    found = {one.name: one.counts or {} for one in agac.graph(run=1, project=branching.root).stages}
+    waiting = {name: counts["waiting"] for name, counts in found.items()}
+    assert waiting == {"start": 0, "left": 0, "right": 0, "far": 4, "join": 0}
+    assert "4 waiting" in drawn(agac.graph(run=1, project=branching.root).svg())
+    branching.run()
+    assert "waiting" not in str(agac.graph(run=1, project=branching.root).as_json())
+
+
 def test_a_terminal_gets_no_svg_but_the_way_to_save_it(branching: ProjectFolder) -> None:
     with on_pty(branching.root, "graph", "-a", "reviews", columns=200) as terminal:
         assert terminal.ended() == 2
