@@ -1,5 +1,6 @@
 """The monitor's pages of runs as they are served: figures, curves, streams, and what `--write` does."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from scripted_server import Step, answering, scripted
 from support.monitor import Watched, monitor
 from support.processes import ended, interrupt, wait_until
 from support.project import SENTIMENT, ProjectFolder
+from support.server import Faulty
+
+import agac
+from agac.engine import heartbeat
 
 JUDGE = {"name": "judge", "prompt": "${text}", "output_schema": SENTIMENT, "repair": 0}
 GOOD = json.dumps({"sentiment": "positive", "reason": "r"})
@@ -151,3 +156,43 @@ def test_retry_is_asked_again_and_runs_on_its_own(project: ProjectFolder) -> Non
             assert started.get("/log/..%2f..%2fagac.yml").status == 404
             assert started.get("/log/nothing.log").status == 404
     assert project.query("SELECT state FROM row") == [(1,)]
+
+
+async def test_stop_reaches_the_process_at_work(
+    project: ProjectFolder, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.02)
+    project.asks(faulty([{"kind": "slow_first_byte", "seconds": 0.3}]))
+    project.workflow(rows=200)
+    with monitor(project, "--write") as started:
+
+        async def page(path: str = "/run/1") -> str:
+            return (await asyncio.to_thread(started.get, path)).text
+
+        assert (await asyncio.to_thread(started.post, "/run/1/stop")).status == 404
+        run = asyncio.ensure_future(agac.arun("reviews", agac.RunOptions(concurrency=2), project=project.root))
+        while not ('href="/run/1/stop"' in (text := await page()) and "Lanes Lane In flight" in text_of(text)):
+            await asyncio.sleep(0.01)
+        assert "as at Ctrl-C" in await page("/run/1/stop")
+        assert (await asyncio.to_thread(started.post, "/run/1/stop")).headers["location"] == "/run/1"
+        assert (await run).exit_code == 130
+        said = text_of(await page())
+        assert "Stop was asked for at " in said
+        assert ": applied" in said
+        assert 'href="/run/1/stop"' not in await page()
+
+
+def test_a_batch_is_cancelled_by_whoever_works_on_it_next(project: ProjectFolder, faulty: Faulty) -> None:
+    project.asks(faulty([], "--batch-seconds", "100"), batch="openai")
+    project.workflow(rows=3, defaults={"run_mode": "batch", "max_tokens": 100})
+    project.agac("run", "-a", "reviews", code=0)
+    with monitor(project, "--write") as started:
+        page = started.get("/run/1").text
+        assert "What happens next" in page
+        assert 'href="/run/1/cancel/1"' in page
+        assert "Requests that were answered are kept" in started.get("/run/1/cancel/1").text
+        assert started.post("/run/1/cancel/2").status == 404
+        assert started.post("/run/1/cancel/1").status == 303
+        assert "Cancel batch was asked for at " in text_of(started.get("/run/1").text)
+        project.agac("batch", "retrieve")
+        assert project.query("SELECT kind, applied_at IS NULL FROM inbox") == [("cancel_batch", 0)]

@@ -68,6 +68,7 @@ def test_pages_follow_a_run_that_is_at_work(page: Page, project: ProjectFolder, 
         expect(page.locator(".state").first).to_have_text("running")
         copy = page.get_by_role("button", name="Light or dark")
         copy.focus()
+        expect(page.get_by_role("region", name="Lanes").get_by_role("row")).to_have_count(2)
         gate.release(2)
         expect(page.get_by_role("progressbar", name="2 of 4 rows ended")).to_be_visible()
         graph = page.locator(".agac-graph")
