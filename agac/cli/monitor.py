@@ -39,7 +39,7 @@ def ui(
         raise UsageError("--export goes with --run, and with --json", remedy="Leave the other options out.")
     for package in ("jinja2", "starlette", "uvicorn"):
         if lack := lack_of("agac ui", package):
-            raise UsageError(lack, remedy="All of it: pip install 'agac[ui]'")
+            raise UsageError(lack, remedy="All of it: pip install jinja2 starlette uvicorn")
     if folder is not None:
         from agac.web.export import export_pages
 

@@ -408,7 +408,8 @@ async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces |
     try:
         from agac.engine.otlp import Traces  # an extra, which takes a quarter of a second to load
     except ModuleNotFoundError as missing:
-        lack = f"they need {missing.name}, which is not installed: pip install 'agac[otel]'"
+        lack = f"they need {missing.name}, which is not installed: "
+        lack += "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
     try:
         if not lack:
             return Traces(settings, work, places, await project_token(places.database), totals)
