@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -202,47 +202,43 @@ async def aruns(
         await refuse_unknown(database, root, workflow)
         numbers = await runs.run_ids(database, workflow) if database else []
         begin, cards = numbers.index(after) + 1 if after in numbers else 0, []
-        page = numbers[begin : begin + limit]
-        for record in [await runs.run_record(database, one) for one in page] if database else ():
+        page = numbers[begin : begin + limit] if database else []
+        for number in page:
             assert database is not None
+            record = await runs.run_record(database, number)
             report = await run_report(database, record)
             found = await _lately(database, record, report)
-            cards.append(report | {"pace": await _pace(root, database, record, report, found)})
+            cards.append(report | {"pace": await _pace(root, database, record, report, *found)})
         return RunCards(tuple(cards), len(numbers), page[-1] if begin + limit < len(numbers) else None)
 
 
-class _Paces(NamedTuple):
-    """What the stages of a run came to in so many seconds of late."""
-
-    stages: Mapping[str, roll_ups.Lately]
-    seconds: float
-
-
-async def _lately(database: Database, record: runs.RunRecord, report: Mapping[str, Any]) -> _Paces:
+async def _lately(
+    database: Database, record: runs.RunRecord, report: Mapping[str, Any]
+) -> tuple[Mapping[str, roll_ups.Lately], float]:
+    """What the stages of a run came to in so many seconds of late, while it is running."""
     if report["state"] != "running" or record.invocation is None:
-        return _Paces({}, 1.0)
+        return {}, 1.0
     now = time.time()
     first = int(now // 60) - LATELY
-    seconds = now - max(60 * first, record.invocation.at)
-    return _Paces(await roll_ups.lately(database, record.id, first), max(seconds, 1.0))
+    return await roll_ups.lately(database, record.id, first), max(now - max(60 * first, record.invocation.at), 1.0)
 
 
 async def _pace(
-    root: Path, database: Database, record: runs.RunRecord, report: Mapping[str, Any], found: _Paces
-) -> dict[str, Any]:
-    rows, exact = report["rows"], record.read_at is not None
-    expected = rows["total"] if exact else None
-    file = root / report["input"]
-    try:
-        guess = estimated_rows(file) if not exact and file.is_file() else None
-    except (OSError, AgacError):
-        guess = None
-    if guess is not None:
-        selection = Selection(**record.selection)
-        expected = max(rows["total"], selection.taken(max(0, guess - selection.offset)))
-    rate = 60 * found.stages[""].settled / found.seconds if "" in found.stages else None
-    left = None if expected is None else expected - rows["total"] + rows["open"]
-    eta = 60 * left / rate if rate and rate > 0 and left is not None else None
+    root: Path, database: Database, record: runs.RunRecord, report: Mapping[str, Any],
+    stages: Mapping[str, roll_ups.Lately], seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    rows, exact, expected = report["rows"], record.read_at is not None, None
+    if exact:
+        expected = rows["total"]
+    elif "sql" not in (await runs.definition_of(database, record.id))["input"]:
+        with suppress(OSError, AgacError):  # it is only a guess
+            selection, file = Selection(**record.selection), root / report["input"]
+            guess = estimated_rows(file) if file.is_file() else None
+            expected = guess and max(rows["total"], selection.taken(max(0, guess - selection.offset)))
+    rate = 60 * stages[""].settled / seconds if "" in stages else None
+    eta = None
+    if expected is not None and rate is not None and rate > 0:
+        eta = 60 * (expected - rows["total"] + rows["open"]) / rate
     return {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}
 
 
@@ -250,20 +246,19 @@ async def arun(run: int | str = "last", *, project: Path | str | None = None) ->
     """A run by its number, or the one last worked on. Raises UsageError for a run that does not exist."""
     async with _run_of(project, run) as (root, database, record):
         report = await full_report(database, record)
-        found = await _lately(database, record, report)
-        pace = await _pace(root, database, record, report, found)
+        stages, seconds = await _lately(database, record, report)
+        pace = await _pace(root, database, record, report, stages, seconds)
         since = {"since": time.time() - LANE_SECONDS, "step": LANE_SECONDS, "until": 0}
         lanes = await roll_ups.lanes_of(database, run=record.id, **since)
-        stored = sorted(
-            await batches.batches(database, run=record.id, closed=True), key=lambda one: (not one.open, -one.id)
-        )
+        stored = await batches.batches(database, run=record.id, closed=True)
+        stored.sort(key=lambda one: (not one.open, -one.id))
         lines = await batch_lines(database, {}, stored[:MOST_BATCHES])
         known = [one.usd for one in (await runs.estimates(database, record.id)).values()]
         return MonitoredRun(
             report | {"pace": pace},
-            {name: 60 * one.settled / found.seconds for name, one in found.stages.items() if name},
+            {name: 60 * one.settled / seconds for name, one in stages.items() if name},
             tuple({one.lane: one for one in lanes}.values()),
-            tuple(await _burns(database, record, found, pace["eta_s"])),
+            tuple(await _burns(database, record, stages, seconds, pace["eta_s"])),
             tuple(MonitoredBatch(line, _next(line)) for line in lines),
             tuple(_advice(report, record)),
             tuple(await roll_ups.asked_for(database, record.id)),
@@ -271,27 +266,28 @@ async def arun(run: int | str = "last", *, project: Path | str | None = None) ->
         )
 
 
-async def _burns(database: Database, record: runs.RunRecord, found: _Paces, eta: float | None) -> list[BudgetBurn]:
+async def _burns(
+    database: Database, record: runs.RunRecord, lately: Mapping[str, roll_ups.Lately], seconds: float, eta: float | None
+) -> list[BudgetBurn]:
     settings = await runs.run_settings_of(database, record.id) or {"rules": {}, "stages": []}
     stages = (await runs.definition_of(database, record.id))["stages"]
     given = [("budget of agac.yml", settings["rules"].get("project"), None)]
     given.append(("budget of the run", settings["rules"].get("workflow"), None))
     for body, own in zip(stages, settings["stages"], strict=False):
         given.append((f"budget of stage {body['name']!r}", own.get("budget"), body["name"]))
-    event, now, burns = record.invocation.id if record.invocation else 0, time.time(), []
     balances = [BudgetBalance(name, Budget(**budget), stage) for name, budget, stage in given if budget]
-    lost = await runs.lost_calls(database, record.id, event)
+    lost = await runs.lost_calls(database, record.id, record.invocation.id if record.invocation else 0)
     loaded(balances, await runs.counters(database, record.id), lost)
+    burns, now = [], time.time()
     for balance, told in zip(balances, facts(balances), strict=True):
-        for unit in ("usd", "tokens", "calls"):
-            about: Any = told.get(unit)
-            if about is not None:
-                own = [one for name, one in found.stages.items() if name and balance.stage in (None, name)]
-                pace = sum(getattr(one, unit) for one in own) / found.seconds
-                ends = max(about["limit"] - about["spent"] - about["held"], 0) / pace if pace > 0 else None
-                hit = None if ends is None or (eta is not None and eta < ends) else now + ends
-                burns.append(BudgetBurn(balance.name, unit, **about, an_hour=3600 * pace, hit_at=hit))
-    return burns
+        own = [one for name, one in lately.items() if name and balance.stage in (None, name)]
+        for unit in told.keys() - {"name"}:
+            about: Any = told[unit]
+            pace = sum(getattr(one, unit) for one in own) / seconds
+            ends = max(about["limit"] - about["spent"] - about["held"], 0) / pace if pace > 0 else None
+            hit = None if ends is None or (eta is not None and eta < ends) else now + ends
+            burns.append(BudgetBurn(balance.name, unit, **about, an_hour=3600 * pace, hit_at=hit))
+    return sorted(burns, key=lambda one: (one.name, one.unit), reverse=True)
 
 
 def _next(line: BatchLine) -> str:

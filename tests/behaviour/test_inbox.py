@@ -46,13 +46,16 @@ async def test_a_run_is_stopped_and_goes_on_when_it_is_run_again(project: Projec
     project.asks(faulty([SLOW]))
     project.workflow(rows=60)
     asked: list[monitor.Asked] = []
+    seen: list[monitor.MonitoredRun] = []
 
     async def stop(_: object) -> None:
         asked.append(await monitor.aask(project.root, "stop", 1))
+        seen.append(await monitor.arun(1, project=project.root))
 
     report = await meanwhile(project, stop, concurrency=2)
     assert (report.exit_code, report.stop) == (130, "interrupt")
     assert (asked[0].at_work, asked[0].run) == (True, 1)
+    assert (seen[0].report["state"], seen[0].report["pace"]["expected"]) == ("running", 60)
     assert inbox(project) == [("stop", 1, "applied")]
     assert (await monitor.arun(1, project=project.root)).asked[0]["outcome"].startswith("applied")
     project.configure(project.asks(faulty([])).base_url)

@@ -195,6 +195,16 @@ async def test_a_run_says_what_may_be_done_now(reviewed: ProjectFolder) -> None:
     json.dumps(seen.as_json())
 
 
+async def test_while_the_input_is_read_its_file_tells_how_many_rows_there_are_to_be(project: ProjectFolder) -> None:
+    project.run(project.workflow(rows=12), limit=10)
+    with project.changed() as change:
+        change("UPDATE run SET read_at = NULL")
+    pace = (await monitor.arun(1, project=project.root)).report["pace"]
+    assert (pace["expected"], pace["exact"]) == (10, False)
+    (project.root / "data/rows.csv").unlink()
+    assert (await monitor.aruns(project=project.root)).runs[0]["pace"]["expected"] is None
+
+
 async def test_budgets_show_what_is_spent_of_them(project: ProjectFolder, server: Server) -> None:
     project.asks(server, prices=PRICES)
     stages = [{"name": "classify", "prompt": "${text}", "max_tokens": 500, "budget": {"calls": 50}}]
