@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
     )
     from agac.api.review import (
-        DecideReport, Decision, ReviewItem, ReviewPage, decide, review_item, review_queue,
+        DecideReport, Decision, ReviewItem, ReviewPage, ReviewReport, decide, review_item, review_queue, review_report,
     )
     from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
@@ -83,6 +83,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
     adecide, areview_item, areview_queue = asynchronous(decide), asynchronous(review_item), asynchronous(review_queue)
+    areview_report = asynchronous(review_report)
     aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
     aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
     aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
@@ -100,23 +101,23 @@ __all__ = [
     "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
     "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "OutboxReport",
     "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote",
-    "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "RowCounts",
-    "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink", "SpecError",
-    "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool",
-    "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel",
-    "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff",
-    "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "ainspect", "alock_card", "amap_reduce", "anotify_send",
-    "anotify_status", "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull",
-    "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_export", "areview_import",
-    "areview_item", "areview_queue", "arun", "arun_tests", "aruns", "ashow", "astatus", "astream", "atrial",
-    "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status", "batch_wait", "calibrate", "compare",
-    "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema",
-    "fix", "fmt", "gc", "graph", "init", "inspect", "lint", "lock_card", "map_reduce", "notify_send", "notify_status",
-    "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull", "push", "read_job",
-    "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export", "review_import", "review_item",
-    "review_queue", "reviewer", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job",
-    "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views",
-    "why", "write_schemas",
+    "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport",
+    "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
+    "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys",
+    "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport",
+    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs",
+    "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "ainspect", "alock_card",
+    "amap_reduce", "anotify_send", "anotify_status", "anotify_test", "aplan", "aplan_against", "apost_comment",
+    "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice",
+    "areview_export", "areview_import", "areview_item", "areview_queue", "areview_report", "arun", "arun_tests",
+    "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list",
+    "batch_status", "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor",
+    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "init",
+    "inspect", "lint", "lock_card", "map_reduce", "notify_send", "notify_status", "notify_test", "plan", "plan_against",
+    "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve",
+    "retry", "retry_choice", "review_export", "review_import", "review_item", "review_queue", "review_report",
+    "reviewer", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card",
+    "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 

@@ -108,8 +108,9 @@ class RunOptions(CommonOptions):
     `accept_store` goes on although the results in the output folder tell of another store, or of a newer one;
     `refetch` takes remote content as it is now, also for a run that began with another; `refresh_tools` calls tools
     again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
-    makes one call at a time, and shows its reply on standard error while it is written; `export_traces` is a folder,
-    relative to the current one, for a file with the calls, turns and tools of each row; `change` is of one stage."""
+    makes one call at a time, and shows its reply on standard error while it is written; `discard_decisions`: under
+    `fresh` what people decided does not count any more; `export_traces` is a folder, relative to the
+    current one, for a file with the calls, turns and tools of each row; `change` is of one stage."""
 
     input: Path | str | GivenRows | None = None
     concurrency: int | None = None
@@ -119,6 +120,7 @@ class RunOptions(CommonOptions):
     until: str | None = None
     retry_failed: bool = True
     accept_store: bool = False
+    discard_decisions: bool = False
     change: StageChange | None = None
 
     def given(self) -> dict[str, Any]:
@@ -149,6 +151,8 @@ class RunOptions(CommonOptions):
                 raise UsageError(f"--{name.replace('_', '-')} {number}: {remedy}")
         if self.seed is not None and self.sample is None:
             raise UsageError(f"--seed {self.seed}: nothing is drawn", remedy="Say how many rows with --sample N.")
+        if self.discard_decisions and not self.fresh:
+            raise UsageError("--discard-decisions goes with --fresh", remedy="Of some rows: agac retry has it, too.")
         if self.run_mode not in (None, "sync", "batch"):
             raise UsageError(f"--run-mode {self.run_mode}: there are sync and batch")
         if self.replay is not None and self.tools_mode not in (None, "replay"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from agac.api.run_compare import Agreement
 from agac.api.status import database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import UsageError
@@ -24,8 +25,8 @@ from agac.spec.operations import Review
 from agac.spec.paths import project_root
 from agac.store import decisions as store
 from agac.store.db import Database, change, fetch, open_for_reading, slices, sql
-from agac.store.decisions import StoredDecision, StoredReview
-from agac.store.runs import definition_of
+from agac.store.decisions import Standing, StoredDecision, StoredReview
+from agac.store.runs import definition_of, read_run
 from agac.store.writer import open_database
 
 STATES = ("waiting", "conflict", "decided", "stale")
@@ -123,6 +124,11 @@ class ReviewedStage:
         without = {"extra_check": None, "judge": None, "checks": ()}
         return ReviewedStage(does, judged, Checker(cast("Any", SimpleNamespace(**own, **without))))
 
+    def standing(self, review: StoredReview, found: Sequence[StoredDecision], since: float) -> Standing:
+        """How a review stands by the decisions about it."""
+        asks = self.review
+        return store.standing(found, review.seen["answer"], reviewers=asks.reviewers, agree=asks.agree, since=since)
+
     def fault(self, review: StoredReview, one: Decision) -> str | None:
         """Why this cannot be decided about the review."""
         if one.choice not in self.review.choices:
@@ -142,11 +148,19 @@ class _Definitions:
 
     database: Database
     known: dict[tuple[int, str], ReviewedStage | None] = field(default_factory=dict)
+    discarded: dict[str, float] = field(default_factory=dict)
+
+    async def since(self, workflow: str) -> float:
+        """From when on decisions of a workflow count."""
+        if workflow not in self.discarded:
+            self.discarded[workflow] = await store.discarded_at(self.database, workflow)
+        return self.discarded[workflow]
 
     async def asked(self, review: StoredReview) -> ReviewedStage | None:
         key = review.run_id, review.stage
         if key not in self.known:
-            stages = recorded_stages(await definition_of(self.database, review.run_id))
+            there = await read_run(self.database, review.run_id) is not None  # gc drops runs
+            stages = recorded_stages(await definition_of(self.database, review.run_id)) if there else ()
             self.known[key] = ReviewedStage.of(stages, review.stage)
         return self.known[key]
 
@@ -230,6 +244,64 @@ async def review_item(item: str, project: Path | str | None = None) -> ReviewIte
         return (await _items(database, [found]))[0] if found is not None and database is not None else None
 
 
+@dataclass(slots=True)
+class StageReviews(Report):
+    """What people were asked at a stage: how many reviews stand in each of the `states`, and `rejected` ones. How far
+    people and the model agree: `blind`, where the answer was not shown; of the `sample` of rows that would have passed;
+    and of the `others`."""
+
+    workflow: str
+    stage: str
+    states: dict[str, int] = field(default_factory=dict)
+    rejected: int = 0
+    blind: Agreement = field(default_factory=Agreement)
+    sample: Agreement = field(default_factory=Agreement)
+    others: Agreement = field(default_factory=Agreement)
+
+    def add(self, review: StoredReview, said: StoredDecision) -> None:
+        """Counts a decision."""
+        answer, kind = review.seen["answer"], self.sample if "sample" in review.why else self.others
+        self.rejected += said.choice == "reject"
+        if said.choice != "reject":
+            value = json.loads(said.value) if said.value is not None else answer
+            (self.blind if review.blind else kind).add(answer, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewReport(Report):
+    """The stages at which people decided."""
+
+    stages: list[StageReviews]
+
+
+@blocking
+async def review_report(project: Path | str | None = None, *, workflow: str | None = None) -> ReviewReport:
+    """How far people and the models agree, stage by stage, in one workflow or all. Changes nothing."""
+    root, workflow = project_root(project), workflow_name(workflow)
+    stages: dict[tuple[str, str], StageReviews] = {}
+    async with open_for_reading(database_path(root)) as database:
+        await refuse_unknown(database, root, workflow)
+        if database is None:
+            return ReviewReport([])
+        last = {"last_workflow": workflow or _LAST, "last_stage": _LAST}
+        bounds = {"workflow": workflow or "", "last_workflow": last["last_workflow"]}
+        for name, stage, state, count in await store.review_counts(database, **bounds):
+            stages.setdefault((name, stage), StageReviews(name, stage)).states[state] = count
+        definitions = _Definitions(database)
+        for state in ("applied", "decided"):
+            after: dict[str, Any] = {"workflow": workflow or "", "stage": "", "sure": -1.0, "key": b""}
+            while page := await store.review_page(database, state=state, limit=512, **after, **last):
+                found = await store.decisions_of(database, [one.key for one in page])
+                for review in page:
+                    asked = await definitions.asked(review)
+                    since = await definitions.since(review.workflow)
+                    stood = asked and asked.standing(review, found.get(review.key, ()), since)
+                    if stood and stood.decision is not None:
+                        stages[review.workflow, review.stage].add(review, stood.decision)
+                after = {name: getattr(page[-1], name) for name in after}
+    return ReviewReport([stages[place] for place in sorted(stages)])
+
+
 @blocking
 async def decide(
     project: Path | str | None = None, decisions: Sequence[Decision] = (), *, force: bool = False, check: bool = False
@@ -266,6 +338,15 @@ def _is_key(item: str) -> bool:
     return len(item) == 32 and all(sign in "0123456789abcdef" for sign in item)
 
 
+def _standing(
+    writer: sqlite3.Connection, asked: ReviewedStage, review: StoredReview
+) -> tuple[Standing, list[StoredDecision]]:
+    """How a review stands within a transaction, and by which decisions."""
+    found = fetch(writer, "decisions_of", StoredDecision, [review.key])
+    since = fetch(writer, "decisions_discarded", float, review.workflow)[0] or 0.0
+    return asked.standing(review, found, since), store.counting(found, since)
+
+
 def _store(
     writer: sqlite3.Connection, about: Sequence[tuple[Decision, StoredReview, ReviewedStage]], *, force: bool
 ) -> DecideReport:
@@ -282,15 +363,14 @@ def _store(
             now.key, 0, now.workflow, now.stage, now.row_id, one.choice, value, one.reason, one.reviewer, time.time(),
             one.source, force,
         )  # fmt: skip
-        how: dict[str, Any] = {"reviewers": asked.review.reviewers, "agree": asked.review.agree}
-        found, before = store.read_standing(writer, now, **how)
-        if any(old.repeats(own) for old in found):
+        before, counted = _standing(writer, asked, now)
+        if any(old.repeats(own) for old in counted):
             same += 1
             continue
         store.put_decision(writer, own)
         taken += 1
         stale += now.state == "stale"
-        _, after = store.read_standing(writer, now, **how)
+        after, _ = _standing(writer, asked, now)
         if after.state == "conflict":
             conflicts.append(one.item)
         is_applied = now.state == "applied" and after.decision is not None and after.decision == before.decision

@@ -148,6 +148,7 @@ async def ready_work(
     plan = make_plan(checked.workflow, models, opened.root, options.selection(), most)
     batching = batching_of(opened, providers, plan.workflow, options, confirm)
     work = work_of(opened, plan, batching, partial(checked.rows, plan.selection), partial(place_of, checked.source))
+    work = replace(work, discards=options.discard_decisions)
     work = replace(work, fresh=options.fresh, refresh_tools=options.refresh_tools, calls=options.calls)
     if options.stream:
         replies = ShownReplies(show_reply, work.redactor)

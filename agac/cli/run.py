@@ -58,6 +58,7 @@ def read_budget(text: str | None) -> Budget | None:
     "-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project."
 )
 @click.option("--fresh", is_flag=True, help="Run every task again; do not reuse earlier results.")
+@click.option("--discard-decisions", is_flag=True, help="With --fresh: what people decided does not count any more.")
 @click.option("--stage", metavar="NAME", help="Run only this stage; rows that lack what it needs stay open.")
 @main.stage_options
 @main.budget_option
@@ -128,6 +129,7 @@ calls_options = main.in_order(  # what becomes of calls of tools of which nobody
 @click.option("--stage", metavar="NAME", help="Only rows that failed at this stage.")
 @click.option("--error", metavar="KIND", help="Only rows that failed with this error, such as SchemaMismatch.")
 @click.option("--from", "from_stage", metavar="STAGE", help="Rerun this stage and those after it, of done rows too.")
+@click.option("--discard-decisions", "discard", is_flag=True, help="What people decided about these rows is void.")
 @calls_options
 @main.concurrency_option
 @click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Use this mode, whatever the run started with.")
@@ -140,7 +142,7 @@ calls_options = main.in_order(  # what becomes of calls of tools of which nobody
 def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     from agac.api.plan import ask  # loads the API
 
-    filters = {name: given.pop(name) for name in ("stage", "error", "from_stage")}
+    filters = {name: given.pop(name) for name in ("stage", "error", "from_stage", "discard")}
     selection = api.Retry(rows=api.row_ids(given.pop("rows")), calls=given.pop("calls") or "ask", **filters)
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:

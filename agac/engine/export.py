@@ -59,6 +59,7 @@ class Outputs:
         self.merge: Merge | None = body.get("merge")
         self.csv_safe: bool = body.get("csv_safe", False)
         self.bom: bool = body.get("bom", False)
+        self.how: bool = body.get("how", False)
         self.fields = tuple(body.get("fields", ()))
         self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
         self.filtered: bool = body.get("filtered", False)
@@ -144,6 +145,7 @@ def outputs_text(plan: Plan) -> str:
     body: dict[str, object] = {
         "formats": sorted(spec.formats) or None, "merge": spec.merge, "csv_safe": spec.csv_safe or None,
         "to": spec.to and {"path": spec.to.shown, "table": spec.to.table}, "bom": spec.bom or None,
+        "how": spec.how or None,
         "places": None if spec.places is None else dict(spec.places),
     }  # fmt: skip
     body = {name: value for name, value in body.items() if value is not None}
@@ -311,7 +313,7 @@ async def _final_rows(
     if tables or outputs.merge not in PLAIN_MERGES:
         layout = await _observe_layout(database, run, outputs)
     definition = await runs.definition_of(database, run.id)
-    return FinalRows(definition, formed=layout is not None, inputs=run.include_input), layout
+    return FinalRows(definition, formed=layout is not None, inputs=run.include_input, hows=outputs.how), layout
 
 
 async def export_file(
@@ -524,15 +526,19 @@ class Lines:
                 record = layout.merger.value(data, result) if self._merge is not None else result
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record))
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
-            self.results.append(sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input))
+            self.results.append(
+                sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input, row.how)
+            )
             self.values.append(value)
         elif (failed := row.error) is not None:
             if layout is not None:
                 data = _fields(row)
                 cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None))
-            self.results.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, self._include_input))
-            self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True))
+            self.results.append(
+                sinks.envelope(row.id, row.ordinal, None, failed, row.data, self._include_input, row.how)
+            )
+            self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True, row.how))
 
 
 async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSink) -> None:

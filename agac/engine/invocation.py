@@ -206,8 +206,8 @@ class Work:
     for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
     more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
     program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
-    `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is
-    sent of traces and metrics."""
+    `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is sent of traces and metrics;
+    `discards`: what people decided before counts no more."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -230,6 +230,7 @@ class Work:
     calls: UnknownCalls = "ask"
     answers: Answers | None = None
     otel: OtelSettings | None = None
+    discards: bool = False
 
 
 @dataclass(slots=True)

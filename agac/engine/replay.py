@@ -225,9 +225,11 @@ class FinalRows:
     not only where they failed; `stage`: the results of this one, in the place of those that are written."""
 
     def __init__(
-        self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False, stage: str | None = None
-    ) -> None:
-        self._stages = stages = recorded_stages(definition)
+        self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False, stage: str | None = None,
+        hows: bool = False,
+    ) -> None:  # fmt: skip
+        self._stages, self._hows = recorded_stages(definition), hows
+        stages = self._stages
         if stage is not None:
             definition = {**definition, "results": [stage], "rows": homes(stages)[stage]}
         self._rows_of = {stage.name: stage.rows_of for stage in stages}
@@ -274,6 +276,10 @@ class FinalRows:
         if cut := [row.key for row in rows if row.error_type == ErrorType.TRUNCATED]:
             came = await store.partial_replies(database, cut)
             rows = [row._replace(value=came.get(row.key, row.value)) for row in rows]
+        if self._hows:
+            hows = await store.rows_how(database, [row.key for row in rows])
+            names = {key: {self._stages[stage].name: how for stage, how in own.items()} for key, own in hows.items()}
+            rows = [row._replace(how=names.get(row.key, {})) for row in rows]
         if not (self._joins or self._formed or made):
             return rows
         keys = [row.key for row in rows]

@@ -41,7 +41,7 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
-from agac.store.decisions import discarded_at, fixes_of, open_reviews
+from agac.store.decisions import DISCARD, discarded_at, fixes_of, open_reviews
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -308,6 +308,9 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             committed=work.watcher.committed if work.watcher else None,
         )  # fmt: skip
         invocation.notifier = Notifier(database, plan.workflow, run, event, plan.rules.notify, now)
+        if work.discards:
+            own = None, plan.workflow, "", None, DISCARD, None, "", "", now(), "api", False
+            await write(database, "decision_put", *own)
         if killed is not None:  # it could not end itself; only now is the one that says so on record
             last, lost = killed
             ended = canonical(last.body | {"lost": lost})

@@ -11,7 +11,7 @@ from agac.spec.graph import seen_after
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
-from agac.spec.operations import Dedupe, Filter, Python, Rename, Select
+from agac.spec.operations import Dedupe, Filter, Python, Rename, Review, Select
 from agac.spec.templates import AGREEMENT, INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
 from agac.spec.workflow import Workflow, WrittenStage
 
@@ -165,6 +165,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         problems += _hidden_names(scope)
         problems += _condition(scope, stage.guard) if stage.guard else []
         problems += _condition(scope, does.guard) if isinstance(does, Filter) else []
+        problems += _condition(scope, does.when) if isinstance(does, Review) and does.when else []
         for check in () if stage.is_escalation else stage.checks:
             problems += _condition(scope, check.guard, own=True)
     return problems
@@ -196,6 +197,8 @@ def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
                 yield "group_by", f"{name!r} is a name of agac's own in the prompt of a group; rename the field first"
     if isinstance(does, Dedupe):
         yield from (("dedupe", _way(way, rows)) for way in does.fields)
+    if isinstance(does, Review):
+        yield from (("review", message) for message in _unfit_review(does, scope))
     if isinstance(does, Select | Rename):
         yield from ((does.key, message) for message in _unfit_change(does, scope))
 
@@ -212,6 +215,19 @@ def _unfit_change(does: Select | Rename, scope: StageScope) -> Iterator[str]:
     for old, new in new_names.items():
         if new in kept and not scope.fields.open:
             yield f"{old!r} cannot become {new!r}: rows have that field already"
+
+
+def _unfit_review(does: Review, scope: StageScope) -> Iterator[str | None]:
+    """What people cannot be asked or shown."""
+    judged = scope.earlier[does.edit]
+    if judged.operation is not None:
+        yield f"{does.edit!r} asks no model, so that there is no answer to decide on; name another stage as `edit`"
+    elif judged.shape == {} and judged.output_schema is None and "edit" in does.choices:
+        message = f"{does.edit!r} has no output_schema, by which an edited value could be checked"
+        yield f"{message}; give it one, or write `choices: [approve, reject]`"
+    yield from (_way(way, scope) for way in does.show)
+    if does.agree is not None:
+        yield _inside((does.edit, *does.agree.split(".")), scope)
 
 
 def _no_list(way: tuple[str, ...], rows: StageScope) -> str | None:

@@ -34,7 +34,7 @@ from agac.providers.backend import at_backend
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.guards import STORED, Guard, compile_guard
-from agac.spec.operations import Filter, Operation, Python, Select
+from agac.spec.operations import Filter, Operation, Python, Review, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
 from agac.spec.paths import RemoteContent
 from agac.spec.python_code import same_function
@@ -190,7 +190,7 @@ _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", 
 
 _KEPT_WHERE_SET = (
     "delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail", "files",
-    "otel", "otel_sample", "otel_prompts", "notify",
+    "otel", "otel_sample", "otel_prompts", "notify", "how",
 )  # fmt: skip
 """Keys that came later: what is stored where they are not set is what it was."""
 
@@ -358,6 +358,8 @@ def _guard(text: str) -> Guard:
 def _operation(does: Operation, how: Mapping[str, Any], root: Path, *, functions: bool) -> Operation:
     if isinstance(does, Filter):
         return Filter(_guard(does.guard.text))
+    if isinstance(does, Review) and does.when is not None:
+        return replace(does, when=_guard(does.when.text))
     if not isinstance(does, Python):
         return does
     if not functions:

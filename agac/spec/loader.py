@@ -273,8 +273,8 @@ def _output_spec(
         except Refused as error:
             problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
-    merge, safe, bom = written.merge, written.csv_safe, written.bom
-    return OutputSpec(folder, written.include_input, formats, target, merge, safe, bom, where), problems
+    merge, safe, bom, how = written.merge, written.csv_safe, written.bom, written.how
+    return OutputSpec(folder, written.include_input, formats, target, merge, safe, bom, where, how=how), problems
 
 
 def _parse_table(text: str) -> tuple[str, str]:

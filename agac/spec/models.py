@@ -194,6 +194,10 @@ class OutputFile(FileModel):
     stages: StageNames | None = key(
         "Stages whose results are written: several by their names; else those that no stage needs.", min_length=1
     )
+    how: bool = key(
+        "Put beside each result how people had to do with it, by stage: `auto`, `approved`, `manual`, `rejected`.",
+        default=False,
+    )
     bom: bool = key("Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False)
     csv_safe: bool = key("Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False)
 
@@ -499,6 +503,16 @@ class ReviewFile(FileModel):
     timeout: Duration | None = key("How long a row waits for people, as `5d`.", gt=0)
     on_timeout: OnTimeout = key("What counts as decided after `timeout`; `wait`: nothing.", default="wait")
 
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> ReviewFile:
+        if self.blind and "edit" not in self.choices:
+            raise check.refused("blind rows come without the answer, so that a value is given; add edit to choices")
+        if self.agree is not None and self.reviewers == 1:
+            raise check.refused("agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree")
+        if self.on_timeout != "wait" and self.timeout is None:
+            raise check.refused("on_timeout says what counts after `timeout`; add timeout, or remove on_timeout")
+        return self
+
 
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
@@ -624,12 +638,6 @@ class StageFile(DefaultsFile):
             raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
         if self.expect is not None and self.expect.field is None and self.output_schema is not None:
             raise check.refused("expect compares one field of the results; add `field` to it")
-        if self.review is not None and self.review.agree is not None and self.review.reviewers == 1:
-            raise check.refused("agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree")
-        if self.review is not None and (self.review.timeout is None) != (self.review.on_timeout == "wait"):
-            raise check.refused(
-                "timeout and on_timeout go together: how long people are waited for, and what counts then"
-            )
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for key, what in beside.items() if self.group_by is None else ():
             if key in self.model_fields_set:

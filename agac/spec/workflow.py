@@ -234,7 +234,8 @@ class OutputSpec:
     `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
     the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
     the output. `places` are the only files that a row run writes, by their names in an output folder, relative to the
-    project where they are inside; its `dir` is the file with the results, or stands for standard output."""
+    project where they are inside; its `dir` is the file with the results, or stands for standard output.
+    `how`: with each result stands how people had to do with it."""
 
     dir: Path
     include_input: bool
@@ -247,6 +248,7 @@ class OutputSpec:
     stages: tuple[str, ...] = ()
     rows: str | None = None
     places: Mapping[str, str] | None = None
+    how: bool = False
 
 
 def field_shape(field: str) -> dict[str, Any]:

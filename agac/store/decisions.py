@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agac.core.keys import canonical, review_key
 from agac.core.types import JSONValue, RowId
-from agac.store.db import Database, Reads, by, fetch, first, reads, select, slices, sql
+from agac.store.db import Database, Reads, by, reads, select, slices, sql
 
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
@@ -127,8 +127,8 @@ review_page: Reads[..., list[StoredReview]] = reads("review_page", StoredReview)
 """Reviews in the order in which they are asked. By name: state, the workflow and the stage from which on (`last_…`: up
 to which), and after which one: `sure` and `key`; `limit`."""
 
-review_counts: Reads[[str], list[tuple[str, str, int]]] = reads("review_counts", tuple[str, str, int])
-"""How many reviews of a workflow stand in which state: (stage, state, reviews)."""
+review_counts: Reads[..., list[tuple[str, str, str, int]]] = reads("review_counts", tuple[str, str, str, int])
+"""How many reviews there are by workflow, stage and state. By name: the `workflow` from which on, and the last one."""
 
 waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda found: found[0])
 """How many reviews want a decision. By name: the workflow and the stage from which on, and (`last_…`) up to which."""
@@ -149,16 +149,6 @@ any_decided: Reads[[int, int], bool] = reads("reviews_any_decided", int, bool)
 def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
     """Adds a decision; its `id` is given by the store."""
     writer.execute(sql("decision_put"), (one.key, *one[2:]))
-
-
-def read_standing(
-    connection: sqlite3.Connection, review: StoredReview, *, reviewers: int, agree: str | None
-) -> tuple[list[StoredDecision], Standing]:
-    """The decisions about a review that count, and how it stands, within a transaction."""
-    found = fetch(connection, "decisions_of", StoredDecision, [review.key])
-    since = first(fetch(connection, "decisions_discarded", float, review.workflow)) or 0.0
-    stood = standing(found, review.seen["answer"], reviewers=reviewers, agree=agree, since=since)
-    return counting(found, since), stood
 
 
 # Results that somebody set by hand: the last word of each task counts, for all rows with its id and its fingerprint.

@@ -46,8 +46,8 @@ _OF_A_RUN = (
     "gc_inbox_drop", "gc_notifications_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
 )  # fmt: skip
 _OF_A_ROW = (
-    "gc_members_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen", "gc_calls_loosen",
-    "tasks_drop", "gc_attempts_drop", "gc_row_drop",
+    "gc_members_drop", "gc_reviews_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen",
+    "gc_calls_loosen", "tasks_drop", "gc_attempts_drop", "gc_row_drop",
 )  # fmt: skip
 
 _AFTER_ALL = 1 << 62

@@ -334,7 +334,7 @@ FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id 
 JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
 LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
 WHERE r.key > ? AND r.key <= ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
-    AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
+    AND json_extract(t.note, '$.review') IS NULL AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
 GROUP BY t.row_key, t.stage, t.replica;
@@ -901,6 +901,10 @@ WHERE run_id = ? AND ordinal IS NULL AND (origin IS NULL OR state = 6) AND key <
 -- How many rows a run has, how many of them left the input, and how many are no longer made. Parts of groups are none.
 SELECT count(*), coalesce(sum(ordinal IS NULL AND origin IS NULL), 0), coalesce(sum(state = 6), 0) FROM row
 WHERE run_id = ? AND (place IS NULL OR place >= 0);
+
+-- name: gc_reviews_drop
+-- What was to be asked about a row, where nobody said anything.
+DELETE FROM review WHERE row_key = ? AND NOT EXISTS (SELECT 1 FROM decision WHERE decision.key = review.key);
 
 -- name: gc_members_drop
 -- What a group was made of.
@@ -1723,6 +1727,17 @@ SELECT count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow 
 -- How many reviews of a run want a decision, by stage.
 SELECT stage, count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow = ? AND run_id = ? GROUP BY stage;
 
+-- name: reviews_look_again
+-- Decisions that were here before a snapshot came are looked at by the next run.
+UPDATE review SET state = 'decided' WHERE state IN ('waiting', 'conflict') AND key IN (SELECT key FROM decision);
+
+-- name: rows_how
+-- How results of these rows came about where people had to do with them: by stage.
+SELECT t.row_key, t.stage, ifnull(json_extract(t.note, '$.review'), r.how)
+FROM task t LEFT JOIN result r ON r.id = t.result_id
+WHERE t.row_key IN (:many) AND t.replica = 0 AND (json_extract(t.note, '$.review') IS NOT NULL OR r.how = 'manual')
+ORDER BY t.stage;
+
 -- name: reviews_of
 -- These reviews.
 SELECT {review_columns} FROM review WHERE key IN (:many);
@@ -1739,14 +1754,9 @@ WHERE state = :state AND (workflow, stage, sure, key) > (:workflow, :stage, :sur
 ORDER BY workflow, stage, sure, key LIMIT :limit;
 
 -- name: review_counts
--- How many reviews of a workflow stand in each state.
-SELECT stage, state, count(*) FROM (
-    SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'waiting'
-    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'conflict'
-    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'decided'
-    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'applied'
-    UNION ALL SELECT stage, state FROM review WHERE workflow = :workflow AND state = 'stale'
-) GROUP BY stage, state;
+-- How many reviews of some workflows stand in each state.
+SELECT workflow, stage, state, count(*) FROM review WHERE workflow BETWEEN :workflow AND :last_workflow
+GROUP BY workflow, stage, state;
 
 -- name: reviews_waiting
 -- Those of these rows that wait for people alone, of whom none said anything since, and whose time is not over.
@@ -1804,7 +1814,7 @@ WHERE review.run_id = ?1 AND review.stage = ?2 AND review.state <> 'stale';
 
 -- name: decision_put
 -- What somebody decided.
-INSERT INTO decision (key, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced)
+INSERT OR IGNORE INTO decision (key, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: decisions_of

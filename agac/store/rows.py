@@ -371,7 +371,8 @@ def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
 class ExportRow(NamedTuple):
     """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed row is what came of a
     reply that was cut. `form`: the fields that the row had in the end, where they are not its own alone. `made`: by a
-    stage. `ordinal`: of the row of the input above it; None: a group."""
+    stage. `ordinal`: of the row of the input above it; None: a group. `how` people had to do with its results, by
+    stage; None: it is not asked for."""
 
     ordinal: int | None
     id: RowId
@@ -383,6 +384,7 @@ class ExportRow(NamedTuple):
     key: int
     form: dict[str, JSONValue] | None = None
     made: bool = False
+    how: dict[str, str] | None = None
 
     @property
     def error(self) -> RowError | None:
@@ -435,6 +437,9 @@ child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
 row_usages: Reads[[Sequence[int]], dict[int, tuple[Any, ...]]] = reads("rows_usage", tuple[Any, ...], keyed(tuple))
 """What the calls for rows came to, by their keys: how many were answered, tokens in the order of `Usage`, and the cost;
 None: no provider said. Of rows for which no call was made nothing."""
+
+rows_how: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads("rows_how", tuple[int, int, str], nested)
+"""How people had to do with results of these rows: key → position of the stage → auto, approved, manual or rejected."""
 
 partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
 """What came of replies that were cut, by the keys of the rows that failed so."""

@@ -25,7 +25,19 @@ State = Mapping[str, int | float | str | None]
 
 _RUNS = "(SELECT value FROM json_each(:runs))"
 _ROWS = f"(SELECT key FROM row WHERE run_id IN {_RUNS})"
-_BY_RUN = "event", "counter", "timing", "minute", "minute_timing", "estimate", "alike", "batch", "batch_task", "row"
+_BY_RUN = (
+    "event",
+    "counter",
+    "timing",
+    "minute",
+    "minute_timing",
+    "estimate",
+    "alike",
+    "batch",
+    "batch_task",
+    "review",
+    "row",
+)
 _OF_RUNS = {
     **dict.fromkeys(("task", "attempt", "agent_turn", "tool_call", "member"), f"row_key IN {_ROWS}"),
     **dict.fromkeys(_BY_RUN, f"run_id IN {_RUNS}"), "run": f"id IN {_RUNS}",
@@ -36,7 +48,7 @@ _WHICH = {
     "definition": f"hash IN (SELECT definition_hash FROM run WHERE id IN {_RUNS})", "endpoint": "true", "pack": "true",
     "result": f"""id IN (SELECT result_id FROM task WHERE row_key IN {_ROWS} UNION SELECT result_id FROM row
         WHERE run_id IN {_RUNS}) OR fingerprint IN (SELECT fingerprint FROM batch_task WHERE run_id IN {_RUNS})""",
-    **_OF_RUNS,
+    **_OF_RUNS, "decision": f"workflow IN (SELECT workflow FROM run WHERE id IN {_RUNS})",
 }  # fmt: skip
 
 _NUMBERED = dict.fromkeys(("run", "event", "result", "attempt", "batch", "batch_task"), "id") | {"row": "key"}
@@ -128,10 +140,11 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
     for name in _WHICH:
         columns = _known(writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")])
         values = ", ".join(_value(name, column, past) for column in columns)
-        how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
+        how = "IGNORE" if name in ("definition", "decision", *_SHARED) else "REPLACE"
         into = f"main.{name} ({', '.join(columns)})"
         if columns:  # an older agac had fewer tables
             writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t")
+    writer.execute(sql("reviews_look_again"))
     for intent, state in states.items():
         changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
         writer.execute(f"UPDATE main.batch SET {changes} WHERE intent = ?", (*state.values(), intent))
@@ -149,7 +162,7 @@ def _value(name: str, column: str, past: Mapping[str, int]) -> str:
 
 def _known(writer: sqlite3.Connection, name: str, columns: Iterable[str]) -> list[str]:
     """The same columns, if the table has them."""
-    found = [one for one in columns if not (name in _SHARED and one == "id")]
+    found = [one for one in columns if not (name in ("decision", *_SHARED) and one == "id")]
     if set(found) - {one[1] for one in writer.execute(f"PRAGMA main.table_info({name})")}:
         raise Damaged("a newer agac wrote it: update agac")
     return found

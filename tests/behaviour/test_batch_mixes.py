@@ -7,6 +7,8 @@ from support.batchrun import BatchProject, Make, advance, failed
 from support.server import Faulty, Server
 from support.soak import few
 
+import agac
+
 Stage = dict[str, Any]
 
 LABEL = {"sentiment": "positive|neutral|negative", "reason": "string"}
@@ -287,3 +289,23 @@ def test_equal_prompts_across_two_runs_are_enrolled_once(batches_at: Make, serve
     advance(project.server, 100)
     assert project.run().exit_code == 0
     project.assert_ends_as_sync(server, (2, 12))
+
+
+@pytest.mark.parametrize("mode", ["sync", "batch"])
+def test_rows_wait_for_people_between_batches(batches_at: Make, mode: str) -> None:
+    project = batches_at(rows=3)
+    review = {"name": "approve", "review": {"choices": ["approve", "reject"]}}
+    after = stage("reply", "${text}", run_mode=mode)
+    project.batched(label("a", "${text}"), review, after)
+    assert project.run().rows.open == 3
+    project.retrieve()
+    items = agac.review_queue(project.root).items
+    assert len(items) == 3
+    report = project.run()
+    assert (report.exit_code, report.rows.open, report.summary["stages"][1]["review"]["waiting"]) == (0, 3, 3)
+    agac.decide(project.root, [agac.Decision(one.id, "approve", reviewer="anna") for one in items[:2]])
+    project.run()
+    project.retrieve()
+    report = project.run()
+    assert (report.rows.done, report.rows.open) == (2, 1)
+    project.assert_sound()

@@ -109,6 +109,10 @@ stages:
     escalate: {when: "agreement < 0.9 && classify.zeta != vars.name", model: "other/big?max_tokens=70"}
     batch: {max_requests: 10, max_bytes: 1MB, completion_window: 24h, grace: 3, retry: sync, max_rounds: 2,
             deadline: "07:30", on_deadline: wait, stuck_after: 1h}
+  - name: approve
+    review: {when: "agreement < 0.9 || classify.middle.b > 1", sample: 2%, blind: 0.05, show: [body, classify.zeta],
+             edit: classify, choices: [edit, reject], on_reject: skip, reviewers: 2, agree: zeta, timeout: 5d,
+             on_timeout: reject}
   - {name: each, explode: many, model: other/big, prompt: "${item} ${index}", output_field: said, run_mode: sync,
      visible: {only: [item, index]}}
   - {name: checked, model: "local/small?idle_timeout=none&reasoning=auto", prompt: "${item}",
@@ -118,7 +122,7 @@ stages:
   - {name: all, model: other/big, reply: json, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900},
      incomplete: fail, needs: [each, checked, talk]}
 output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
-         merge: update, csv_safe: true, bom: true, stages: [all]}
+         merge: update, csv_safe: true, bom: true, how: true, stages: [all]}
 """
 PIPED = """\
 input: {path: "data/*.csv"}

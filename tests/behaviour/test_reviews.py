@@ -162,3 +162,227 @@ def test_a_decision_that_is_changed_later_is_taken_up(project: ProjectFolder, mo
     assert report.rows.done == 2
     assert results(project) == {"r3": "reply: Y", "r4": "reply: L4"}
     project.assert_sound()
+
+
+def test_two_people_have_to_say_the_same_and_a_third_settles_a_conflict(
+    project: ProjectFolder, model: Scripted
+) -> None:
+    review(project, [3, 4], reviewers=2, agree="label")
+    project.run()
+    decide(project, "r3", "approve")
+    assert decide(project, "r3", "approve").same == 1
+    assert project.run().rows.done == 0
+    assert decide(project, "r3", "edit", {"label": "L3", "confidence": 1}, reviewer="ben").conflicts == []
+    decide(project, "r4", "approve")
+    assert len(decide(project, "r4", "reject", reviewer="ben").conflicts) == 1
+    assert project.run().rows.done == 1
+    assert list(waiting(project, "conflict")) == ["r4"]
+    decide(project, "r4", "approve", reviewer="cleo")
+    assert project.run().rows.done == 2
+    project.assert_sound()
+
+
+def test_different_decisions_are_kept_and_shown_and_one_may_override_them(
+    project: ProjectFolder, model: Scripted
+) -> None:
+    review(project, [3])
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r3", "reject", reviewer="ben", reason="no")
+    (item,) = waiting(project, "conflict").values()
+    assert [(one.reviewer, one.choice) for one in item.decisions] == [("anna", "approve"), ("ben", "reject")]
+    assert project.run().rows.open == 1
+    assert decide(project, "r3", "approve", reviewer="cleo", force=True).taken == 1
+    assert decide(project, "r3", "approve", reviewer="cleo", force=True).same == 1
+    assert project.run().rows.done == 1
+
+
+@pytest.mark.parametrize("on_timeout", ["approve", "reject", "wait"])
+def test_after_its_time_a_row_goes_on_without_people(
+    project: ProjectFolder, model: Scripted, on_timeout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    review(project, [3], timeout="5d", on_timeout=on_timeout)
+    project.run()
+    assert project.run().rows.open == 1
+    with project.changed() as change:
+        change("UPDATE review SET due = 1.0")
+    report = project.run()
+    assert (report.rows.done, report.rows.dropped, report.rows.open) == {
+        "approve": (1, 0, 0), "reject": (0, 1, 0), "wait": (0, 0, 1),
+    }[on_timeout]  # fmt: skip
+    project.assert_sound()
+
+
+def test_a_blind_row_is_asked_for_a_value_and_measures_the_model(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4], blind="100%")
+    project.run()
+    assert [(one.answer, one.blind) for one in waiting(project).values()] == [(None, True)] * 2
+    assert "without the answer" in decide(project, "r3", "approve").problems[0].message
+    decide(project, "r3", "edit", {"label": "L3", "confidence": 0.3})
+    decide(project, "r4", "edit", {"label": "B", "confidence": 0.4})
+    project.run()
+    (stage,) = agac.review_report(project.root).stages
+    assert (stage.stage, stage.blind.rows, stage.blind.equal, stage.others.rows) == ("approve", 2, 1, 0)
+    assert stage.blind.fields["label"].equal == 1
+    assert results(project) == {"r3": "reply: L3", "r4": "reply: B"}
+
+
+def test_a_sample_is_drawn_by_the_id_and_is_the_same_in_each_run(project: ProjectFolder, model: Scripted) -> None:
+    review(project, list(range(40, 90)), when="false", sample="20 %")
+    project.run()
+    drawn = set(waiting(project))
+    assert 2 < len(drawn) < 20
+    assert {one.why["sample"] for one in waiting(project).values()} == {0.2}
+    review(project, list(range(50, 95)), when="false", sample=0.2)
+    project.run()
+    assert {one for one in waiting(project) if int(one[1:]) < 90} == {one for one in drawn if int(one[1:]) >= 50}
+
+
+def test_a_decision_is_about_what_was_shown_and_comes_back_with_it(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4])
+    project.run()
+    old = waiting(project)["r3"]
+    decide(project, "r3", "edit", {"label": "E", "confidence": 0})
+    project.rows([{"id": "r3", "text": "other-5"}, {"id": "r4", "text": "text-4"}])
+    project.run()
+    assert {row: one.answer["label"] for row, one in waiting(project).items()} == {"r3": "L5", "r4": "L4"}
+    assert list(waiting(project, "stale")) == ["r3"]
+    late = agac.Decision(old.id, "reject", reviewer="ben", seen=old.seen)
+    assert (agac.decide(project.root, [late]).stale, project.run().rows.open) == (1, 2)
+    wrong = agac.Decision(waiting(project)["r3"].id, "reject", reviewer="ben", seen=old.seen)
+    assert (agac.decide(project.root, [wrong]).stale, project.run().rows.open) == (1, 2)
+    decide(project, "r4", "approve")
+    agac.decide(project.root, [agac.Decision(old.id, "reject", reviewer="anna")])  # and ben said so too
+    project.rows([{"id": "r3", "text": "text-3"}, {"id": "r4", "text": "text-4"}])
+    report = project.run()
+    assert (report.rows.done, report.rows.dropped) == (1, 1)
+    project.assert_sound()
+
+
+def test_another_prompt_with_the_same_answer_asks_nobody_twice(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4, 5])
+    project.run()
+    decide(project, "r3", "edit", {"label": "E", "confidence": 0})
+    project.run()
+    changed = {**CLASSIFY, "prompt": "classify again ${text}"}
+    project.workflow(stages=[changed, {"name": "approve", "review": {}}, REPLY])
+    report = project.run()
+    assert (report.summary["run"], report.rows.done, report.rows.open) == (2, 1, 2)
+    assert {one.run for one in waiting(project).values()} == {2}
+    assert waiting(project, "stale") == {}
+    decide(project, "r4", "approve")
+    decide(project, "r5", "approve")
+    project.run()
+    assert results(project) == {"r3": "reply: E", "r4": "reply: L4", "r5": "reply: L5"}
+
+
+@pytest.mark.parametrize("how", ["fresh", "retry"])
+def test_decisions_are_lost_only_where_that_is_asked_for(project: ProjectFolder, model: Scripted, how: str) -> None:
+    review(project, [3, 4])
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r4", "reject")
+    project.run()
+    again = ("run", "-a", "reviews", "--fresh") if how == "fresh" else ("retry", "last", "--from", "classify", "--yes")
+    project.agac(*again, code=0)
+    assert project.query("SELECT count(*) FROM review WHERE state = 'waiting'") == [(0,)]
+    more = () if how == "fresh" else ("--row", "r3")
+    project.agac(*again, *more, "--discard-decisions", code=0)
+    assert set(waiting(project)) == ({"r3", "r4"} if how == "fresh" else {"r3"})
+    assert project.run().rows.open == (2 if how == "fresh" else 1)
+    decide(project, "r3", "approve")
+    project.run()
+    assert results(project) == {"r3": "reply: L3"}
+    assert project.agac("run", "-a", "reviews", "--discard-decisions").code == 2
+
+
+def test_outputs_say_how_people_had_to_do_with_results(project: ProjectFolder, model: Scripted) -> None:
+    project.rows([{"id": f"r{number}", "text": f"text-{number}"} for number in (3, 4, 9)])
+    approve = {"name": "approve", "review": {"when": "classify.confidence < 0.8"}}
+    project.workflow(stages=[CLASSIFY, approve], output={"how": True})
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r4", "edit", {"label": "X", "confidence": 1})
+    project.run()
+    assert {one["id"]: one["how"] for one in project.envelopes()} == {
+        "r3": {"approve": "approved"}, "r4": {"approve": "manual"}, "r9": {"approve": "auto"},
+    }  # fmt: skip
+    assert results(project)["r4"] == {"label": "X", "confidence": 1}
+
+
+def test_rows_of_lists_and_groups_are_reviewed_too(project: ProjectFolder, model: Scripted) -> None:
+    project.rows([{"id": "a", "items": [3, 4]}, {"id": "b", "items": [5]}], "data/rows.jsonl")
+    stages = [
+        {"name": "classify", "explode": "items", "prompt": "classify n-${item}", "output_schema": SCHEMA},
+        {"name": "approve", "review": {"show": ["item"]}},
+        {"name": "sum", "group_by": [], "prompt": "sum ${rows_json}"},
+        {"name": "last", "review": {"choices": ["approve", "reject"]}},
+    ]
+    project.workflow(stages=stages, path="data/rows.jsonl")
+    project.run()
+    assert {row: one.shown for row, one in waiting(project).items()} == {
+        "a/0": {"item": 3}, "a/1": {"item": 4}, "b/0": {"item": 5},
+    }  # fmt: skip
+    decide(project, "a/0", "edit", {"label": "E", "confidence": 1})
+    decide(project, "a/1", "reject")
+    assert not project.run().invocation["complete"]
+    decide(project, "b/0", "approve")
+    project.run()
+    (item,) = waiting(project).values()
+    assert (item.row_id, item.stage) == ("all", "last")
+    assert '"label":"E"' in item.answer
+    assert '"L4"' not in item.answer
+    decide(project, "all", "approve")
+    assert project.run().invocation["complete"]
+    project.assert_sound()
+
+
+def test_a_review_before_a_group_holds_it_back(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4], {"name": "sum", "group_by": [], "prompt": "sum ${rows_json}"})
+    project.run()
+    decide(project, "r3", "approve")
+    assert not any(one["messages"][-1]["content"].startswith("sum") for one in model.asked)
+    project.run()
+    decide(project, "r4", "approve")
+    assert project.run().invocation["complete"]
+
+
+def test_an_escalated_answer_is_what_people_decide_on(project: ProjectFolder, model: Scripted) -> None:
+    project.rows([{"id": "r3", "text": "text-3"}])
+    escalated = {**CLASSIFY, "escalate": {"when": "classify.confidence < 0.5", "model": "local/large"}}
+    project.workflow(stages=[escalated, {"name": "approve", "review": {}}, REPLY])
+    project.run()
+    assert waiting(project)["r3"].edit == "classify"
+    decide(project, "r3", "edit", {"label": "X", "confidence": 0})
+    project.run()
+    assert results(project) == {"r3": "reply: X"}
+
+
+def test_agreement_of_replicas_decides_who_waits(project: ProjectFolder, model: Scripted) -> None:
+    project.rows([{"id": "r3", "text": "text-3"}])
+    voted = {**CLASSIFY, "replicas": 3, "vote": "label"}
+    for when, rows in (("agreement < 1.0", 0), ("agreement >= 1.0", 1)):
+        project.workflow(stages=[voted, {"name": "approve", "review": {"when": when}}])
+        assert project.run().rows.open == rows
+
+
+def test_ten_thousand_decisions_twice_are_once(project: ProjectFolder, model: Scripted) -> None:
+    review(project, list(range(100)))
+    project.run()
+    with project.changed() as change:
+        change(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9900) "
+            "INSERT INTO review SELECT randomblob(16), workflow, stage, 'x' || i, run_id, row_key, seen, why, blind, "
+            "'waiting', sure, due, alone, at FROM n, (SELECT * FROM review LIMIT 1)"
+        )
+    page, keys = agac.review_queue(project.root, limit=4000), list[str]()
+    while True:
+        keys += [one.id for one in page.items]
+        if page.next is None:
+            break
+        page = agac.review_queue(project.root, limit=4000, after=page.next)
+    assert (len(set(keys)), page.waiting) == (10_000, 10_000)
+    made = [agac.Decision(key, "approve", reviewer="anna", source="file") for key in keys]
+    first, second = agac.decide(project.root, made), agac.decide(project.root, made)
+    assert (first.taken, second.taken, second.same) == (10_000, 0, 10_000)
+    assert project.query("SELECT count(*) FROM decision") == [(10_000,)]

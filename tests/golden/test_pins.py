@@ -29,7 +29,8 @@ ADDED = {
     "keys of workflow": {
         *OTEL,
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"', '.max_open_rows: "integer"',
-        '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"', '.stages[].reply: "string" ["text", "json"]',
+        '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"',
+        '.output.how: "boolean"', '.stages[].reply: "string" ["text", "json"]',
         *(f'.{key}.syntax: "string" ["auto", "dollar", "mustache", "brace"]' for key in ("defaults", "stages[]")),
         *(f'.{key}.backend: "string"' for key in ("defaults", "stages[]")),
         *(f'.{key}.warm_prefix: "boolean"' for key in ("defaults", "stages[]")),

@@ -37,5 +37,5 @@ CREATE TABLE decision (
     source   TEXT NOT NULL,           -- terminal, file, monitor, api, fix, timeout
     forced   INTEGER NOT NULL         -- 1: it overrides those of others
 );
-CREATE INDEX decision_key ON decision (key, id);
+CREATE UNIQUE INDEX decision_key ON decision (key, at, reviewer, choice, value);
 CREATE INDEX decision_stage ON decision (workflow, stage, id);
