@@ -8,10 +8,9 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from agac.api.run_compare import Agreement
 from agac.api.status import database_path, no_runs_yet, refuse_unknown, workflow_name
@@ -19,8 +18,10 @@ from agac.api.sync import blocking
 from agac.core.errors import UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
+from agac.engine.replay import RowViews
 from agac.engine.validate import Checker
 from agac.plan.stage import RecordedStage, recorded_stages
+from agac.spec.guards import STORED, Check, compile_guard
 from agac.spec.operations import Review
 from agac.spec.paths import project_root
 from agac.store import decisions as store
@@ -111,6 +112,7 @@ class ReviewedStage:
     review: Review
     judged: RecordedStage
     checker: Checker
+    stages: Sequence[RecordedStage]
 
     @staticmethod
     def of(stages: Sequence[RecordedStage], name: str) -> ReviewedStage | None:
@@ -120,16 +122,16 @@ class ReviewedStage:
         if not isinstance(does, Review):
             return None
         judged = by_name[does.edit]
-        own = {key: getattr(judged, key) for key in ("schema", "json_repair", "output_field", "wants_json", "name")}
-        without = {"extra_check": None, "judge": None, "checks": ()}
-        return ReviewedStage(does, judged, Checker(cast("Any", SimpleNamespace(**own, **without))))
+        read = ((compile_guard(one.guard.text, STORED)[0], one.message) for one in judged.checks)
+        judged = replace(judged, checks=tuple(Check(guard, message) for guard, message in read if guard is not None))
+        return ReviewedStage(does, judged, Checker(judged), stages)
 
     def standing(self, review: StoredReview, found: Sequence[StoredDecision], since: float) -> Standing:
         """How a review stands by the decisions about it."""
         asks = self.review
         return store.standing(found, review.seen["answer"], reviewers=asks.reviewers, agree=asks.agree, since=since)
 
-    def fault(self, review: StoredReview, one: Decision) -> str | None:
+    async def fault(self, database: Database, review: StoredReview, one: Decision) -> str | None:
         """Why this cannot be decided about the review."""
         if one.choice not in self.review.choices:
             return f"{one.choice!r} is no choice of stage {review.stage!r}: {', '.join(self.review.choices)}"
@@ -139,7 +141,11 @@ class ReviewedStage:
             return "it was asked without the answer, which cannot be approved then; give your own value (edit)"
         if one.choice != "edit":
             return None if one.value is None else f"a value is given with {one.choice!r}; write edit"
-        return self.checker.misfit(one.value)
+        view = None
+        if self.judged.checks:  # they may look at all that there is of the row
+            views = RowViews(self.stages, self.stages[0].variables, database)
+            view = (await views.ended([review.row_key])).get(review.row_key)
+        return self.checker.misfit(one.value, view)
 
 
 @dataclass
@@ -324,11 +330,11 @@ async def decide(
         for place, one in enumerate(decisions):
             review = known.get(keys.get(one.item, b""))
             asked = await definitions.asked(review) if review is not None else None
-            fault = f"there is no review {one.item!r}" if review is None or asked is None else asked.fault(review, one)
-            if fault is not None or review is None or asked is None:
-                problems.append(DecisionProblem(place, one.item, fault or ""))
-            else:
+            fault: str | None = f"there is no review {one.item!r}"
+            if review is not None and asked is not None:
+                fault = await asked.fault(database, review, one)
                 about.append((one, review, asked))
+            problems += [DecisionProblem(place, one.item, fault)] if fault is not None else []
         if problems or check:
             return DecideReport(problems=problems)
         return await change(database, lambda writer: _store(writer, about, force=force))

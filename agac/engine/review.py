@@ -39,6 +39,7 @@ class ReviewTask(NamedTuple):
     why: dict[str, JSONValue] | None
     blind: bool
     sure: float
+    view: RowView
 
     @property
     def fingerprint(self) -> bytes:
@@ -110,6 +111,7 @@ class Reviewing:
             why,
             share_of("blind", stage.name, row_id) < asks.blind,
             float(next((one for one in numbers if 0 <= one <= 1), 1)),
+            view,
         )
 
     def verdict(self, task: ReviewTask, stood: Standing) -> Verdict:
@@ -121,7 +123,9 @@ class Reviewing:
             return Verdict("rejected", "null", decided)
         value = snapshot(task.answer)
         if decided.choice == "edit" and decided.says(None, None) != canonical([False, task.answer]):
-            kept = self._checker.kept(json.loads(decided.value or "null")) if self._checker else decided.value
+            kept = (
+                self._checker.kept(json.loads(decided.value or "null"), task.view) if self._checker else decided.value
+            )
             return Verdict("waiting") if kept is None else Verdict("manual", kept, decided)
         return Verdict("approved", value, decided)
 

@@ -12,7 +12,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage, json_encoder
 from agac.plan.render import RowView
-from agac.plan.stage import ExtraCheck, PlannedStage
+from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
 from agac.spec.templates import VARS
@@ -110,12 +110,12 @@ def checks_of(stages: Iterable[Stage]) -> dict[int, ResultChecks]:
 class Checker:
     """Checks the replies of one stage. Made once: building a validator costs more than using it."""
 
-    def __init__(self, stage: PlannedStage) -> None:
-        self._extra: ExtraCheck | None = stage.extra_check
+    def __init__(self, stage: PlannedStage | RecordedStage) -> None:
+        self._extra: ExtraCheck | None = getattr(stage, "extra_check", None)
         self._checks = ResultChecks(stage) if stage.checks else None
         self._mends, self._field, self._wants_json = stage.json_repair, stage.output_field, stage.wants_json
         try:
-            self._schema = stage.judge or stage.schema
+            self._schema = getattr(stage, "judge", None) or stage.schema
             self._validators: dict[tuple[bool, int], Draft202012Validator] = {}
             if self._schema is not None:
                 self._reads_on = reads_on(self._schema.body, "pattern", "patternProperties")
@@ -137,17 +137,17 @@ class Checker:
             return found
         return self._checks.error(view, found.value) or found
 
-    def kept(self, value: JSONValue) -> str | None:
+    def kept(self, value: JSONValue, view: RowView | None = None) -> str | None:
         """A result of another place as the store has it; None where this stage would not take it as a reply."""
-        checked = self._as_reply(value)
+        checked = self._as_reply(value, view)
         return checked.text if isinstance(checked, ValidReply) else None
 
-    def misfit(self, value: JSONValue) -> str | None:
+    def misfit(self, value: JSONValue, view: RowView | None) -> str | None:
         """Why the stage would not take a value as its reply; None: it would."""
-        checked = self._as_reply(value)
+        checked = self._as_reply(value, view)
         return checked.message if isinstance(checked, RowError) else None
 
-    def _as_reply(self, value: JSONValue) -> ValidReply | RowError:
+    def _as_reply(self, value: JSONValue, view: RowView | None) -> ValidReply | RowError:
         text, form = value, "a text that is not empty"
         if self._wants_json:
             text = json.dumps(value, ensure_ascii=False)
@@ -155,7 +155,7 @@ class Checker:
             text, form = value.get(self._field) if isinstance(value, dict) and len(value) == 1 else None, "an object"
             form = f"{form} with the one field {self._field!r}, a text"
         if isinstance(text, str):
-            return self.check(Reply(text, Finish.STOP, Usage(), ""))
+            return self.check(Reply(text, Finish.STOP, Usage(), ""), view=view)
         return RowError(ErrorType.SCHEMA_MISMATCH, f"the value is not {form}")
 
     def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:

@@ -386,3 +386,29 @@ def test_ten_thousand_decisions_twice_are_once(project: ProjectFolder, model: Sc
     first, second = agac.decide(project.root, made), agac.decide(project.root, made)
     assert (first.taken, second.taken, second.same) == (10_000, 0, 10_000)
     assert project.query("SELECT count(*) FROM decision") == [(10_000,)]
+
+
+def test_an_edited_value_has_to_meet_the_checks_of_its_stage(project: ProjectFolder, model: Scripted) -> None:
+    project.rows([{"id": "r3", "text": "text-3"}])
+    checked = {**CLASSIFY, "checks": {'classify.label != text && classify.label != "bad"': "label is bad"}}
+    project.workflow(stages=[checked, {"name": "approve", "review": {}}, REPLY])
+    project.run()
+    for label in ("bad", "text-3"):
+        (problem,) = decide(project, "r3", "edit", {"label": label, "confidence": 1}).problems
+        assert "label is bad" in problem.message
+    assert decide(project, "r3", "edit", {"label": "good", "confidence": 1}).taken == 1
+    project.run()
+    assert results(project) == {"r3": "reply: good"}
+
+
+def test_a_value_that_the_schema_no_longer_takes_is_asked_for_anew(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3])
+    project.run()
+    decide(project, "r3", "edit", {"label": "X", "confidence": 7})
+    bounded = {**SCHEMA, "properties": {**SCHEMA["properties"], "confidence": {"type": "number", "maximum": 1}}}
+    project.workflow(stages=[{**CLASSIFY, "output_schema": bounded}, {"name": "approve", "review": {}}, REPLY])
+    assert project.run().rows.open == 1
+    assert list(waiting(project)) == ["r3"]
+    decide(project, "r3", "edit", {"label": "Y", "confidence": 1})
+    project.run()
+    assert results(project) == {"r3": "reply: Y"}
