@@ -45,7 +45,7 @@ INSERT INTO row (key, run_id, id, occurrence, ordinal, hash, data, state, result
 SELECT i, 1, 'r-' || i, 0, i, randomblob(16), printf('{"id":"r-%d","text":"Review number %d: light and comfortable, '
     || 'worth the price, though the zip could be stronger: %d"}', i, i, i % 977),
     CASE WHEN fails THEN 2 WHEN open THEN 0 ELSE 1 END, iif(fails OR open, NULL, 2 * i), iif(fails, 'classify', NULL),
-    iif(fails, json_extract('["SchemaMismatch","Timeout","Refused","ProviderError"]', '$[' || i / 40 % 4 || ']'), NULL),
+    iif(fails, json_extract('["SchemaMismatch","Timeout","Refused","ProviderError"]', '$['||(i / 40 % 4)||']'), NULL),
     iif(fails, 'the reply to row ' || i || ' is not what was asked for', NULL), 1 FROM n;
 INSERT INTO task (row_key, stage, replica, fingerprint, outcome, result_id, error_type, failures, settled_at)
 SELECT i, s.value, 0, randomblob(16),

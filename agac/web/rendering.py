@@ -39,8 +39,9 @@ LONGEST_TEXT, LONGEST_CELL = 100_000, 160
 """Characters of one value that a page shows, and a list; a command beside it prints all of it."""
 
 
-def clip(text: str, most: int = LONGEST_TEXT) -> str:
+def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
     """As much of a text as is shown, and how much was left out."""
+    text = text or ""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
