@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,30 +28,33 @@ LOGS = Path(".agac/ui")
 TAIL = 64 << 10  # bytes of such a file that are shown
 
 
-async def stop(request: Request) -> Response:
-    """Asks the process that works on a run to stop as Ctrl-C does."""
-    project, run = request.app.state.project, request.path_params["run"]
-    if request.method == "POST":
-        await monitor.aask(project, "stop", run)
-        return RedirectResponse(f"/run/{run}", 303)
-    what = "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored."
-    return render(request, "ask.html", title=f"Stop run {run}", run=run, what=what, button="Stop it")
+ASKED: dict[str, tuple[Literal["stop", "cancel_batch"], str, str]] = {
+    "stop": (
+        "stop", "Stop run {run}",
+        "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored.",
+    ),
+    "cancel": (
+        "cancel_batch", "Cancel batch {batch}",
+        "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`.",
+    ),
+}  # fmt: skip
+"""What is asked of the process that works on a run: what it is called, a title, and what it means."""
 
 
-async def cancel(request: Request) -> Response:
-    """Asks for a batch to be cancelled at its provider."""
-    project, run, batch = request.app.state.project, request.path_params["run"], request.path_params["batch"]
+async def ask(request: Request) -> Response:
+    """Says what would be asked for, and on POST asks for it."""
+    run, batch = request.path_params["run"], request.path_params.get("batch")
+    kind, title, what = ASKED[request.url.path.split("/")[3]]
     if request.method == "POST":
-        await monitor.aask(project, "cancel_batch", run, batch=batch)
+        await monitor.aask(request.app.state.project, kind, run, batch=batch)
         return RedirectResponse(f"/run/{run}", 303)
-    what = "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`."
-    return render(request, "ask.html", title=f"Cancel batch {batch}", run=run, what=what, button="Cancel it")
+    return render(request, "ask.html", title=title.format(run=run, batch=batch), run=run, what=what)
 
 
 async def retry(request: Request) -> Response:
     """What `agac retry` would run again, and its start as a process of its own."""
     project, run = request.app.state.project, request.path_params["run"]
-    given = {**dict.fromkeys(("stage", "error", "budget"), ""), **request.query_params, **await form_of(request)}
+    given = {**dict.fromkeys(("stage", "error", "budget"), ""), **request.query_params, **form_of(request)}
     given = {name: given[name] for name in ("stage", "error", "budget")}
     if given["budget"] and not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", given["budget"]):
         what = f"{given['budget']!r} is not a number of dollars"
@@ -92,8 +96,7 @@ async def log(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/run/{run:int}/stop", stop, methods=["GET", "POST"]),
-    Route("/run/{run:int}/retry", retry, methods=["GET", "POST"]),
-    Route("/run/{run:int}/cancel/{batch:int}", cancel, methods=["GET", "POST"]),
-    Route("/log/{name}", log),
-]
+    Route("/run/{run:int}/stop", ask, methods=["GET", "POST"]),
+    Route("/run/{run:int}/cancel/{batch:int}", ask, methods=["GET", "POST"]),
+    Route("/run/{run:int}/retry", retry, methods=["GET", "POST"]), Route("/log/{name}", log),
+]  # fmt: skip

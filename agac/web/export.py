@@ -23,7 +23,7 @@ from agac.core.errors import UsageError
 from agac.data.files import PREFIX, explained
 from agac.spec.paths import project_root
 from agac.web.app import STATIC
-from agac.web.pages import CHARTS, chart_data, table_of
+from agac.web.pages import curves_of
 from agac.web.rendering import page_text
 
 PER_PAGE, MOST_LISTED, MOST_FAILED, SAMPLE = 500, 100_000, 1000, 200
@@ -117,11 +117,10 @@ class StaticPages:
             self.write(file, "row.html", f"Row {row_id}", run=record, rows=found)
         groups = await monitor.aerrors(self.run, project=self.project)
         self.write("errors.html", "errors.html", "Errors", groups=groups)
-        curves = await monitor.acurves(self.run, project=self.project)
+        curves = curves_of(await monitor.acurves(self.run, project=self.project))
         graph = Markup((await api.agraph(run=self.run, project=self.project)).svg(styled=False))  # noqa: S704
-        charts = [(one, table_of(one, curves)) for one in CHARTS]
-        self.write("index.html", "run.html", f"Run {self.run}", run=self.about, graph=graph, charts=charts,
-                   live=None, curves=json.dumps(chart_data(curves)), actions=[])  # fmt: skip
+        self.write("index.html", "run.html", f"Run {self.run}", run=self.about, graph=graph, curves=curves,
+                   live=None, source=json.dumps(curves), actions=[])  # fmt: skip
         return sum(counts[1:])
 
     async def _list(self, name: str, path: str, title: str, filters: RowFilters, total: int) -> int:

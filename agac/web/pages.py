@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable
+from typing import Any
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -12,33 +12,11 @@ from starlette.routing import Route
 
 from agac import api
 from agac.api import monitor
-from agac.core.types import iso
 from agac.web.live import stream
 from agac.web.rendering import number_of, page_text, render, served
 
 RUNS = 50
 """Runs of a page of the list."""
-
-FIGURES = 60
-"""The last steps of a chart that the table below it has."""
-
-
-class Chart(NamedTuple):
-    """A chart: the curves that it draws, by the names that `RunCurves` has for them, with their titles."""
-
-    name: str
-    title: str
-    unit: str
-    curves: dict[str, str]
-
-
-CHARTS = (
-    Chart("rows", "Throughput", "a minute", {"done": "Rows done", "calls": "Calls"}),
-    Chart("latency", "Time of a call", "ms", {"p50_ms": "Half of them", "p95_ms": "95 of 100"}),
-    Chart("tokens", "Tokens", "a minute", {"input_tokens": "In", "output_tokens": "Out"}),
-    Chart("cost", "Cost", "USD a minute", {"cost_usd": "Cost"}),
-    Chart("errors", "Failures", "a minute", {"failed": "Rows failed", "failed_calls": "Calls failed"}),
-)
 
 
 async def runs(request: Request) -> Response:
@@ -60,11 +38,10 @@ async def _runs(request: Request) -> dict[str, Any]:
 
 async def run(request: Request) -> Response:
     """One run: figures, stages, lanes, batches, and what to do next; its curves."""
-    number = request.path_params["run"]
-    found = await monitor.acurves(number, project=request.app.state.project)
+    address = f"/run/{request.path_params['run']}"
     return render(
-        request, "run.html", title=f"Run {number}", live=f"/run/{number}/live", curves=f"/run/{number}/curves.json",
-        charts=[(one, table_of(one, found)) for one in CHARTS], **await _run(request),
+        request, "run.html", title=f"Run {request.path_params['run']}", live=f"{address}/live",
+        source=f"{address}/curves.json", curves=await _curves(request), **await _run(request),
     )  # fmt: skip
 
 
@@ -87,33 +64,17 @@ async def _run(request: Request) -> dict[str, Any]:
 
 
 async def curves(request: Request) -> Response:
-    """What the charts draw: the times of the steps, and the lines of each chart."""
-    found = await monitor.acurves(request.path_params["run"], project=request.app.state.project)
-    return JSONResponse(chart_data(found))
+    """What the charts draw."""
+    return JSONResponse(await _curves(request))
 
 
-def chart_data(found: monitor.RunCurves) -> dict[str, Any]:
-    """The times of the steps in seconds since 1970, and of each chart its lines; sums are told a minute."""
-    return {
-        "at": found.at,
-        "charts": {
-            one.name: [{"label": title, "values": values(one, name, found)} for name, title in one.curves.items()]
-            for one in CHARTS
-        },
-    }
+async def _curves(request: Request) -> dict[str, Any]:
+    return curves_of(await monitor.acurves(request.path_params["run"], project=request.app.state.project))
 
 
-def values(chart: Chart, name: str, found: monitor.RunCurves) -> Sequence[float | None]:
-    """A line of a chart."""
-    of = found.series[""][name] if found.at else []
-    return of if chart.unit == "ms" else [None if one is None else one * 60 / found.step_s for one in of]
-
-
-def table_of(chart: Chart, found: monitor.RunCurves) -> list[tuple[str, list[float | None]]]:
-    """The last steps of a chart, the newest first: the time, and a figure for each line."""
-    lines = [values(chart, name, found) for name in chart.curves]
-    last = range(len(found.at) - 1, max(-1, len(found.at) - 1 - FIGURES), -1)
-    return [(iso(found.at[step]) or "", [line[step] for line in lines]) for step in last]
+def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
+    """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the whole run by name."""
+    return {"at": found.at, "step_s": found.step_s, "lines": found.series.get("", {})}
 
 
 async def _fragment(request: Request, template: str, context: Awaitable[dict[str, Any]]) -> str:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
@@ -27,10 +26,10 @@ def environment() -> Environment:
     """All templates. What is written into them is text: it is escaped, whatever it is."""
     made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters.update(
-        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", part=part, clip=clip, cell=cell,
+        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", clip=clip, cell=cell,
         words=words, usd=lambda amount: "" if amount is None else dollars(amount, None),
-        json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), lasting=lasting,
-        moment=lambda seconds: iso(seconds) or "", numbered=lambda title: f"#{title}",
+        json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
+        moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
     return made
 
@@ -60,21 +59,11 @@ def words(command: Sequence[str], *named: object, **options: object) -> str:
     return shlex.join([*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])])
 
 
-def lasting(seconds: float | None) -> str:
-    """How long something takes; nothing where that is not known."""
-    return "" if seconds is None else duration(seconds)
-
-
 def number_of(text: str, what: str) -> int:
     """A number in an address. Raises UsageError for anything else."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
     raise UsageError(f"{text!r} is no {what}", remedy="Give its number, as the list of runs has it.")
-
-
-def part(value: object) -> str:
-    """A name, such as a row's id, as one part of a path."""
-    return quote(str(value), safe="")
 
 
 def link(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -17,6 +17,7 @@ from agac.api.review_files import reviewer
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue
 from agac.web.rendering import render
+from agac.web.security import form_of
 
 FILTERS = ("workflow", "stage", "state", "after")
 
@@ -71,7 +72,7 @@ def _value(item: ReviewItem, given: Mapping[str, str]) -> JSONValue:
 async def decide(request: Request) -> Response:
     """Takes a decision of a form. One about what was decided on since the form was shown is not taken: the page shows
     both, and a button that overrides."""
-    given = dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))
+    given = form_of(request)
     project, problem, status = request.app.state.project, "", 422
     item = await api.areview_item(given.get("id", ""), project)
     if item is None:

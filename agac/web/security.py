@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs, parse_qsl
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request, cookie_parser
@@ -36,15 +35,17 @@ def form_token(token: str) -> str:
     return hmac.new(token.encode(), b"forms", hashlib.sha256).hexdigest()
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that was sent; starlette's own way would need a further package."""
-    return dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+def form_of(request: Request) -> dict[str, str]:
+    """The fields of the form that a request brings, as AccessCheck read them: starlette would need a further package
+    for it."""
+    found: dict[str, str] = request.scope.get("form", {})
+    return found
 
 
 class AccessCheck:
     """Lets requests through to an application. Refused: a Host that is not this machine; what a page of elsewhere
     sends; whoever lacks the cookie, which the address with the token sets; forms without their token; and all that is
-    not reading, unless `write`. A request that is let through has its form's body read already, up to a bound."""
+    not reading, unless `write`. Forms are read here, up to a bound."""
 
     def __init__(self, token: str, *, write: bool, cookie: str = "agac_ui") -> None:
         self.token, self.write, self.cookie = token, write, cookie
@@ -65,15 +66,12 @@ class AccessCheck:
             refusal = self._entrance()
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             body = await _body(receive)
-            given = parse_qs(body.decode("utf-8", "replace")).get("form_token", [""]) if body is not None else [""]
+            scope["form"] = dict(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True))
             if body is None:
                 refusal = PlainTextResponse("the form is too long", 413)
-            elif not _same(given[0], form_token(self.token)):
-                refusal = PlainTextResponse(
-                    "the form lacks its token: load the page again, and send it from there", 403
-                )
-            else:
-                receive = _again(body, receive)
+            elif not _same(scope["form"].get("form_token", ""), form_token(self.token)):
+                what = "the form lacks its token: load the page again, and send it from there"
+                refusal = PlainTextResponse(what, 403)
         await (refusal or app)(scope, receive, sent)
 
     def _refusal(self, scope: Scope, *, entered: bool) -> Response | None:
@@ -125,13 +123,3 @@ async def _body(receive: Receive) -> bytes | None:
         if len(body) > LONGEST_BODY:
             return None
     return body
-
-
-def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Gives a body that was read, then what comes after it."""
-    waiting = [body]
-
-    async def given() -> Message:
-        return {"type": "http.request", "body": waiting.pop(), "more_body": False} if waiting else await receive()
-
-    return given

@@ -71,9 +71,8 @@ def test_a_run_says_what_became_of_its_stages_and_what_is_next(watched: Watched)
 
 def test_curves_say_what_the_tables_below_them_say(watched: Watched) -> None:
     curves = json.loads(watched.get("/run/1/curves.json").text)
-    assert sum(curves["charts"]["rows"][0]["values"]) == 12
-    assert [line["label"] for line in curves["charts"]["tokens"]] == ["In", "Out"]
-    assert {len(line["values"]) for lines in curves["charts"].values() for line in lines} == {len(curves["at"])}
+    assert sum(curves["lines"]["done"]) == 12
+    assert {len(line) for line in curves["lines"].values()} == {len(curves["at"])}
     assert "Figures of throughput From Rows done Calls" in text_of(watched.get("/run/1").text)
 
 

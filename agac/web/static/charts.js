@@ -14,9 +14,11 @@ function draw(data) {
   const colour = name => style.getPropertyValue(name)
   const axis = { stroke: colour('--quiet'), grid: { stroke: colour('--pico-muted-border-color') } }
   const colours = [colour('--done'), colour('--waiting'), colour('--failed')]
-  for (const plot of box.querySelectorAll('[data-chart]')) {
+  for (const plot of box.querySelectorAll('.plot')) {
     drawn.get(plot)?.destroy()
-    const lines = data.charts[plot.dataset.chart]
+    const factor = Number(plot.dataset.factor)
+    const lines = Object.entries(JSON.parse(plot.dataset.lines)).map(([name, label]) =>
+      ({ label, values: data.lines[name].map(one => one === null ? null : one * factor) }))
     const options = {
       width: plot.clientWidth, height: 160, axes: [axis, { ...axis, size: 64 }],
       cursor: { drag: { x: false } },
@@ -27,7 +29,7 @@ function draw(data) {
   }
 }
 
-let data = { at: [], charts: {} }
+let data = { at: [], lines: {} }
 async function refresh() {
   data = await figures()
   draw(data)
