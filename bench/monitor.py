@@ -23,6 +23,7 @@ from processes import AGAC, measured
 
 from agac.api import monitor
 from agac.api.monitor import RowFilters
+from agac.store.writer import open_database
 
 MOST_MS = 300.0
 STAGES = 2
@@ -155,8 +156,9 @@ async def readers(root: Path) -> dict[str, Callable[[], Awaitable[object]]]:
 
 
 async def measure(root: Path, times: int) -> list[Figure]:
-    """Each reader so often."""
-    figures = []
+    """Each reader so often, of a store that is first brought up to date."""
+    async with open_database(root / ".agac" / "agac.db"):
+        figures = []
     for name, read in (await readers(root)).items():
         took = []
         for _ in range(times):
