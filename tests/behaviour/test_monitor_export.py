@@ -2,13 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 from support.odd_rows import IDS, LONG, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
 
+import agac
+from agac.api import monitor
 from agac.web import export
 from agac.web.export import export_pages
 
@@ -84,7 +88,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export.StaticPages, "write", broken)
-    with pytest.raises(export.UsageError.__mro__[1], match="No space left"):
+    with pytest.raises(agac.AgacError, match="No space left"):
         export_pages(exported.root / "pages", 1, project=exported.root)
     assert sorted(path.name for path in exported.root.iterdir()) == before
     assert (exported.root / "pages/agac-export.json").read_bytes() == mark
@@ -105,3 +109,16 @@ def test_lists_are_cut_into_pages_and_rows_are_sampled(project: ProjectFolder, m
     assert [page.count("row-") for page in pages] == [2, 1, 1, 1]
     assert SCRIPT not in pages[0]
     assert "At most 40 rows are listed" in pages[0]
+
+
+def test_a_run_at_work_is_refused(exported: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = monitor.arun
+
+    async def at_work(*given: Any, **options: Any) -> monitor.MonitoredRun:
+        found = await real(*given, **options)
+        return replace(found, report={**found.report, "state": "running"})
+
+    monkeypatch.setattr(monitor, "arun", at_work)
+    with pytest.raises(agac.UsageError, match="run 2 is at work"):
+        export_pages(exported.root / "new", project=exported.root)
+    assert not (exported.root / "new").exists()
