@@ -25,7 +25,8 @@ STATIC = Path(__file__).parent / "static"
 
 
 class Monitor(Starlette):
-    """The pages of one project, behind an AccessCheck: nothing is answered without it, errors and files included."""
+    """The pages of the project in a folder, behind an AccessCheck: nothing is answered without it, errors and files
+    included. Where that lets people write, pages have buttons."""
 
     def __init__(self, project: Path, access: AccessCheck) -> None:
         files = Mount("/static", StaticFiles(directory=STATIC))
@@ -37,11 +38,6 @@ class Monitor(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.access.serve(super().__call__, scope, receive, send)
-
-
-def create_app(project: Path, token: str, *, write: bool = False, cookie: str = "agac_ui") -> Monitor:
-    """The monitor of the project in a folder, for whoever has the token; with `write` its buttons change something."""
-    return Monitor(project, AccessCheck(token, write=write, cookie=cookie))
 
 
 class MonitorServer(uvicorn.Server):
@@ -81,9 +77,9 @@ def serve(project: Path, ready: Callable[[str], None], *, port: int = 0, write: 
             raise UsageError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from error
         listening.listen(128)
         port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
-        app = create_app(project, token, write=write, cookie=f"agac_ui_{port}")  # browsers share cookies among ports
+        access = AccessCheck(token, write=write, cookie=f"agac_ui_{port}")  # browsers share cookies among ports
         config = uvicorn.Config(
-            app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            Monitor(project, access), ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=2,
         )  # fmt: skip
         server = MonitorServer(config, lambda: ready(f"http://127.0.0.1:{port}{ENTRANCE}{token}"))

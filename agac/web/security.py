@@ -47,7 +47,7 @@ class AccessCheck:
     sends; whoever lacks the cookie, which the address with the token sets; forms without their token; and all that is
     not reading, unless `write`. Forms are read here, up to a bound."""
 
-    def __init__(self, token: str, *, write: bool, cookie: str = "agac_ui") -> None:
+    def __init__(self, token: str, *, write: bool, cookie: str) -> None:
         self.token, self.write, self.cookie = token, write, cookie
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
