@@ -86,7 +86,7 @@ def decided_lines(report: DecideReport) -> Iterator[str]:
 def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
     """Keys: a approve, e edit in $EDITOR, r reject, s skip, q quit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        remedy = "Elsewhere: agac review export FILE, and agac review import FILE."
+        remedy = "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
         raise UsageError("agac review next asks at a terminal", remedy=remedy)
     who, after, key = api.reviewer(who, project=settings.project_dir), None, ""
     while key != "q":
@@ -98,7 +98,7 @@ def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
         if item.blind:
             keys.pop("a", None)
         terminal.print_lines(item_lines(item, page.waiting, keys))
-        while (key := click.getchar().lower()) not in keys:
+        while not (key := next((sign for sign in click.getchar().lower() if sign in keys), "")):
             pass
         decision = _decision(item, keys[key], who)
         if decision is None:

@@ -72,8 +72,7 @@ def _value(item: ReviewItem, given: Mapping[str, str]) -> JSONValue:
 async def decide(request: Request) -> Response:
     """Takes a decision of a form. One about what was decided on since the form was shown is not taken: the page shows
     both, and a button that overrides."""
-    given = form_of(request)
-    project, problem, status = request.app.state.project, "", 422
+    given, project, problem, status = form_of(request), request.app.state.project, "", 422
     item = await api.areview_item(given.get("id", ""), project)
     if item is None:
         raise UsageError("there is no such review", remedy="Begin with the queue.")

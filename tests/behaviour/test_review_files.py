@@ -2,12 +2,15 @@
 
 import csv
 import json
+import termios
 from pathlib import Path
 from typing import Any
 
 import openpyxl
 import pytest
-from support.project import ProjectFolder
+from support.processes import wait_until
+from support.project import ProjectFolder, command
+from support.terminals import PseudoTerminal
 
 import agac
 
@@ -157,3 +160,34 @@ def test_ten_thousand_decisions_are_taken_once(project: ProjectFolder, tmp_path:
     for taken, same in ((1_000, 0), (0, 1_000)):
         report, _ = agac.review_import(file, who="Ada", project=project.root)
         assert (report.taken, report.same) == (taken, same)
+
+
+def test_rows_are_decided_one_by_one_at_a_terminal(waits: ProjectFolder, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf \'%s\' \'{"sentiment": "negative", "why": "typed"}\' > "$1"\n')
+    editor.chmod(0o755)
+    waits.workflow(stages=[STAGES[0], STAGES[1] | {"review": {"show": ["text"]}}], rows=ROWS, path="data/rows.jsonl")
+    waits.run()
+    env = {"EDITOR": str(editor), "AGAC_REVIEWER": "Ada"}
+    terminal = PseudoTerminal(command(["review", "next", "-a", "reviews"]), waits.root, env, 100, 24)
+    try:
+        asks = r"\[a\] approve .*\[q\] quit"
+        for keys, then in ((b"xa", asks), (b"s", asks), (b"r", "Reason"), (b"e", "Reason"), (b"q", "")):
+            terminal.until(asks) if keys == b"xa" else None
+            # keys that come before it listens are dropped: nobody decides on what they have not seen
+            wait_until(lambda: not termios.tcgetattr(terminal._ours)[3] & termios.ICANON, "a key is read")
+            terminal.press(keys)
+            terminal.until(then) if then else None
+            if then == "Reason":
+                terminal.press(b"no\r")
+                terminal.until(asks)
+        assert terminal.ended() == 0
+    finally:
+        terminal.close()
+    assert [one[1:] for one in decided(waits)] == [
+        ("approve", None, "", "Ada", "terminal"),
+        ("reject", None, "no", "Ada", "terminal"),
+        ("edit", '{"sentiment":"negative","why":"typed"}', "no", "Ada", "terminal"),
+    ]
+    assert len({one[0] for one in decided(waits)}) == 3
+    assert "agac review export decisions.csv" in waits.agac("review", "next", code=2).err
