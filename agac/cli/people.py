@@ -12,12 +12,12 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.review import percentage
+from agac.cli.review import agreement_rows, percentage
 from agac.core.errors import ExitCode, UsageError
 from agac.core.types import counted
 
 if TYPE_CHECKING:
-    from agac.api import CalibrateReport, DecideReport, Decision, FixReport, ReviewItem
+    from agac.api import CalibrateReport, DecideReport, Decision, FixReport, ReviewItem, ReviewReport
 
 KEYS = {"a": "approve", "e": "edit", "r": "reject", "s": "skip", "q": "quit"}
 
@@ -33,6 +33,26 @@ queue_options = main.in_order(
 
 @click.group(cls=main.CommandGroup, help="Decide on results that wait for people.")
 def review() -> None: ...
+
+
+@review.command(help="Show how many rows wait, what was decided, and how far people and the model agree.")
+@click.option("-a", "--workflow", metavar="NAME", help="Only of this workflow.")
+@main.json_option
+@click.pass_obj
+def status(settings: main.Globals, workflow: str | None, *, as_json: bool) -> None:
+    report = api.review_report(settings.project_dir, workflow=workflow)
+    terminal.print_report(report, status_lines, as_json=as_json)
+
+
+def status_lines(report: ReviewReport) -> Iterator[str]:
+    for one in report.stages:
+        states = [f"{count:,} {state}" for state, count in one.states.items()]
+        yield f"{one.workflow}, {one.stage}: {', '.join(states)}; {one.rejected:,} rejected. People and the model:"
+        shown = {"asked blindly": one.blind, "sample": one.sample, "others": one.others}
+        table = [line for name, found in shown.items() if found.rows for line in agreement_rows(name, found)]
+        yield terminal.table(("decided", "rows", "equal", "share", "in one", "drift", "p95"), table)
+    if not report.stages:
+        yield "No row came to a review yet."
 
 
 @review.command(help="Write what waits into a csv, xlsx or jsonl FILE, to be filled in and imported.")

@@ -72,7 +72,7 @@ def comparison_lines(report: RunComparison) -> Iterator[str]:
     yield " compared with ".join(ended)
     alone = [f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}" for name in ("first", "second")]
     yield f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; {', '.join(alone)}\n"
-    table = [line for one in report.stages for line in _agreement_rows(one.name, one.agreement)]
+    table = [line for one in report.stages for line in agreement_rows(one.name, one.agreement)]
     yield terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
     for one in runs:
         times = one["timing_ms"]["duration"]
@@ -84,11 +84,11 @@ def comparison_lines(report: RunComparison) -> Iterator[str]:
         yield f"run {one['run']}: {terminal.cost_of(one['calls'])}{''.join(words)}"
 
 
-def _agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:
+def agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:
     share, *drift = map(_known, (found.share, found.drift, found.p95), ("{:.1%}", "{:.4g}", "{:.4g}"))
     yield name, found.rows, found.equal, share, found.alone, *drift
     for field, one in found.fields.items():
-        yield from _agreement_rows(f"{name}.{field}", one)
+        yield from agreement_rows(f"{name}.{field}", one)
 
 
 def _known(value: float | None, form: str) -> str:

@@ -53,6 +53,7 @@ WORDS: dict[str, list[list[str]]] = {
     "status": [[], ["last"], ["-a", "reviews"]],
     "runs": [[]],
     "data": [["data/rows.csv"]],
+    "review status": [[]],
     "review export": [["reviews.csv", "--force"]],
     "review import": [["decided.csv"]],
     "fix": [["1", "größe-1", "--stage", LONG, "--clear", "--reviewer", "Ada"]],

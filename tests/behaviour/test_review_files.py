@@ -149,15 +149,13 @@ def test_files_of_another_form_are_refused(waits: ProjectFolder, name: str, text
         assert "exists" in waits.agac("review", "export", name, code=2).err
 
 
-def test_ten_thousand_decisions_are_taken_once(project: ProjectFolder, tmp_path: Path) -> None:
-    project.write("tools/same.py", "def same(row):\n    return row\n")
-    review = {"name": "approve", "needs": "same", "review": {"show": ["text"], "edit": "same"}}
-    project.workflow(stages=[{"name": "same", "python": "tools/same.py:same"}, review], rows=1_000)
+def test_many_decisions_are_taken_once(project: ProjectFolder, tmp_path: Path) -> None:
+    project.workflow(stages=[STAGES[0], STAGES[1] | {"review": {"show": ["text"]}}], rows=600)
     project.run()
     file = tmp_path / "reviews.jsonl"
-    assert agac.review_export(file, project=project.root) == 1_000
+    assert agac.review_export(file, project=project.root) == 600  # more than a page of the queue
     write(file, [one | {"decision": "approve"} for one in read(file)])
-    for taken, same in ((1_000, 0), (0, 1_000)):
+    for taken, same in ((600, 0), (0, 600)):
         report, _ = agac.review_import(file, who="Ada", project=project.root)
         assert (report.taken, report.same) == (taken, same)
 
@@ -191,3 +189,16 @@ def test_rows_are_decided_one_by_one_at_a_terminal(waits: ProjectFolder, tmp_pat
     ]
     assert len({one[0] for one in decided(waits)}) == 3
     assert "agac review export decisions.csv" in waits.agac("review", "next", code=2).err
+
+
+def test_the_status_tells_blind_decisions_from_others(waits: ProjectFolder) -> None:
+    assert "No row came" in waits.agac("review", "status", "-a", waits.workflow("other"), code=0).out
+    for item in agac.review_queue(waits.root).items[:9]:
+        said = ("edit", {"sentiment": "negative", "why": "x"}) if item.blind else ("approve", None)
+        agac.decide(waits.root, [agac.Decision(item.id, *said, reviewer="Ada")])
+    shown = waits.agac("review", "status", code=0).out
+    assert "reviews, approve: 9 decided, 1 waiting; 0 rejected" in shown
+    assert "asked blindly.sentiment" in shown
+    (stage,) = waits.agac("review", "status", "--json", code=0).json["stages"]
+    assert stage["blind"]["rows"] + stage["others"]["rows"] == 9
+    assert stage["others"]["share"] == 1.0
