@@ -249,3 +249,20 @@ async def test_open_rows_come_last_first_since_they_are_the_last_ones(project: P
     with project.changed() as change:
         change("UPDATE row SET state = 0 WHERE ordinal > 13")
     assert [row["number"] for row in await pages(project, RowFilters(state="open"), 3)] == [*range(20, 13, -1)]
+
+
+async def test_what_the_monitor_reads_goes_with_its_run_and_lanes_after_a_week(project: ProjectFolder) -> None:
+    project.configure()
+    for model in ("simulator/small", "simulator/large"):
+        project.run(project.workflow(rows=2), model=model)
+    with project.changed() as change:
+        for run, days in ((1, 0), (2, 0), (2, 8)):
+            at = f"unixepoch() - {days} * 86400"
+            change(f"INSERT INTO lane_sample VALUES ({run}, {at}, 'l', 0, 1, 1, 0, '', NULL, 0, 0)")
+            change(
+                f"INSERT INTO inbox (workflow, run_id, kind, body, at) VALUES ('reviews', {run}, 'stop', '{{}}', {at})"
+            )
+    project.agac("gc", "--keep-runs", "1", code=0)
+    for table in ("minute", "minute_timing", "lane_sample", "inbox"):
+        assert project.query(f"SELECT DISTINCT run_id FROM {table}") == [(2,)], table
+    assert project.query("SELECT count(*) FROM lane_sample") == [(1,)]
