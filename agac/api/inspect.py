@@ -423,6 +423,7 @@ def _stage_report(
         "traceback": note.get("traceback"), **(_task_report(task, origins) if task else {}),
         **({"decided": note.get("review")} if stage.operation and stage.operation.key == "review" else {}),
         "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index], **replicated,
+        **({"reviewed": note["review"]} if "review" in note else {}),
         "prompt": json_form(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, attempts),

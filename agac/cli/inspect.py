@@ -315,10 +315,15 @@ def _turn(turn: dict[str, Any]) -> Iterator[str]:
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
     does = stage["operation"]
-    if does and "python" not in does and not stage["error"]:  # its result is not stored, since it costs nothing
+    if (
+        does and not {"python", "review"} & does.keys() and not stage["error"]
+    ):  # its result is not stored, since it costs nothing
         yield f"  finished: {stage['settled_at']}"
         return
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
+    if "reviewed" in stage:
+        by = f", by {stage['answered_by']['model']}" if stage["answered_by"]["provider"] == "people" else ""
+        yield f"  reviewed: {stage['reviewed']}{by}"
     if stage["how"] == ["adopted"]:
         yield f"  adopted: it stood in {stage['answered_by']['model']}; nothing was asked"
     elif "manual" in stage["how"]:

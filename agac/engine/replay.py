@@ -184,6 +184,9 @@ class RowHistory:
         """The fingerprint of a stage that was asked with these messages; None of one that has none."""
         if stage.operation is None:
             return stage.task_prints(messages, self.row.id, self.run)[0]
+        if stage.operation.gives_answer:  # what people decide on stands under what they saw
+            task = self.tasks.get(stage.index)
+            return task.fingerprint if task else None
         if not stage.is_kept:
             return None
         return local_fingerprint(definition_hash(stage.operation.body()), self.view.function_input(stage))

@@ -308,6 +308,10 @@ def test_outputs_say_how_people_had_to_do_with_results(project: ProjectFolder, m
         "r3": {"approve": "approved"}, "r4": {"approve": "manual"}, "r9": {"approve": "auto"},
     }  # fmt: skip
     assert results(project)["r4"] == {"label": "X", "confidence": 1}
+    shown = project.agac("inspect", "last", "r4", code=0).out
+    assert "of earlier content" not in shown
+    assert "reviewed: manual, by anna" in shown
+    assert project.agac("why", "last", "r4", "approve").code == 0
 
 
 def test_rows_of_lists_and_groups_are_reviewed_too(project: ProjectFolder, model: Scripted) -> None:
