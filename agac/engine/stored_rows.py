@@ -168,7 +168,7 @@ class LevelPass:
             context.totals.made_parked += len(waiting)  # these are left open
             chosen = [row for row in chosen if row.key not in waiting]
             reopened = [row.key for row in chosen if row.state != State.PENDING]
-            if reopened and (context.work.retry is not None or context.batched):
+            if reopened and (context.work.retry is not None or context.batched or context.reviews is not None):
                 # so that a retry that is broken off is gone on with, and what waits for a batch is open
                 context.ledger.batch.reopened += reopened
                 await context.ledger.durable()

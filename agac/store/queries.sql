@@ -1768,12 +1768,13 @@ HAVING max(state IN ('waiting', 'conflict')) AND min(alone) AND NOT max(state = 
 
 -- name: reviews_decided
 -- Those of these rows of which something was decided that no run has taken up.
-SELECT DISTINCT row_key FROM review WHERE row_key IN (:many) AND state = 'decided';
+SELECT DISTINCT row_key FROM review JOIN row ON row.key = review.row_key
+WHERE row_key IN (:many) AND (review.state = 'decided' OR (review.state = 'conflict' AND row.state <> 0));
 
 -- name: reviews_any_decided
 -- Whether something was decided of rows that a stage made, which no run has taken up.
 SELECT 1 FROM review JOIN row ON row.key = review.row_key
-WHERE review.state = 'decided' AND review.run_id = ? AND row.origin = ? LIMIT 1;
+WHERE review.state IN ('decided', 'conflict') AND review.run_id = ? AND row.origin = ? LIMIT 1;
 
 -- name: fixes
 -- The last word about each result of a workflow that was set by hand, since its decisions were discarded.
