@@ -1790,8 +1790,8 @@ FROM row JOIN task ON task.row_key = row.key AND task.replica = 0 LEFT JOIN resu
 WHERE row.run_id = ? AND row.id IN (:many) AND row.state <> 6 AND task.fingerprint IS NOT NULL;
 
 -- name: scores
--- How many rows of a run have each number in a place (the path) of what some stages, a list of positions, came to: of
--- several that a row has been through the last one counts.
+-- How many rows of a run have each number in a place (the path) of what some stages (a list of positions) came to.
+-- Of several that a row has been through the last one counts.
 SELECT score, count(*) FROM (
     SELECT max(task.stage), json_extract(result.value, ?1) AS score, json_type(result.value, ?1) AS kind
     FROM row JOIN task ON task.row_key = row.key AND task.replica = 0 JOIN result ON result.id = task.result_id
@@ -1801,8 +1801,8 @@ SELECT score, count(*) FROM (
 ) WHERE kind IN ('integer', 'real') GROUP BY score;
 
 -- name: judged
--- What a run asked people at a review stage: why, how each passed (auto, approved or manual; rejected; null: it waits),
--- the answer of the last of some stages that the row has been through, and what the review came to.
+-- What a run asked people at a review stage.
+-- Why, how each passed (auto, approved or manual; rejected; null: it waits), the answer of the last of some stages that the row has been through, and what the review came to.
 SELECT review.why,
     iif(review.state = 'applied', ifnull(json_extract(task.note, '$.review'), 'rejected'), NULL),
     (SELECT result.value FROM task AS given JOIN result ON result.id = given.result_id
