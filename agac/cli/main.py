@@ -57,7 +57,7 @@ COMMANDS = {
     "card": ("project", "Show AgentCards."),
     "batch": ("batch", "Follow, retrieve and cancel batches."),
     "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
-    "notify": ("notify", "Try who is told of runs, and send what is left."),
+    "notify": ("notify", "Try who is told of runs."),
     "push": ("share", "Put your answers into the team's remote."),
     "pull": ("share", "Take answers out of the team's remote."),
     "remote": ("share", "Look at the team's remote."),

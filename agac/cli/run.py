@@ -570,4 +570,4 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
         )
     if told := invocation.get("notifications"):
         messages, why = counted(told["left"], "message"), told["error"] or "there was no time"
-        yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left, as does: agac notify send"
+        yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left."

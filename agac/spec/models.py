@@ -285,16 +285,14 @@ class NotifyFile(FileModel):
         "A program and its arguments; it is run in the project's folder without a shell, and reads the JSON.",
         examples=[["python", "tools/tell.py"]],
     )
-    heartbeat: WebAddress | None = key("An address that is called (GET) while a run is alive; no message is sent.")
-    every: Duration = key("How often the heartbeat is called: seconds, or a text as `5m`.", default=60.0, ge=5)
+    heartbeat: WebAddress | None = key("An address that is called (GET) each minute of a run; no message is sent.")
 
     @model_validator(mode="after")
     def _has_one_way(self) -> NotifyFile:
         if len(self.model_fields_set & {*WAYS}) != 1:
             raise check.refused(f"needs one of {', '.join(WAYS)}, and no two of them")
-        needs = {"secret": "webhook", "every": "heartbeat"}
-        if wrong := next((one for one, way in needs.items() if {one, way} & self.model_fields_set == {one}), None):
-            raise check.refused(f"{wrong} is for a {needs[wrong]}; remove it")
+        if {"secret", "webhook"} & self.model_fields_set == {"secret"}:
+            raise check.refused("secret is for a webhook; remove it")
         if {"on", "heartbeat"} <= self.model_fields_set:
             raise check.refused("a heartbeat tells of nothing; remove `on`")
         return self

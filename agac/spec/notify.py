@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -17,23 +16,15 @@ WAYS = ("webhook", "apprise", "command", "heartbeat")
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
     """Who is told, `on` which events; as it is written in a file: `${VAR}` is looked up when a message is sent. One of
-    `webhook`, `apprise`, `command` and `heartbeat` is set; the last is called `every` so many seconds instead."""
+    `webhook`, `apprise`, `command` and `heartbeat` is set; the last is called every minute instead."""
 
     on: tuple[NotifyKind, ...] = KINDS
     webhook: str | None = None
     secret: str | None = None
     apprise: str | None = None
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
     heartbeat: str | None = None
-    every: float = 60.0
     where: Where = field(default=Where(""), compare=False)
-
-    @staticmethod
-    def read(keys: Mapping[str, Any], where: Where) -> NotifyTarget:
-        """One by the keys of a file, which stand at `where`."""
-        own: dict[str, Any] = {name: value for name, value in keys.items() if value is not None}
-        own |= {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
-        return NotifyTarget(**own, where=where)
 
     def stored(self) -> dict[str, Any]:
         """What sending a message takes: nothing of it is a secret."""

@@ -92,8 +92,10 @@ def run_rules(file: RunRulesFile, document: Document, project: ProjectSpec, over
     same = {key: getattr(rules, key) for key in RunRulesFile.model_fields if key in workflow.RunRules.__slots__}
     same["confirm_above"] = rules.confirm_above.usd if rules.confirm_above else None
     told = document if "notify" in file.model_fields_set else project.document
-    places = (told.where(("notify", number)) for number in range(len(rules.notify)))
-    same["notify"] = tuple(map(NotifyTarget.read, map(dict, rules.notify), places))
+    targets: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in one} for one in rules.notify
+    ]
+    same["notify"] = tuple(NotifyTarget(**one, where=told.where(("notify", n))) for n, one in enumerate(targets))
     if overrides.max_errors is not None:
         same["max_errors"] = overrides.max_errors
     return workflow.RunRules(

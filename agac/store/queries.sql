@@ -1834,15 +1834,11 @@ ON CONFLICT (id) DO NOTHING;
 
 -- name: notifications_due
 -- What may be sent now, oldest first.
-SELECT * FROM notification WHERE next_at <= ? ORDER BY next_at LIMIT 16;
+SELECT id, body, target, attempts, error FROM notification WHERE next_at <= ? ORDER BY next_at LIMIT 16;
 
 -- name: notifications_left
 -- How many wait, since when the first of them may be sent, and why the last attempt at one failed.
 SELECT count(*), min(next_at), max(error) FROM notification WHERE next_at IS NOT NULL;
-
--- name: notifications_look
--- The newest ones.
-SELECT * FROM notification ORDER BY rowid DESC LIMIT 50;
 
 -- name: notification_claim
 -- One attempt, by whoever is first; nobody else begins one before the given time.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from agac.core.types import Moment
 from agac.store.db import Database, Reads, by, first, reads, select
 
 KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
@@ -101,18 +100,12 @@ class UsageSpread(NamedTuple):
 
 
 class Notification(NamedTuple):
-    """A message about a run to one target. It is not sent before `next_at`; None: it was sent, or given up."""
+    """A message about a run to one target, of which so many attempts were made, and why the last one failed."""
 
     id: str
-    workflow: str
-    run_id: int
-    event_id: int
-    kind: str
     body: dict[str, Any]
     target: dict[str, Any]
     attempts: int = 0
-    next_at: Moment | None = None
-    sent_at: Moment | None = None
     error: str | None = None
 
 
@@ -143,7 +136,6 @@ last_run_number: Reads[[], int] = reads("run_number_last", int, first)
 store_accepted: Reads[[str], bool] = reads("store_accepted", int, lambda found: found[0] > 0)
 last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)
 files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFiles)
-notifications: Reads[[], list[Notification]] = reads("notifications_look", Notification)
 due_notifications: Reads[[float], list[Notification]] = reads("notifications_due", Notification)  # seconds since 1970
 OutboxLeft = tuple[int, float | None, str | None]  # how many messages, when the next one is due, and an error
 notifications_left: Reads[[], OutboxLeft] = reads("notifications_left", OutboxLeft, itemgetter(0))

@@ -74,7 +74,7 @@ notify:
   - {webhook: "${HOOK}", secret: "${KEY}", on: [failed, limit]}
   - {apprise: "${CHAT}"}
   - {command: [say, hello]}
-  - {heartbeat: "https://example.com/alive", every: 2m}
+  - {heartbeat: "https://example.com/alive"}
 stages:
   - {name: clean, python: "tools/clean.py:clean", processes: 2, timeout: 30, on_empty: warn}
   - {name: slow, python: "tools/clean.py:wait"}
